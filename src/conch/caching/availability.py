@@ -1,4 +1,4 @@
-"""When to use a service somewhere else that may fail: a pure state machine that is given the time."""
+"""Decides when to use a remote service that may fail.  A pure state machine that takes the time as an argument."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Availability:
-    """Whether a service does what it is asked.
+    """Whether a service works.
 
-    A failed call may be chance: a connection that went stale, or a busy event loop.  The service is then not used until
-    an attempt, which is due at once, has decided.  It counts as down when that attempt fails, too.
+    A single call may fail by chance, because of a stale connection or a busy event loop.  The service is then not used
+    until an attempt, which is due at once, has ended.  If the attempt fails too, the service counts as down.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Availability:
         return True
 
     def attempt_failed(self, now: float) -> float:
-        """An attempt failed at ``now`` (s).  Returns the pause before the next (s) if it went down by that, else 0."""
+        """An attempt failed at ``now`` (s).  Returns the pause before the next one (s) if it is the first, else 0."""
         pause = PAUSES[min(self._failed_attempts, len(PAUSES) - 1)]
         self._attempting = False
         self._failed_attempts += 1

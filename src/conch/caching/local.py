@@ -94,9 +94,9 @@ class LocalCache:
     def attach(
         self, key: tuple[int, bytes], entry: CachedResponse, message: Hashable, answer: object, size: int
     ) -> None:
-        """Keep beside ``entry``, with one of the first messages that asked for it, what was sent in answer.
+        """Store the encoded response ``answer`` with ``entry``, by the request ``message`` that it belongs to.
 
-        Several identical requests may be answered before the first of their messages is attached; one is.
+        If several identical requests end before the first message is attached, only one is stored.
         """
         kept = self._entries.get(key)
         if kept is None or kept.entry is not entry or message in kept.area.answers:

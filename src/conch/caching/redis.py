@@ -1,8 +1,8 @@
 """The cache in a Redis server, which other servers may share.
 
-Lives on the event loop.  Redis has a limit of its own to memory (``maxmemory`` and its policy).  Requests wait for a
-connection as long as ``wait_timeout`` says and for Redis as long as ``socket_timeout`` says, and not at all once it has
-not answered: they run without it until it does.  A Redis that refuses to store responses is still read.
+Runs on the event loop.  Redis limits its own memory (``maxmemory`` and its policy).  Requests wait up to
+``wait_timeout`` for a connection and up to ``socket_timeout`` for a response.  After a timeout, requests run without
+Redis until it responds again.  A Redis that refuses to store responses is still read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_TLS: Final = ("cert", "key", "cacert", "cacert_dir")
 #: Where the user and the password may be, out of sight of whoever lists processes; names of Triton's.
 _ENVIRONMENT: Final = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
 
-#: What an attempt asks for whether Redis answers; nothing is kept there.
+#: The key that an attempt reads to test the connection; it never exists.
 _NO_KEY: Final = b"conch:"
 #: Bytes of responses that are on their way to Redis; more are not kept.
 MOST_BYTES_WAITING: Final = 64 << 20
@@ -43,7 +43,7 @@ MOST_BYTES_WAITING: Final = 64 << 20
 class RedisCache:
     """A client of one Redis server.  Raises INVALID_ARG for wrong settings, UNSUPPORTED without the package.
 
-    ``now`` tells the time (s) by which attempts are made.
+    ``now`` is the clock of the attempts (s).
     """
 
     lasting = True
@@ -73,11 +73,11 @@ class RedisCache:
             **(_tls(settings) if encrypted else {}),
         )
         self._client = client.Redis(connection_pool=self._pool)
-        #: What the client raises where Redis itself says no.
+        #: The error of the client if Redis refuses a command.
         self._refusal: type[Exception] = import_module("redis.exceptions").ResponseError
-        # Taken before a connection, so that a wait for one is never mistaken for a Redis that does not answer.
+        # Acquired before a connection, so that waiting for one never counts as a timeout of Redis.
         self._connections = asyncio.Semaphore(connections)
-        # Responses on their way leave connections to lookups, for which requests wait.
+        # Limits writes, so that connections remain for lookups, for which requests wait.
         self._stores = asyncio.Semaphore(max(connections // 2, 1))
         self._reading = Availability()
         self._storing = Availability()
@@ -88,7 +88,7 @@ class RedisCache:
         return RedisArea(self, f"conch:{model}:{version}:{identity.hex()}:".encode(errors="surrogatepass"))
 
     def available(self) -> bool:
-        """Whether to ask it; if not, an attempt may be made in the background."""
+        """Whether to use Redis; if not, an attempt may be made in the background."""
         if self._reading.up:
             return True
         if self._reading.should_attempt(self._now()):
@@ -167,7 +167,7 @@ class RedisCache:
                 LOG.info("the Redis at %s answers again: the response cache is used", self.address)
 
     def _log_down(self, what: str, error: Exception, pause: float) -> None:
-        """Log that it does not do ``what`` any more; ``pause`` is 0 where that has been logged."""
+        """Log that Redis no longer does ``what``; ``pause`` is 0 if that has been logged."""
         if pause:
             text = "the Redis at %s does not %s (%s): requests run without %s; next attempt in %g s"
             without = "the response cache" if what == "answer" else "new entries in the response cache"

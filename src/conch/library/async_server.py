@@ -167,7 +167,7 @@ class AsyncServer(AsyncInferenceService):
         return (await self._loaded(model, version, deadline)).signature
 
     async def _held(self, model: str, version: int, deadline: Deadline) -> inprocess.HeldModel:
-        """A model that stays loaded for a request that another thread makes meanwhile."""
+        """A model, kept loaded while another thread builds its request."""
         return inprocess.HeldModel(await self._loaded(model, version, deadline))
 
     async def _loaded(self, model: str, version: int, deadline: Deadline) -> Model:

@@ -198,7 +198,7 @@ class AsyncInferenceService(ABC):
         """What the model takes.  Raises NOT_FOUND or UNAVAILABLE."""
 
     async def _loaded_signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
-        """What the model takes, once it is loaded.  Raises UNAVAILABLE if that is not before ``deadline``."""
+        """The model's inputs and outputs, once it is loaded.  Raises UNAVAILABLE at ``deadline``."""
         return self._signature(model, version)
 
     def _sent(self, send: Callable[[], AsyncResultStream], deadline: Deadline) -> AsyncResultStream:

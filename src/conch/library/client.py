@@ -100,7 +100,7 @@ class Client(InferenceService):
         yield _RemoteModel(self._transport, self._signature(model, version, deadline), self._forget)
 
     def _forget(self, request: OutgoingRequest) -> None:
-        """Ask again what a model takes: after an error, it may be another model."""
+        """Discard the cached metadata of a model: after an error, the model may have changed."""
         self._signatures.pop((request.model, request.version), None)
 
 

@@ -1,4 +1,4 @@
-"""The time that a call has, from its beginning to its last response."""
+"""The deadline of a call, from its start to its last response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conch.errors import ConchError, invalid, unavailable
 class Deadline:
     """The end of a call: ``timeout`` seconds after it began, at ``at`` on the monotonic clock; None is never.
 
-    Everything that the call waits for ends by it: connecting, asking what a model takes, its load, its responses.
+    It covers the whole call: connecting, reading the model's metadata, loading it, and all responses.
     """
 
     timeout: float | None
@@ -21,7 +21,7 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout: float | None) -> Self:
-        """The deadline of a call that begins now.  Raises INVALID_ARG for what is no limit of time, as NaN is."""
+        """The deadline of a call that begins now.  Raises INVALID_ARG unless ``timeout`` is positive or None."""
         if timeout is None:
             return cls(None, None)
         if not timeout > 0:
@@ -29,7 +29,7 @@ class Deadline:
         return cls(timeout, monotonic() + timeout)
 
     def left(self) -> float | None:
-        """The seconds that are left; None for no limit.  Raises TimeoutError when there are none."""
+        """The seconds left; None for no limit.  Raises TimeoutError after the deadline."""
         if self.at is None:
             return None
         left = self.at - monotonic()
@@ -38,7 +38,7 @@ class Deadline:
         return left
 
     def no_answer(self, model: str) -> ConchError:
-        """The error of a call that a server did not answer in time."""
+        """The error of a call without a response before the deadline."""
         return unavailable(f"no answer from model '{model}' within {self.timeout or 0:g} s")
 
 

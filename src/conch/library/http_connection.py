@@ -1,6 +1,6 @@
-"""A connection of ``http.client`` with one deadline for everything that a request waits for.
+"""A connection of ``http.client`` with one deadline for a whole request.
 
-The standard library's timeout applies to each read, so a server that sends a byte now and then would hold up a call for
+The standard library's timeout applies to each read, so a server that sends an occasional byte could block a call for
 ever.
 """
 
@@ -19,7 +19,7 @@ from conch.library.deadline import NO_DEADLINE
 class DeadlineConnection(HTTPConnection):
     """A connection to ``host:port``, with ``tls`` encrypted.  ``deadline`` may be changed between requests.
 
-    After it everything that waits raises TimeoutError, and the connection is to be closed.
+    After the deadline, blocking calls raise TimeoutError; close the connection then.
     """
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
@@ -44,7 +44,7 @@ class DeadlineConnection(HTTPConnection):
 
     @property
     def stale(self) -> bool:
-        """Whether there is something to read before a request is sent: the server has hung up, or sent garbage."""
+        """Whether the connection is readable before a request: the server has closed it, or sent garbage."""
         if self._connected is None:
             return True
         poll = select.poll()
@@ -57,7 +57,7 @@ class DeadlineConnection(HTTPConnection):
             self._connected.shutdown(SHUT_RDWR)
 
     def _socket(self) -> socket:
-        """A socket that is connected to the first address of the host that answers.  Raises OSError."""
+        """Connect to the first address of the host that accepts.  Raises OSError."""
         failed: OSError | None = None
         for *_, address in getaddrinfo(self.host, self.port, type=SOCK_STREAM):
             try:
@@ -68,7 +68,7 @@ class DeadlineConnection(HTTPConnection):
 
 
 class _DeadlineSocket:
-    """A socket, as far as ``http.client`` uses one, each of whose calls ends by the deadline of its connection."""
+    """The part of a socket that ``http.client`` uses; each call ends by the connection's deadline."""
 
     def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
         self._socket = connected

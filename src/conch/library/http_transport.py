@@ -126,7 +126,7 @@ class HttpTransport:
     def _exchange(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline, model: str = ""
     ) -> tuple[HTTPResponse, bytes]:
-        """A successful response and its body; a deadline comes with the ``model`` that is asked."""
+        """A successful response and its body; ``model`` names the model in the error at the deadline."""
         try:
             connection, response = self._send(method, path, body, headers, deadline)
             try:
@@ -144,9 +144,9 @@ class HttpTransport:
     def _send(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline
     ) -> tuple[DeadlineConnection, HTTPResponse]:
-        """Send a request; the response's body is still to be read.  Raises OSError or HTTPException.
+        """Send a request, and return the response with its body unread.  Raises OSError or HTTPException.
 
-        It is sent again only where the server cannot have read it, or where it changes nothing.
+        A request is resent only if the server cannot have read it, or if it is read-only.
         """
         while True:
             connection, used = self._connection()
@@ -161,8 +161,8 @@ class HttpTransport:
                 raise
             except (OSError, HTTPException):
                 connection.close()
-                # A server may close a connection that waits at any time, and one of these calls tells: to send fails
-                # before the last byte is out, and without it no server acts.
+                # A server may close an idle connection at any time.  If sending fails, the server has not received the
+                # whole request and cannot act on it.
                 if not used or (sent and method != "GET" and path != _INDEX):
                     raise
             except BaseException:
@@ -170,7 +170,7 @@ class HttpTransport:
                 raise
 
     def _connection(self) -> tuple[DeadlineConnection, bool]:
-        """A connection, and whether it was used before; those that the server has closed are left out."""
+        """A connection, and whether it was used before; skips connections that the server has closed."""
         while True:
             with self._lock:
                 if self._closed:

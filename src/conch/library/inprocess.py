@@ -24,7 +24,7 @@ UNREAD_LIMIT: Final = 512 << 20
 
 
 class HeldModel:
-    """A model that is not unloaded until it is released, which any thread may forget.  Made on the event loop."""
+    """Keeps a model loaded until released or garbage-collected in any thread.  Created on the event loop."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -21,10 +21,10 @@ _SIGNAL_SECONDS: Final = 1.0
 
 
 class LoopThread:
-    """Runs coroutines for other threads, from its making until ``close``, also while the process ends.
+    """Runs coroutines for other threads until ``close``, also while the process exits.
 
-    The thread is a daemon's: it does not keep the process from ending.  Raises INTERNAL where there can be none, as
-    without descriptors for its loop.
+    The thread is a daemon: it does not keep the process from exiting.  Raises INTERNAL if it cannot be started, for
+    example if the process has no file descriptors left for the loop.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class OutgoingRequest:
         return self.signature.name
 
     def not_in_time(self) -> ConchError:
-        """The error for an answer that has not come by the deadline."""
+        """The error for a request without a response by the deadline."""
         return self.deadline.no_answer(self.model)
 
     def several_responses(self) -> ConchError:

@@ -52,7 +52,7 @@ class RequestTarget(Protocol):
 
     @property
     def signature(self) -> ModelSignature:
-        """What it takes and gives."""
+        """Its inputs and outputs."""
 
     def infer(self, request: OutgoingRequest) -> InferResult:
         """The only response to a request."""
@@ -223,7 +223,7 @@ class InferenceService(ABC):
 
     @abstractmethod
     def _target(self, model: str, version: int, deadline: Deadline) -> AbstractContextManager[RequestTarget]:
-        """The model to ask, by ``deadline``; it is there until its request has been sent.
+        """The model of a request, ready by ``deadline``; it stays loaded until the request has been sent.
 
         Raises NOT_FOUND or UNAVAILABLE.
         """

@@ -25,9 +25,9 @@ def serve(
 ) -> int:
     """Serve models until SIGINT or SIGTERM, as ``conch serve`` does; returns its exit status.
 
-    The arguments are those of :class:`conch.Server`; ports and logs are those of the command.  Handlers of signals are
-    the caller's again afterwards.  Raises ConchError when the server cannot start, and outside of the main thread,
-    which alone gets signals.
+    The arguments are those of :class:`conch.Server`; ports and logs are those of the command.  The caller's signal
+    handlers are restored afterwards.  Raises ConchError if the server cannot start, and outside of the main thread,
+    because only that thread gets signals.
     """
     wanted = plan(model, model_repository, flags, ports=True)
     if threading.current_thread() is not threading.main_thread():
@@ -44,7 +44,7 @@ def serve(
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Give the process its handlers of SIGINT and SIGTERM back, in whose place an event loop leaves its own."""
+    """Restore the process's handlers of SIGINT and SIGTERM, which an event loop replaces with its own."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     descriptor = signal.set_wakeup_fd(-1)
     try:

@@ -1,4 +1,4 @@
-"""Runs several starts, or several endings, concurrently, and leaves nothing behind.  Runs on the event loop."""
+"""Runs coroutines concurrently, and cleans up after cancellation and errors.  Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def gather_all(
 
 
 async def end_all(what: str, *endings: Awaitable[object]) -> None:
-    """Wait for all ``endings``; logs errors, each as a failure to do ``what``, so that whatever comes next is done."""
+    """Wait for all ``endings``.  Logs each error as a failure to do ``what`` instead of raising it."""
     for result in await asyncio.gather(*endings, return_exceptions=True):
         if isinstance(result, Exception):
             LOG.error("failed to %s", what, exc_info=result)

@@ -40,7 +40,7 @@ class LimitsResources(Dispatcher):
         super().add(worker)
 
     def on_died(self, worker: SupervisedWorker) -> None:
-        """Have its instances wait for no resources any more: others may run, of this model or of another one."""
+        """Stop its instances from waiting for resources, so that other instances or models can run."""
         super().on_died(worker)
         for instance in self._limits.of(worker):
             self._limiter.unstage(instance)

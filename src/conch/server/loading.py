@@ -334,7 +334,7 @@ class Loader:
         )
 
     def _backend_settings(self, config: ModelConfig) -> dict[str, str]:
-        """What ``--backend-config`` says for the model's backend."""
+        """The settings of ``--backend-config`` for the model's backend."""
         scopes = by_scope(self._settings.backend_config)
         settings: dict[str, str] = {}
         for scope in ("", implementation(config), config.backend):

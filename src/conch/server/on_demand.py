@@ -110,7 +110,7 @@ class OnDemand:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
-        table.on_ready = self._decide  # at once, so that the requests that wait come before later ones
+        table.on_ready = self._decide  # at once, so that waiting requests run before later ones
 
     # Called by the server
 
@@ -378,7 +378,7 @@ def _again(error: ConchError) -> ConchError:
 
 
 def _failure(name: str, error: Exception) -> ConchError:
-    """What requests are told whose model could not be loaded; an error that is a bug is logged as well."""
+    """The error for requests whose model could not be loaded; an unexpected error is also logged."""
     if isinstance(error, ConchError):
         return unavailable(error.message.strip())
     LOG.error("failed to load '%s'", name, exc_info=error)
@@ -386,7 +386,7 @@ def _failure(name: str, error: Exception) -> ConchError:
 
 
 async def _regularly(work: Callable[[], Awaitable[None]], seconds: float, what: str) -> None:
-    """Do ``work`` now and every so many ``seconds``; logs each failure of another kind than the one before."""
+    """Run ``work`` now and every ``seconds``; logs a failure unless it repeats the last one."""
     logged = ""
     while True:
         try:

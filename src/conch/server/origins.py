@@ -1,7 +1,7 @@
-"""What the answers of a version come from, and the entries of the response cache that are right for it.
+"""The identity of a version, and its entries in the response cache.
 
-An ensemble answers from its members: when one is loaded anew, other entries count.  Used by the loader; the entries are
-asked for on the event loop, at each request.
+Responses of an ensemble depend on the models of its steps: when one is reloaded, the ensemble gets other entries.  Used
+by the loader; the entries are looked up on the event loop at each request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conch.server.model import Model
 
 LOG = logging.getLogger("conch")
 
-#: Of what a model runs with, by name, what its answers depend on.
+#: The runtime facts, by name, that responses depend on.
 _DECISIVE: Final = frozenset({"engine", "precision", "variant", "by_shape", "providers"})
 
 
@@ -55,9 +55,9 @@ def _serials(models: Sequence[Model]) -> list[int]:
 
 
 def entries_of(cache: ResponseCache, key: str, version: int, identity: Identity, origins: Sequence[Model]) -> CacheArea:
-    """The entries of a version that the server knows by ``key`` and that answers from ``origins``, too.
+    """The cache entries of the version with this ``key``, whose responses also depend on ``origins``.
 
-    There are none, and a warning, where a cache outlives the version and cannot tell right answers from old ones.
+    If the cache outlives the version and the identity is incomplete, logs a warning and returns no entries.
     """
     joint = joint_identity(identity, ((model.name, model.identity) for model in origins))
     if not joint.unknown or not cache.lasting:
@@ -78,9 +78,9 @@ async def version_identity(
     settings: Mapping[str, str],
     workers: Dispatcher | None,
 ) -> Identity:
-    """What a version answers from under ``config``, without its placement, and the ``settings`` of its backend.
+    """Compute the identity of a version from ``config`` without its placement and the ``settings`` of its backend.
 
-    ``load_time`` is when its load began (ns since the epoch), ``workers`` run what has been loaded.
+    ``load_time`` is the start of its load (ns since the epoch), ``workers`` run the loaded version.
     """
     facts, dependencies = dict(settings), list[Dependency]()
     if workers is not None:

@@ -297,9 +297,9 @@ class Rollout:
 
 
 def _regrouped(model_state: ModelState, config: ModelConfig) -> ModelConfig | None:
-    """``config`` as the running one was written, if only the instances or the version policy are others; else None.
+    """``config`` in the form of the running one, if they differ only in instances or version policy; else None.
 
-    A client may give back a configuration as backends have completed it.
+    A client may send a configuration that backends have completed.
     """
     written = model_state.config
     if written is None or is_ensemble(config) or is_remote(config):

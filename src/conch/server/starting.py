@@ -47,8 +47,8 @@ STALLED_SECONDS = 2.0
 class WorkerPlacement:
     """Where a worker runs: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device.
 
-    ``count`` is how many instances it has, which are its threads; those of a Python model have one each.  ``signature``
-    is the rest of their groups, such as what the rate limiter is told: with another, they are other instances.
+    ``count`` is its number of instances, one thread each; a worker of a Python model has one.  ``signature`` is the
+    rest of the instance group, such as its rate limiter; a different signature means different instances.
     """
 
     name: str
@@ -282,7 +282,7 @@ def instances_of(config: ModelConfig) -> Iterator[tuple[InstanceGroup, WorkerPla
 
 
 def _signature(group: InstanceGroup) -> bytes:
-    """What distinguishes the instances of a group, besides where they run."""
+    """The settings that distinguish instance groups, without their names, kinds, counts and devices."""
     rest = InstanceGroup()
     rest.CopyFrom(group)
     for field in ("name", "kind", "count", "gpus"):
@@ -293,10 +293,10 @@ def _signature(group: InstanceGroup) -> bytes:
 def compare_placements(
     running: Sequence[WorkerPlacement], wanted: Sequence[WorkerPlacement]
 ) -> tuple[list[WorkerPlacement], list[WorkerPlacement]]:
-    """The placements among ``running`` that serve as ``wanted`` ones, and those that are to start.
+    """The placements among ``running`` that match ``wanted`` ones, and those to start.
 
-    Names do not matter, as in Triton: a worker runs on under its name if an equal one with another name is wanted.  A
-    new one has a name that no worker which runs on has.
+    Names do not matter, as in Triton: a worker that matches except for its name continues under its old name.  A new
+    worker gets a name that no continuing worker has.
     """
     left, missing = list(running), []
     kept = []

@@ -75,7 +75,7 @@ class ModelState:
     memory: dict[int, ModelMemory] = field(default_factory=dict)
     #: Why it could not be read from the repository.
     poll_reason: str = ""
-    #: Why there was no version to load.
+    #: The reason if there is no version to load.
     version_reason: str = ""
     #: The keys of the models that the steps of an ensemble name, by name.
     steps: Mapping[str, str] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class ModelTable:
         self.models: dict[str, ModelState] = {}
         #: The models that the server loads when it starts, as long as it does; None until it knows them.
         self.starting: frozenset[str] | None = frozenset()
-        #: Called when versions of a model serve that did not before.
+        #: Called when versions of a model become ready.
         self.on_ready: Callable[[], None] = lambda: None
 
     def find(self, key: str, version: int = -1) -> Model:

@@ -1,10 +1,10 @@
 """The state machine of load on demand: which model is loaded next, and which ones leave for it.
 
 Owned by ``conch.server.on_demand``, which tells it what happens and carries out what it decides.  Models are loaded in
-the order in which they were first asked for, one that does not fit keeps those behind it waiting, so none is overtaken
-for ever.  One whose files are still being read, or that is still being unloaded, lets those behind it pass and keeps
-its place in the order.  Those that are not in use leave, the least recently used first; where none is idle, the one
-that was loaded first gives up its place after its turn, once its requests have ended.
+the order in which they were first asked for, and a model that does not fit blocks the models behind it, so none
+is overtaken for ever.  A model whose files are still being read, or that is still being unloaded, blocks no others and
+keeps its position.  Idle models are evicted, least recently used first.  If none is idle, the model that was
+loaded first is evicted after its minimum time, once its requests have ended.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Wish:
     """A model that requests wait for and that nothing loads yet."""
 
     since: float
-    #: What its load needs, as soon as its files have been read.
+    #: The footprints of its load, None until its files have been read.
     needs: Needs | None = None
 
 
@@ -110,7 +110,7 @@ class Residency:
         self._let_go(name, error, now)
 
     def loaded(self, name: str) -> None:
-        """A load has ended; every model that it has brought serves already."""
+        """A load has ended; all models that it loaded are already ready."""
         self.back_off.forget(name)
         self._end_load(name)
 
@@ -128,7 +128,7 @@ class Residency:
             resident.need = Need(room, resident.need.members)
 
     def serves(self, name: str, need: Need, now: float) -> None:
-        """A model serves from now on, whatever has loaded it; requests that wait for it go on."""
+        """A model has become ready, whatever loaded it; its waiting requests proceed."""
         before = self._residents.get(name)
         load = now - before.since if before is not None else 0.0
         self._residents[name] = _Resident(need, Phase.LOADED, now, load=load)
@@ -146,7 +146,7 @@ class Residency:
             del self._residents[name]
 
     def close(self, reason: str, now: float) -> None:
-        """Load and unload nothing any more, and refuse requests that wait now or later, for the ``reason`` given."""
+        """Stop loading and unloading, and refuse waiting and later requests for the ``reason`` given."""
         self._closed = reason
         for name in list(self._waiting):
             self._let_go(name, unavailable(reason), now)
@@ -181,7 +181,7 @@ class Residency:
         self._expire(now)
         for name in [name for name in self._waiting if self.phase(name) is Phase.LOADED]:
             self._let_go(name, None, now)
-        # Requests that go on are about to use models, which are not idle any more.
+        # Requests that proceed are about to use their models, which are then no longer idle.
         if not self._decided and not self._closed:
             self._allot(now)
         decided, self._decided = self._decided, []
@@ -204,7 +204,7 @@ class Residency:
         self._relieve(now)
 
     def _note_wishes(self) -> None:
-        """Have a wish for each model that requests wait for and that nothing loads, in the order of those requests."""
+        """Record each model that requests wait for and that is not loading, in the order of those requests."""
         self._wishes = {
             name: self._wishes.get(name) or _Wish(next(iter(waiting)).since)
             for name, waiting in self._waiting.items()
@@ -222,7 +222,7 @@ class Residency:
         return min(times, default=None)
 
     def _first_without_room(self) -> str | None:
-        """The model that waits until others have made room for it, while those behind it wait too."""
+        """The first model that waits for capacity; the models behind it wait too."""
         for name, wish in self._wishes.items():
             if wish.needs is not None and not self._leaving_among(wish.needs):
                 return name
@@ -232,9 +232,9 @@ class Residency:
         return [name for name in names if self.phase(name) is Phase.LEAVING]
 
     def _try(self, name: str, since: float, needs: Needs, passed: Collection[str], now: float) -> bool:
-        """Load a model that waits ``since`` some time, or make room for it; False where those behind it have to wait.
+        """Load a model that waits since ``since``, or make room for it; False if the models behind it have to wait.
 
-        The models ``passed`` are kept for those before it, which wait for something else than room.
+        The models ``passed`` are kept for models ahead of it that do not wait for capacity.
         """
         refusal = self._never_fits(name, needs)
         if refusal is not None:
@@ -320,7 +320,7 @@ class Residency:
         self._decided.append(Evict(name, reason))
 
     def _end_load(self, name: str) -> None:
-        """What a load that has ended has not brought has no room any more."""
+        """Free the room of the models that an ended load did not load."""
         for one, resident in list(self._residents.items()):
             if resident.loader == name and resident.phase is Phase.LOADING:
                 del self._residents[one]

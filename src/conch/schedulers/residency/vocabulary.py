@@ -28,7 +28,7 @@ class ResidencyLimits:
 
 
 class Phase(Enum):
-    """What becomes of a model that has room."""
+    """The phase of a model that has room."""
 
     LOADING = auto()
     LOADED = auto()
@@ -47,9 +47,9 @@ class ModelUse(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A request for a model that is not loaded; ``proceed`` is called with None when it is, else with the reason.
+    """A request for a model that is not loaded; ``proceed`` is called with None once it is, else with the error.
 
-    Once it is ``withdrawn``, ``proceed`` is not called, also where that has been decided already.
+    After it is ``withdrawn``, ``proceed`` is not called, even if the decision has been made.
     """
 
     name: str

@@ -44,9 +44,9 @@ class RemoteEndpoint:
 
 @dataclass(slots=True, eq=False)
 class PinnedSequence:
-    """A sequence, its server, when it was last heard of (s), and how many of its requests are under way.
+    """A sequence, its server, the time of its last activity (s), and the number of its in-flight requests.
 
-    While its first request is ``starting``, it may move to another server.  ``lost`` says why it has ended early.
+    It may move to another server while its first request is ``starting``.  ``lost`` is the reason if it ended early.
     """
 
     endpoint: RemoteEndpoint
@@ -58,7 +58,7 @@ class PinnedSequence:
 
 @dataclass(slots=True, eq=False)
 class Assignment:
-    """The server that has a request, and the sequence that the request belongs to, as far as that is known here."""
+    """The server of a request, and the request's sequence if it is known here."""
 
     endpoint: RemoteEndpoint
     sequence: PinnedSequence | None = None
@@ -76,8 +76,8 @@ class Endpoints:
     """The servers that share the requests of one model.
 
     The least loaded gets the next request, or the one to which its ``key`` belongs unless that has clearly more to do
-    than the others.  A sequence stays where it started, until it ends or nothing is heard of it for ``idle_seconds``;
-    it moves as a whole while its first request has run nowhere, and fails as a whole otherwise.
+    than the others.  A sequence stays on the server where it started, until it ends or is idle for ``idle_seconds``.
+    If that server goes away, the whole sequence moves if its first request has not run yet, and fails otherwise.
 
     ``check`` raises for addresses that are refused.  ``on_added`` and ``on_gone`` are told of every address that is to
     be asked whether it is ready, and that is needed no longer.
@@ -161,7 +161,7 @@ class Endpoints:
         return news
 
     def take(self, request: InferRequest, key: bytes = b"") -> Assignment:
-        """The server that gets a request, which is under way there from now on.
+        """Assign a request to a server; it counts as in flight there from now on.
 
         Raises UNAVAILABLE where there is none, and for a request of a sequence whose server has gone.
         """
@@ -176,7 +176,7 @@ class Endpoints:
         return Assignment(endpoint, sequence)
 
     def follow(self, request: InferRequest, assignment: Assignment) -> None:
-        """Have a request go where its sequence is by now; to be called when those before it in the sequence have ended.
+        """Assign a request to its sequence's current server; call it when the requests before it have ended.
 
         Raises UNAVAILABLE for a sequence that has ended early.
         """
@@ -189,9 +189,9 @@ class Endpoints:
         self._reassign(assignment, sequence.endpoint)
 
     def move(self, request: InferRequest, assignment: Assignment, key: bytes, without: Collection[str]) -> None:
-        """Give a request that has run nowhere to another server, and the sequence that it begins.
+        """Move a request that has not run, and the sequence that it starts, to another server.
 
-        ``without`` are the servers that were tried.  Raises UNAVAILABLE where there is no other.
+        ``without`` are the servers already tried.  Raises UNAVAILABLE if there is no other.
         """
         endpoint, sequence = self._chosen(request, key, without), assignment.sequence
         if sequence is not None:
@@ -216,9 +216,9 @@ class Endpoints:
         self._forget_if_done(endpoint)
 
     def fail(self, request: InferRequest, assignment: Assignment, reason: str) -> None:
-        """End the sequence of a request that may not have run; its client learns that from the error of this request.
+        """End the sequence of a request that may not have run; the error of this request informs the client.
 
-        Requests that wait behind it fail for the ``reason`` given.
+        Requests queued behind it fail for the ``reason`` given.
         """
         sequence = assignment.sequence
         if sequence is not None and not sequence.lost:
@@ -293,7 +293,7 @@ class Endpoints:
         self._forget_if_done(endpoint)
 
     def _lose_sequences(self, endpoint: RemoteEndpoint) -> None:
-        """End what has started at a server that has gone; what has not may still start elsewhere."""
+        """End the sequences that have started on a lost server; the others may still start elsewhere."""
         now = self._clock()
         for correlation_id, sequence in list(self._sequences.items()):
             if sequence.endpoint is endpoint and not sequence.starting:

@@ -300,7 +300,7 @@ class RemoteExecutor:
             raise
 
     def _too_late(self, passage: _Passage) -> ConchError:
-        """The error for a request whose time is over."""
+        """The error for a request whose deadline has passed."""
         request, url = passage.request, passage.assignment.url
         self.endpoints.fail(request, passage.assignment, f"{url} has not answered a request before this one in time")
         return unavailable(f"no answer from {url} within {(monotonic_ns() - request.times.queued) / 1e9:.3g} s")
