@@ -17,10 +17,10 @@ _COMPUTING: Final = max(2, min(8, os.cpu_count() or 1))
 
 
 class LastingExecutor(ThreadPoolExecutor):
-    """A ``ThreadPoolExecutor`` that also makes calls while the process ends, in the thread that submits them.
+    """A ``ThreadPoolExecutor`` that runs calls in the submitting thread while the process exits.
 
-    Python ends all pools of threads before it waits for other threads and calls exit handlers, and both may still use
-    a server.
+    Python shuts down all thread pools before it joins other threads and runs exit handlers, and both may still use a
+    server.
     """
 
     def submit(self, call: Callable[..., T], /, *arguments: Any, **options: Any) -> Future[T]:
@@ -36,10 +36,10 @@ class LastingExecutor(ThreadPoolExecutor):
 
 
 async def compute(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of ``call``, which takes long but waits for nothing: inflating, hashing, reading ``/proc``.
+    """Run a long ``call`` that does not block, such as decompressing, hashing or reading ``/proc``.
 
-    Its threads are apart from asyncio's own, which wait for disks: where a network file system hangs, loads do, and
-    nothing else does.
+    Its threads are separate from asyncio's, which wait for disks, so that a network file system that hangs blocks only
+    loads.
     """
     return await asyncio.get_running_loop().run_in_executor(_pool, partial(call, *args, **kwargs))
 

@@ -50,7 +50,7 @@ def workspace(repository: Path) -> Iterator[Path]:
 
 
 def recover(repository: Path) -> None:
-    """Remove what killed conversions left, and put back the models that they had moved out of the way."""
+    """Remove the workspaces of killed conversions, and restore the models that they had moved aside."""
     for folder in repository.glob(f"{_WORK}*"):
         if folder.is_dir() and not _held(folder):
             _remove(folder, repository)
@@ -69,10 +69,10 @@ def require_free(repository: Path, names: Sequence[str], overwrite: bool) -> Non
 def publish(made: Path, work: Path, repository: Path, names: Sequence[str], overwrite: bool) -> None:
     """Move the folders ``names`` from ``made``, inside the workspace ``work``, into ``repository``: all or none.
 
-    What they replace is moved into the workspace first, and removed with it when all new folders are in place.  Should
-    one of them not get there, or this process die in between, :func:`workspace` or the next one puts everything back.
+    The replaced folders are moved into the workspace first, and removed with it when all new folders are in place.  If
+    a move fails, or this process dies in between, :func:`workspace` or the next run of it restores everything.
 
-    Raises INVALID_ARG, naming the folder, where one cannot be moved.
+    Raises INVALID_ARG, naming the folder, if one cannot be moved.
     """
     require_free(repository, names, overwrite)
     aside = work / _REPLACED
@@ -91,8 +91,8 @@ def publish(made: Path, work: Path, repository: Path, names: Sequence[str], over
 
 
 def _remove(folder: Path, repository: Path) -> None:
-    """Remove a workspace.  Where not all of its folders were published, take back those that were, and put back what
-    they had replaced; what cannot be put back stays in the workspace."""
+    """Remove a workspace.  If only some of its folders were published, take these back and restore the replaced ones;
+    a folder that cannot be restored stays in the workspace."""
     unpublished, published = folder / _UNPUBLISHED, _read_record(folder)
     for name, identity in published.items():
         with suppress(OSError):
@@ -114,7 +114,7 @@ def _remove(folder: Path, repository: Path) -> None:
 
 
 def _identity(folder: Path) -> list[int]:
-    """What tells a folder from others, also when it is moved, and from one that was made there later."""
+    """Identifies a folder across moves, and distinguishes it from a later one at the same path."""
     found = folder.lstat()
     return [found.st_dev, found.st_ino, found.st_mtime_ns]
 

@@ -1,4 +1,4 @@
-"""Converted models in an artifact: with the variants that serve, and without the files of the others.
+"""Reduces converted models in an artifact to the variants that serve.
 
 Reads configurations and manifests; writes nothing.
 """

@@ -159,7 +159,7 @@ class _Handler(logging.StreamHandler[Any]):
 
 #: Those that write, the newest last.
 _handlers: list[_Handler] = []
-#: The settings where none does, and the program's own logging decides.
+#: The settings without a handler, when the program's own logging decides.
 _without_handler = LogSettings()
 #: The level of the logger before there was a handler.
 _previous_level = logging.NOTSET
@@ -184,7 +184,7 @@ def setup(settings: LogSettings) -> logging.Handler:
 
 
 def reset(handler: logging.Handler) -> None:
-    """Take back what the call of ``setup`` has done that returned ``handler``, and close its log file."""
+    """Undo the call of ``setup`` that returned ``handler``, and close its log file."""
     global _without_handler
     for own in [one for one in _handlers if one is handler]:
         logging.getLogger().removeHandler(own)

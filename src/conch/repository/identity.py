@@ -17,7 +17,7 @@ _MOST_BYTES_READ: Final = 1 << 20
 
 
 class Identity(NamedTuple):
-    """What a version answers from: a digest, and in ``unknown`` what else there is; then answers cannot be shared."""
+    """The digest of a version's dependencies.  If ``unknown`` names one without a digest, responses are not shared."""
 
     digest: bytes = b""
     unknown: str = ""
@@ -27,10 +27,10 @@ NO_IDENTITY: Final = Identity()
 
 
 class Dependency(NamedTuple):
-    """What answers depend on outside of the version's directory, as a worker tells.
+    """A dependency of responses outside of the version's directory, as the worker reports it.
 
-    ``kind`` is ``path`` for a file or folder, ``revision`` for text that names content that never changes
-    (``org/name@commit``), ``unknown`` for what else it may be.
+    ``kind`` is ``path`` for a file or folder, ``revision`` for the name of immutable content (``org/name@commit``), or
+    ``unknown`` for anything else.
     """
 
     kind: str
@@ -48,9 +48,9 @@ def identity_of(
 ) -> Identity:
     """The identity of a version with this configuration, whose load ``began`` at a time (ns since the epoch); blocking.
 
-    ``directories`` are the model's, and that of its Python-based backend if it has one; ``facts`` are what else
-    answers depend on, by name.  Two servers with the same small files, and copies of the large ones that kept their
-    times, have the same.
+    ``directories`` are the model's, and that of its Python-based backend if it has one; ``facts`` are further
+    dependencies of responses, by name.  The identity is the same on two servers with equal small files and copies of
+    the large ones with equal times.
     """
     digest = hashlib.blake2b(config.SerializeToString(deterministic=True), digest_size=16)
     digest.update(repr((__version__, sorted(facts.items()))).encode(errors="surrogatepass"))
@@ -76,7 +76,7 @@ def identity_of(
 
 
 def joint_identity(identity: Identity, steps: Iterable[tuple[str, Identity]]) -> Identity:
-    """The identity of an ensemble, which answers from its models, too: each with its name."""
+    """The identity of an ensemble, including those of its models by name."""
     digest = hashlib.blake2b(identity.digest, digest_size=16)
     for name, step in steps:
         if step.unknown:

@@ -32,11 +32,11 @@ LOG = logging.getLogger("conch")
 
 #: How many models a message lists.
 _NAMED = 5
-#: How many models are described at the same time: those in stores are downloaded, each with several files at a time.
+#: How many models are read concurrently; models in stores are downloaded, several files at a time each.
 _DESCRIBED = 4
-#: How many other looks at the places of the repository are taken at the same time.
+#: How many other operations on the repository locations run concurrently.
 _LOOKS = 8
-#: How long the names of the models may take to be read where they have been read before (s).
+#: The timeout of listing the models if an earlier listing exists (s).
 _LISTING_SECONDS = 5.0
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class ModelRepository:
         roots = [root_of(place, cache, whole=whole) for place in paths]
         self.roots: Sequence[Root] = list({str(root): root for root in roots}.values())
         self.naming = Naming([str(root) for root in self.roots] if namespacing else [])
-        # Apart from all other threads, and from each other: a store or a network file system may hang.
+        # Separate from all other threads and from each other, because a store or network file system may hang.
         self._descriptions = DaemonPool("model", _DESCRIBED)
         self._looks = DaemonPool("repository", _LOOKS)
         self._listings = SharedCalls(self._looks)
@@ -211,17 +211,17 @@ class ModelRepository:
             raise
 
     async def described(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
-        """As :meth:`describe`, in a thread: models may have to be downloaded, which takes long."""
+        """Run :meth:`describe` in a thread, because downloading a model may take long."""
         return await asyncio.wrap_future(self._descriptions.submit(partial(self.describe, name, override)))
 
     async def aside(self, look: Callable[[], T]) -> T:
-        """The result of another method of this object, in one of the threads for those."""
+        """Run another method of this object in a thread."""
         return await asyncio.wrap_future(self._looks.submit(look))
 
     async def listed(self) -> list[str]:
-        """As :meth:`names`, from one look for all who ask for it together.
+        """Run :meth:`names` once for all concurrent callers.
 
-        Where that takes long and the names have been read before, they are those of the last look.
+        If that takes too long and an earlier listing exists, returns the earlier one.
         """
         look = asyncio.wrap_future(self._listings.submit("", self.names))
         look.add_done_callback(_retrieve)
@@ -253,6 +253,6 @@ class ModelRepository:
 
 
 def _retrieve(look: asyncio.Future[list[str]]) -> None:
-    """Take the error of a look for which nobody may have waited to its end."""
+    """Retrieve the error of a listing that no caller may have awaited."""
     if not look.cancelled():
         look.exception()

@@ -1,7 +1,7 @@
-"""Compiles the structures of requests beside the engine, so that no other request waits for that.
+"""Compiles the structures of requests outside the engine's thread, so that other requests do not wait.
 
-Belongs to a service; one thread for all structures, one after the other, and another that watches how long that takes.
-Libraries cannot be interrupted: what takes too much is refused while it goes on, and not begun a second time.
+Belongs to a service.  One thread compiles all structures, one at a time; another watches the time.  Libraries cannot be
+interrupted: a structure that takes too long is refused while it still compiles, and is not compiled again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from conch.backends.native.threads import usable_cores
 from conch.errors import Code, ConchError, invalid, unavailable
 from conch.sampling.structures import Structure
 
-#: How long a structure may take to compile on a machine that does nothing else (s), unless the model says otherwise.
+#: Default timeout of compiling a structure on an otherwise idle machine (s).
 COMPILE_SECONDS: Final = 5.0
-#: How long a request waits for its structure, with the structures before it (s), and how many structures may wait.
+#: How long a request waits for its structure, including those before it (s), and the most structures that may wait.
 WAIT_SECONDS: Final = 60.0
 MOST_WAITING: Final = 64
 #: Threads that compile, for ``ThreadGroup``.
 COMPILING: Final = "conch-grammars"
-#: How often a compilation is looked at (s).
+#: The interval at which a compilation is checked (s).
 _LOOK_SECONDS: Final = 0.1
 #: Refused structures that are not compiled again.
 _REMEMBERED: Final = 64
@@ -38,7 +38,7 @@ OnCompiled = Callable[[Any, ConchError | None], None]
 
 @dataclass(slots=True)
 class _Compilation:
-    """A structure, and who waits for it until when; ``refusal`` is set once its time is up."""
+    """A structure, and its waiting requests with their deadlines; ``refusal`` is set at its timeout."""
 
     structure: Structure
     waiting: list[tuple[float, OnCompiled]] = field(default_factory=list)
@@ -46,10 +46,10 @@ class _Compilation:
 
 
 class Compilations:
-    """The structures that an engine is to compile.
+    """The queue of structures that an engine compiles.
 
-    ``seconds`` bounds what each may take: processor time, as much as all cores have in that time.  ``processor_time``
-    tells that of the compiling threads, ``clock`` is that by which requests wait.
+    ``seconds`` limits each structure to the processor time that all cores have in that time.  ``processor_time``
+    returns the processor time of the compiling threads; ``clock`` is the clock of the deadlines.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Compilations:
         self._threads: list[threading.Thread] = []
 
     def add(self, structure: Structure, on_compiled: OnCompiled) -> None:
-        """Compile a structure as soon as those before it are; the same one is compiled once for all that wait for it.
+        """Queue a structure; identical ones are compiled once for all waiting requests.
 
-        Refused (UNAVAILABLE) where too many wait, or the machine is too busy; INVALID_ARG for one that does not
-        compile, or that takes too much.
+        The error is UNAVAILABLE if too many wait or the machine is too busy, and INVALID_ARG for a structure that does
+        not compile or takes too much processor time.
         """
         with self._changed:
             error = self._refused.get(structure)
@@ -100,7 +100,7 @@ class Compilations:
         on_compiled(None, error)
 
     def look(self) -> None:
-        """Refuse what takes too much, and who has waited too long."""
+        """Refuse a structure that takes too long, and requests whose deadline has passed."""
         with self._changed:
             ended: list[tuple[OnCompiled, ConchError]] = []
             compilation = self._pending.get(self._begun) if self._begun is not None else None

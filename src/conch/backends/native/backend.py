@@ -51,7 +51,7 @@ class NativeBackend(ABC):
         self.threads = 1
         #: What the model runs with, by name: ``engine``, ``precision``, ``threads`` …; whole once ``load`` returns.
         self.runs_with: dict[str, str] = {}
-        #: What answers depend on outside of the version's directory, as kinds and texts
+        #: The dependencies of responses outside of the version's directory, as kinds and texts
         #: (``conch.repository.identity.Dependency``); whole once ``load`` returns.
         self.dependencies: list[tuple[str, str]] = []
         #: Called when only work is left that takes long and does not need the interpreter.
@@ -143,7 +143,7 @@ class NativeBackend(ABC):
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
         """The response as a frame describes it, with only the outputs that the request names.
 
-        One that cannot be sent becomes an error, which is that request's alone.
+        A response that cannot be sent becomes an error of its own request only.
         """
         try:
             if isinstance(result, ConchError):

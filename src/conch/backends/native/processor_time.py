@@ -1,6 +1,6 @@
 """The processor time of a thread with the threads that a library starts from it.
 
-How long something takes by the clock depends on what else the machine does; how much processor time it takes does not.
+Elapsed time depends on the other load of the machine; processor time does not.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _THREAD_CLOCK: Final = 6
 
 
 class ThreadGroup:
-    """The threads of this process that are called ``name``, of at most 15 characters.
+    """The threads of this process with the name ``name``, of at most 15 characters.
 
-    A thread joins for a while, and those that it starts meanwhile belong to the group for good: Linux gives a new
-    thread the name of the thread that starts it.
+    A thread joins temporarily; threads that it starts in that time stay in the group, because on Linux a new thread
+    inherits the name of its parent.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,7 +30,7 @@ class ThreadGroup:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Have the calling thread belong to the group."""
+        """Add the calling thread to the group."""
         file = _THREADS / str(threading.get_native_id()) / "comm"
         before = _name(file)
         _rename(file, self._name)
@@ -42,7 +42,7 @@ class ThreadGroup:
     def seconds(self) -> float:
         """The processor time of the group's threads, and of all threads that have ended: a library's workers, mostly.
 
-        Differences of it are what counts.  Without Linux's ``/proc``, that of the calling thread.
+        Only differences are meaningful.  Without Linux's ``/proc``, that of the calling thread.
         """
         group = others = 0.0
         try:
@@ -58,7 +58,7 @@ class ThreadGroup:
                 group += used
             else:
                 others += used
-        # More than the group's own only by threads that have ended.
+        # Exceeds the group's own time only by that of ended threads.
         return max(group, time.process_time() - others)
 
 

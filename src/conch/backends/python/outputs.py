@@ -1,8 +1,8 @@
 """Warns of outputs that are not what the model's configuration declares.
 
-They are not declared, or do not come, or have another datatype or shape, or other rows than the request.  On the wire
-all are as in Triton: the first is left out, the others are as the model gave them, and nobody is told.  Runs in the
-worker of a Python model, in whatever thread the model uses.
+An output may be undeclared or missing, or have another datatype, shape or number of rows.  On the wire, everything is
+as in Triton: undeclared outputs are dropped, all others are sent as the model returned them, without an error.  Runs in
+the worker of a Python model, in any thread that the model uses.
 """
 
 from __future__ import annotations

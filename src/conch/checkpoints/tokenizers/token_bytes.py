@@ -1,7 +1,7 @@
-"""The bytes that each token adds to a text, which libraries need that compute the tokens that a grammar allows next.
+"""The bytes that each token adds to a text, for libraries that compute the tokens allowed by a grammar.
 
-They are read off the tokenizer's own decoding: what its vocabulary and its kind of decoder suggest is often something
-else (``Ġ`` for a space, ``<0x41>`` for a byte).
+They come from the tokenizer's own decoding, because its vocabulary and kind of decoder are often misleading (``Ġ`` for
+a space, ``<0x41>`` for a byte).
 """
 
 from __future__ import annotations

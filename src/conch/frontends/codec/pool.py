@@ -63,8 +63,8 @@ class _Lane:
 
 
 class Codec:
-    """``memory`` (bytes) and ``seconds`` of processor time are what one piece of work may take, and ``wall_seconds``
-    how long it may take on a busy machine; ``budget`` counts its results."""
+    """Each piece of work is limited to ``memory`` (bytes), ``seconds`` of processor time, and ``wall_seconds`` on a
+    busy machine; ``budget`` counts its results."""
 
     def __init__(self, memory: int, seconds: float, budget: ByteBudget, *, wall_seconds: float = 0.0) -> None:
         self._budget = budget

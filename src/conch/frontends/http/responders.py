@@ -46,7 +46,7 @@ class SentAnswer(NamedTuple):
     encoding: str
 
     def send(self, exchange: HttpExchange) -> None:
-        """Answer an exchange with it, under the headers that its client needs: those of platforms differ."""
+        """Send it as the response of an exchange, with the headers of the client's platform."""
         if not self.header_size:
             headers = [JSON]
         elif exchange.binary_type:

@@ -81,9 +81,9 @@ class DaemonPool:
 
 
 class SharedCalls:
-    """Makes the calls of one key one after the other, each for all who asked for it before it began.
+    """Runs the calls of each key one at a time, and shares each call between all callers that came before its start.
 
-    So no result is older than the request for it, and calls of one key that hang take one thread of ``pool``.
+    So no result is older than its caller's request, and hanging calls of one key occupy only one thread of ``pool``.
     """
 
     def __init__(self, pool: DaemonPool) -> None:

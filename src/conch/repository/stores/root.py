@@ -36,9 +36,9 @@ LOG = logging.getLogger("conch")
 
 #: Files that are copied at a time, of all models of a repository.
 _PARALLEL: Final = 4
-#: How long a store that has not answered is not asked again for what requests wait for and the last listing tells (s).
+#: How long a store that did not respond is left alone, while requests can be served from the last listing (s).
 _RESPITE: Final = 15.0
-#: How long a store may take for a listing (s).
+#: The timeout of a listing (s).
 _LISTING_SECONDS: Final = 30.0
 #: How often a model is copied again that changed while it was copied.
 _ATTEMPTS: Final = 3
@@ -75,7 +75,7 @@ class StoreRoot:
         self._transfers = DaemonPool("download", _PARALLEL)
         self._models: dict[str, StoredModel] | None = None
         self._unreadable, self._failed = "", 0.0
-        #: When it last took too long for a listing.
+        #: The time of the last listing timeout.
         self._hung = float("-inf")
         self._warned: set[str] = set()
 

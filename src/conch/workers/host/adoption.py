@@ -1,7 +1,7 @@
 """Whether this process adopts orphans: only while a template forks.
 
-Until then, others' orphans are none of its business.  Those of them that become orphans just then are adopted, too, and
-waited for.  For the event loops of all servers in this process.
+Otherwise it leaves them to init.  Unrelated processes that become orphans during a fork are adopted too, and waited
+for.  Serves the event loops of all servers in this process.
 """
 
 from __future__ import annotations

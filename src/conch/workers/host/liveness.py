@@ -159,7 +159,7 @@ class Liveness:
         return Verdict(silence < patience and kill is None, idle, kill)
 
     def _own_time(self, seconds: float, seen: Activity | None) -> float:
-        """How much of the ``seconds`` between two looks a worker had the processor, or did not want it."""
+        """The part of the ``seconds`` between two checks in which a worker ran or was not ready to run."""
         if seen is None or seen.state != "R" or self._last is None:
             return seconds
         return min(seconds, (seen.cpu - self._last.cpu) / TICKS)

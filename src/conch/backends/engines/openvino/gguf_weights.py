@@ -21,21 +21,21 @@ from conch.errors import invalid
 Q4_1: Final = 3
 _NUMBERS: Final = 32
 _BYTES: Final = 20
-#: A device that does not exist: GenAI writes the graph and then fails to compile it, which is not needed.
+#: A device that does not exist: GenAI writes the graph before it compiles it, and compiling is not needed.
 _NO_DEVICE: Final = "NONE"
 
 Floats = npt.NDArray[np.float32]
 
 
 def needs_correction(file: GgufFile) -> bool:
-    """Whether GenAI makes other weights of a file than it holds."""
+    """Whether GenAI changes the weights of a file."""
     return any(tensor.type == Q4_1 for tensor in file.tensors.values())
 
 
 def write_corrected(gguf: Path, scratch: Path) -> Path:
     """Write the graph of a GGUF file with the file's own weights; returns its folder in ``scratch``.
 
-    Raises INVALID_ARG for a file that GenAI does not load, and where a weight of its graph is not the file's.
+    Raises INVALID_ARG if GenAI cannot load the file, or if a weight of its graph is not in the file.
     """
     import openvino
     import openvino_genai
@@ -59,7 +59,7 @@ def write_corrected(gguf: Path, scratch: Path) -> Path:
 
 
 def correct(model: Any, file: GgufFile) -> None:
-    """Give the matrices of ``model`` in 4 bits the zero points of the file, as float32."""
+    """Set the zero points of the 4-bit matrices of ``model`` to those of the file, as float32."""
     from openvino import opset13 as ops
 
     known: dict[bytes, Floats] = {}

@@ -31,9 +31,9 @@ _REMEMBERED: Final = 256
 class GrammarValidator:
     """Compiles grammars in a pipeline over a minimal network, and generates by them.
 
-    What masks take is processor time of the threads that this pipeline starts (``processor_time``), so that a busy
-    machine makes no grammar slow.  The model's pipeline finds the compiled grammars in the tokenizer, which both
-    pipelines share.  Used by one thread at a time; other threads run meanwhile.
+    Masks are measured by the processor time of the threads that this pipeline starts (``processor_time``), so that a
+    busy machine does not make grammars look slow.  The model's pipeline finds the compiled grammars in the tokenizer,
+    which both pipelines share.  Used by one thread at a time; other threads continue to run.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, processor_time: Callable[[], float] | None = None) -> None:

@@ -21,14 +21,14 @@ Tensor = Any
 
 _logger = logging.getLogger(__name__)
 
-#: How much processor time a mask may take in each step of a sequence, and how much more all of its masks together (s):
-#: what it takes from the other sequences of a batch.
+#: The processor time that a mask may take per step of a sequence, and the excess allowed for all of its masks (s).
+#: Masks delay the other sequences of the batch.
 USUAL_SECONDS: Final = 0.02
 OVERTIME_SECONDS: Final = 2.0
 
 
 def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | None:
-    """What compiles structures for a network with so many logits; None where the package or the tokenizer is missing.
+    """The compiler for a network with ``vocabulary`` logits; None if the package or the tokenizer is missing.
 
     Raises UNSUPPORTED for a package that is there and cannot be imported.
     """
@@ -102,7 +102,7 @@ class GrammarCompiler:
 
 
 class Matcher:
-    """A sequence's place in its structure, and how much more processor time than usual its masks took (s)."""
+    """A sequence's position in its structure, and the excess processor time of its masks (s)."""
 
     def __init__(self, compiled: Any) -> None:
         self._matcher = compiled.deep_copy()
