@@ -111,6 +111,10 @@ class Lifecycle:
             task.add_done_callback(self._unloading.discard)
             await asyncio.wait([task], timeout=_PROMPT_SECONDS)
 
+    def is_loading(self, name: str) -> bool:
+        """Whether an unload of the model would end a load of it."""
+        return self._loading.includes(name)
+
     async def retired(self, name: str) -> None:
         """Wait until what has been replaced or unloaded of a model so far has ended."""
         await self._rollout.retired(name)

@@ -161,6 +161,9 @@ class OnDemand:
 
     async def unload(self, name: str, dependents: bool) -> None:
         """Unload a model that somebody names, also one that is pinned; the next request for it loads it again."""
+        if self._lifecycle.is_loading(name):
+            self.residency.unloaded_early(name, self._clock())
+            self._schedule()
         await self._lifecycle.unload(name, dependents)
         self._schedule()
 
@@ -281,7 +284,7 @@ class OnDemand:
             error = not_found(f"Request for unknown model: '{name}' is not found")
             self.residency.unknown(name, error, self._clock())
         except Exception as error:
-            self.residency.failed(name, _failure(name, error), self._clock())
+            self.residency.unreadable(name, _failure(name, error), self._clock())
         self._schedule()
 
     async def _load(self, name: str) -> None:

@@ -63,6 +63,10 @@ class RunningLoads:
         self._names[task] = name
         task.add_done_callback(self._names.pop)
 
+    def includes(self, name: str) -> bool:
+        """Whether a load of the model has not ended."""
+        return name in self._names.values()
+
     def give_up(self, reason: str, name: str | None = None) -> list[asyncio.Task[None]]:
         """Cancel the loads of one model, or all; their callers are told ``reason``.  Returns their tasks."""
         tasks = [task for task, loading in self._names.items() if name in (None, loading)]

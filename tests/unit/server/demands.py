@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from conch.config.pbtxt import parse
-from conch.errors import Code, ConchError, invalid
+from conch.errors import Code, ConchError, invalid, unavailable
 from conch.inference import InferRequest
 from conch.repository.errors import NotFoundError
 from conch.schedulers.residency.room import Room
@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 class FakeLifecycle:
-    """Loads in ``seconds`` of the loop's clock; ``broken`` ones fail."""
+    """Loads in ``seconds`` of the loop's clock; ``broken`` ones fail, and so do those that are unloaded before.
+
+    ``files`` are those of every model, ``served`` those that each model was loaded from.
+    """
 
     def __init__(self, table: ModelTable) -> None:
         self.table = table
@@ -33,16 +36,31 @@ class FakeLifecycle:
         #: What a load still does when its model serves (s).
         self.afterwards = 0.0
         self.broken: set[str] = set()
+        self.files = 1
+        self.served: dict[str, int] = {}
         self.log: list[str] = []
+        self._loads: dict[str, asyncio.Event] = {}
+        self._unloaded: set[str] = set()
+
+    def is_loading(self, name: str) -> bool:
+        return name in self._loads
 
     async def load(self, name: str) -> None:
         self.log.append(f"load {name}")
         state = self.table.models.setdefault(name, ModelState(name))
-        state.versions[1] = VersionState(State.LOADING)
+        state.versions.setdefault(1, VersionState(State.LOADING))
+        files, broken = self.files, name in self.broken
+        ended = self._loads[name] = asyncio.Event()
         await asyncio.sleep(self.seconds)
-        if name in self.broken:
+        del self._loads[name]
+        ended.set()
+        if name in self._unloaded:
+            self._unloaded.remove(name)
+            raise unavailable(f"load failed for model '{name}': the model was unloaded meanwhile")
+        if broken:
             state.versions[1] = VersionState(State.UNAVAILABLE, "broken")
             raise invalid(f"load failed for model '{name}': broken")
+        self.served[name] = files
         model = Model(parse(f'name: "{name}" {CONFIG}', "x"), 1, FakeExecutor(), ModelStatistics(name, 1), {})
         state.versions[1] = VersionState(State.READY, "", model)
         self.table.on_ready()
@@ -50,7 +68,14 @@ class FakeLifecycle:
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         self.log.append(f"unload {name}")
-        self.table.models[name].versions[1].state = State.UNLOADING
+        if self.is_loading(name):
+            self._unloaded.add(name)
+            await self._loads[name].wait()
+        version = self.table.models[name].versions[1]
+        if version.model is None:
+            version.make_unavailable(UNLOADED)
+        else:
+            version.state = State.UNLOADING
 
     async def retired(self, name: str) -> None:
         version = self.table.models[name].versions[1]

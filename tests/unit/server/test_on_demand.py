@@ -212,6 +212,33 @@ async def test_request_that_comes_while_its_model_is_being_unloaded_by_hand_wait
 
 
 @fake_clock
+async def test_unload_during_a_load_fails_what_waits_for_it_and_the_next_request_loads_the_model_again() -> None:
+    market = Market(ONE)
+    first = market.submit("a")
+    await asyncio.sleep(0.2)
+    unload = asyncio.create_task(market.demand.unload("a", False))
+    await asyncio.sleep(0.1)
+    second = market.submit("a")
+    await asyncio.sleep(2)
+    assert unload.done() and first.refused is not None
+    assert first.refused.message == "load failed for model 'a': the model was unloaded meanwhile"
+    assert market.lifecycle.log == ["load a", "unload a", "load a"]
+    assert market.running("a") == 1 and second.refused is None
+
+
+@fake_clock
+async def test_request_after_an_unload_that_ended_a_load_is_not_refused() -> None:
+    market = Market(ONE)
+    market.submit("a")
+    await asyncio.sleep(0.2)
+    await market.demand.unload("a", False)
+    await settle()
+    market.submit("a")
+    await asyncio.sleep(1.5)
+    assert market.running("a") == 1
+
+
+@fake_clock
 async def test_load_by_name_of_a_model_that_is_about_to_leave_ends_when_it_is_loaded_again() -> None:
     market = Market(ONE)
     await market.load("a")

@@ -114,13 +114,18 @@ class Residency:
         self.back_off.forget(name)
         self._end_load(name)
 
-    def failed(self, name: str, error: ConchError, now: float) -> None:
-        """The files of a model could not be read, or its load has failed; neither is tried again for some time."""
+    def unreadable(self, name: str, error: ConchError, now: float) -> None:
+        """The files of a model could not be read; that is not tried again for some time."""
         self._reading.discard(name)
-        self.back_off.failed(name, error, now)
-        self.counts.of(name).failures += 1
-        self._end_load(name)
-        self._let_go(name, error, now)
+        self._refuse(name, error, now)
+
+    def failed(self, name: str, error: ConchError, now: float) -> None:
+        """A load has failed, and is not tried again for some time.
+
+        One that failed because a model was unloaded during it is tried again for the next request.
+        """
+        if not self._end_load(name):
+            self._refuse(name, error, now)
 
     def measured(self, name: str, room: Room) -> None:
         """A loaded model takes as much as this by now."""
@@ -134,6 +139,13 @@ class Residency:
         self._residents[name] = _Resident(need, Phase.LOADED, now, load=load)
         self.back_off.forget(name)
         self._let_go(name, None, now)
+
+    def unloaded_early(self, name: str, now: float) -> None:
+        """Somebody has unloaded the model during its load: requests that wait for it fail, later ones load it again."""
+        resident = self._residents.get(name)
+        if resident is not None and resident.phase is Phase.LOADING:
+            resident.phase = Phase.LEAVING
+            self._let_go(name, unavailable(f"load failed for model '{name}': the model was unloaded meanwhile"), now)
 
     def leaves(self, name: str) -> None:
         """Somebody has unloaded the model."""
@@ -319,11 +331,17 @@ class Residency:
         self.counts.of(name).evictions += 1
         self._decided.append(Evict(name, reason))
 
-    def _end_load(self, name: str) -> None:
-        """Free the room of the models that an ended load did not load."""
-        for one, resident in list(self._residents.items()):
-            if resident.loader == name and resident.phase is Phase.LOADING:
-                del self._residents[one]
+    def _end_load(self, name: str) -> bool:
+        """Free the room of the models that an ended load did not load; returns whether one was unloaded during it."""
+        missing = {one: resident.phase for one, resident in self._residents.items() if resident.loader == name}
+        for one in missing:
+            del self._residents[one]
+        return Phase.LEAVING in missing.values()
+
+    def _refuse(self, name: str, error: ConchError, now: float) -> None:
+        self.back_off.failed(name, error, now)
+        self.counts.of(name).failures += 1
+        self._let_go(name, error, now)
 
     def _forget(self, waiter: Waiter) -> None:
         waiting = self._waiting.get(waiter.name, {})

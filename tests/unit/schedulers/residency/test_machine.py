@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conch.errors import ConchError, not_found
 from conch.schedulers.residency.room import Room
-from conch.schedulers.residency.vocabulary import Need, ResidencyLimits
+from conch.schedulers.residency.vocabulary import Need, Phase, ResidencyLimits
 from tests.unit.schedulers.residency.town import ONE, Town
 
 TWO = ResidencyLimits(Room(models=2), min_loaded=10, wait=60, waiting=5, waiting_per_model=3)
@@ -285,6 +285,29 @@ def test_member_of_a_failed_ensemble_that_was_asked_for_itself_gets_its_own_load
     assert town.answers[serial] == ""
 
 
+def test_load_that_an_unload_ended_is_not_counted_as_a_failure() -> None:
+    town = Town(TWO)
+    early, _ = town.ask("a")
+    town.residency.unloaded_early("a", town.now)
+    late, _ = town.ask("a")
+    assert town.answers == {early: "load failed for model 'a': the model was unloaded meanwhile"}
+    assert town.loading == ["a"]
+    town.end_load("a", "unloaded")
+    assert town.residency.refusal("a", town.now) is None and town.loading == ["a"]
+    town.end_load("a")
+    assert town.answers[late] == ""
+
+
+def test_ensemble_whose_member_was_unloaded_during_its_load_is_loaded_again() -> None:
+    town = Town(ResidencyLimits(Room(models=3)), needs=ENSEMBLE)
+    serial, _ = town.ask("all")
+    town.residency.unloaded_early("a", town.now)
+    town.end_load("all", "'a' is not loaded")
+    assert town.loading == ["all"] and town.residency.phase("a") is Phase.LOADING
+    town.end_load("all")
+    assert town.answers[serial] == "" and town.loaded() == ["a", "all", "b"]
+
+
 def test_models_that_grow_beyond_the_budget_lose_an_idle_one() -> None:
     town = Town(ResidencyLimits(Room(memory=25)))
     town.load("a", "b")
@@ -381,7 +404,7 @@ def test_files_that_cannot_be_read_are_not_read_for_every_request() -> None:
     town.slow = {"a"}
     serial, _ = town.ask("a")
     town.reading.remove("a")
-    town.residency.failed("a", not_found("no disk"), town.now)
+    town.residency.unreadable("a", not_found("no disk"), town.now)
     town.decide()
     assert town.answers[serial] == "no disk"
     refusal = town.residency.refusal("a", town.now)
