@@ -126,6 +126,9 @@ class Promises:
         outcome.error = response.error or outcome.error
         if response.error is not None and "must specify the START flag" in response.error.message:
             self._check_overtaken(outcome)
+        message = response.error.message if response.error is not None else ""
+        if "is tried again in" in message and "was unloaded" in message:
+            self.broken(f"request {outcome.id} was refused after an unload: {message}")
         if response.error is not None and "was not loaded within" in response.error.message:
             self._check_late(outcome, response.error)
         for tensor in response.outputs:

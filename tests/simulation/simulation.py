@@ -246,8 +246,7 @@ class Simulation:
             self._note(f"load of {name} failed: {error}")
         else:
             self._note(f"loaded {name}")
-            if self.program.settings["model_control_mode"] == "explicit":
-                self.promises.loaded(name, newest)
+            self.promises.loaded(name, newest)
 
     async def _control(self, work: Any) -> None:
         try:

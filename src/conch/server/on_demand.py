@@ -141,6 +141,8 @@ class OnDemand:
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
         """Load a model that somebody asks for by name, or load it again where its files have changed.
 
+        What serves afterwards was loaded from files that were read after the call.
+
         Raises INVALID_ARG for ``parameters``: a model that leaves and comes back does so with the repository's files.
         """
         if parameters:
@@ -157,7 +159,15 @@ class OnDemand:
         refusal = self.residency.refusal(name, self._clock())
         if refusal is not None:
             raise refusal
-        await LoadNeeded(name, self).wait()
+        joined = self.residency.phase(name) is Phase.LOADING  # a load that may have read older files
+        try:
+            await LoadNeeded(name, self).wait()
+        except ConchError:
+            failed = self.residency.back_off.refusal(name, self._clock()) is not None
+            if not (joined and failed):
+                raise
+        if joined:
+            await self.load(name, parameters)
 
     async def unload(self, name: str, dependents: bool) -> None:
         """Unload a model that somebody names, also one that is pinned; the next request for it loads it again."""

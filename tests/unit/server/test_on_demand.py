@@ -211,6 +211,31 @@ async def test_request_that_comes_while_its_model_is_being_unloaded_by_hand_wait
     assert market.running("a") == 1 and second.refused is None
 
 
+@pytest.mark.parametrize("broken", [False, True])
+@fake_clock
+async def test_load_by_name_during_a_load_ends_when_files_that_were_written_since_are_served(broken: bool) -> None:
+    market = Market(ONE)
+    if broken:
+        market.lifecycle.broken.add("a")
+    market.submit("a")
+    await asyncio.sleep(0.5)
+    market.lifecycle.broken.clear()
+    market.lifecycle.files = 2
+    await market.demand.load("a", {})
+    assert market.lifecycle.served == {"a": 2} and market.lifecycle.log == ["load a"] * 2
+
+
+@fake_clock
+async def test_load_by_name_that_fails_twice_says_why() -> None:
+    market = Market(ONE)
+    market.lifecycle.broken.add("a")
+    market.submit("a")
+    await asyncio.sleep(0.5)
+    with pytest.raises(ConchError, match="load failed for model 'a': broken"):
+        await market.demand.load("a", {})
+    assert market.lifecycle.log == ["load a"] * 2
+
+
 @fake_clock
 async def test_unload_during_a_load_fails_what_waits_for_it_and_the_next_request_loads_the_model_again() -> None:
     market = Market(ONE)
