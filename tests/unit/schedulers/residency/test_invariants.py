@@ -15,10 +15,11 @@ NEEDS: dict[str, Needs] = {
 }
 NEEDS["ensemble"] = {"ensemble": Need(Room(), frozenset("ab")), **NEEDS["a"], **NEEDS["b"]}
 PINNED = "f"
-#: What happens: a request, the end of the first load or departure, a model that begins or ends to be used, time.
+#: What happens: a request, an unload during a load, the end of a load or departure, a model that begins or ends to be
+#: used, time.
 EVENTS = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from(sorted(NEEDS))),
-    st.tuples(st.sampled_from(["failed", "left", "give up"]), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["failed", "left", "give up", "unload"]), st.integers(0, 5)),
     st.tuples(st.just("loaded"), st.integers(0, 5)),
     st.tuples(st.sampled_from(["use", "leave be"]), st.sampled_from(sorted(NEEDS))),
     st.tuples(st.just("wait"), st.floats(0, 20)),
@@ -58,6 +59,9 @@ def test_limits_hold_and_every_request_ends(events: list[tuple[str, object]]) ->
             case (("loaded" | "failed"), int(at)) if town.loading:
                 name = town.loading[at % len(town.loading)]
                 town.end_load(name, "broken" if kind == "failed" else "")
+            case "unload", int(at) if town.loading:
+                town.residency.unloaded_early(town.loading[at % len(town.loading)], town.now)
+                town.decide()
             case "left", int(at) if town.leaving:
                 town.end_leaving(town.leaving[at % len(town.leaving)])
             case "give up", int(at) if waiters:
