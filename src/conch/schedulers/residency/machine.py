@@ -122,7 +122,7 @@ class Residency:
     def failed(self, name: str, error: ConchError, now: float) -> None:
         """A load has failed, and is not tried again for some time.
 
-        One that failed because a model was unloaded during it is tried again for the next request.
+        If a model was unloaded during the load, the next request starts a new load instead.
         """
         if not self._end_load(name):
             self._refuse(name, error, now)
@@ -141,7 +141,7 @@ class Residency:
         self._let_go(name, None, now)
 
     def unloaded_early(self, name: str, now: float) -> None:
-        """Somebody has unloaded the model during its load: requests that wait for it fail, later ones load it again."""
+        """The model was unloaded during its load: waiting requests fail, and the next request starts a new load."""
         resident = self._residents.get(name)
         if resident is not None and resident.phase is Phase.LOADING:
             resident.phase = Phase.LEAVING
