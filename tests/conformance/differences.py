@@ -71,7 +71,18 @@ _TOO_LARGE = "the shape's byte size is checked for overflow, as in newer release
 
 _MAPPED = "an error in execute has the status that belongs to its code, as with infer; 2.51 always says 400"
 
+_MODE = "conch says which mode the server has, where nothing polls"
+_NOT_EXPLICIT = (
+    r"explicit model load / unload is not allowed if polling is enabled; this server runs with "
+    r"--model-control-mode=none: start it with explicit"
+)
+
 HTTP: dict[str, Difference] = {
+    case: Difference(_MODE, 503, _NOT_EXPLICIT)
+    for case in (
+        "load when not explicit", "unload when not explicit", "load unknown when not explicit", "unload bad parameter",
+    )
+} | {
     "shape too large": Difference(
         _TOO_LARGE,
         400,
@@ -180,18 +191,25 @@ HTTP: dict[str, Difference] = {
     },
 }  # fmt: skip
 
-GRPC: dict[str, Difference] = {
-    "contents of two types": Difference(
-        "conch names the field that does not belong to the datatype",
-        code="INVALID_ARGUMENT",
-        error=r"unexpected explicit tensor data for input tensor 'IN_INT32' for model 'types' of type 'INT64', "
-        r"expected datatype 'INT32'",
-    ),
-} | {
-    case: Difference(
-        "clients' shared memory needs --allow-client-shm=true, as in newer releases",
-        code="UNIMPLEMENTED",
-        error=r"Client shared memory is disabled\. Start the server with '--allow-client-shm=true' to enable\.",
-    )
-    for case in ("shared memory unregister", "shared memory register")
-}
+GRPC: dict[str, Difference] = (
+    {
+        case: Difference(_MODE, code="UNAVAILABLE", error=_NOT_EXPLICIT)
+        for case in ("load when not explicit", "unload when not explicit")
+    }
+    | {
+        "contents of two types": Difference(
+            "conch names the field that does not belong to the datatype",
+            code="INVALID_ARGUMENT",
+            error=r"unexpected explicit tensor data for input tensor 'IN_INT32' for model 'types' of type 'INT64', "
+            r"expected datatype 'INT32'",
+        ),
+    }
+    | {
+        case: Difference(
+            "clients' shared memory needs --allow-client-shm=true, as in newer releases",
+            code="UNIMPLEMENTED",
+            error=r"Client shared memory is disabled\. Start the server with '--allow-client-shm=true' to enable\.",
+        )
+        for case in ("shared memory unregister", "shared memory register")
+    }
+)

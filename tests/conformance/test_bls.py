@@ -20,7 +20,7 @@ RAISED = "TritonModelException"
 BLS = "Error when running inference"
 EXPLICIT = (
     "Failed to process the request for model 'calling_0', message: explicit model load / unload is not allowed if "
-    "polling is enabled, nor with --model-control-mode=none, as here: it takes explicit"
+    "polling is enabled; this server runs with --model-control-mode=none: start it with explicit"
 )
 
 #: What each function of the model ``calling`` gives.

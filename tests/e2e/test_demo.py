@@ -79,7 +79,7 @@ class TestCommand:
         command = [sys.executable, "-m", "conch", "demo", "--once", f"--directory={tmp_path}", *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr
-        assert "The capital of France is Paris." in done.stdout
+        assert "The capital of Japan is Tokyo." in done.stdout
         assert "minilm_ensemble" in done.stdout
         assert not DemoClient(f"http://127.0.0.1:{flags[0].partition('=')[2]}").ready()
 
@@ -216,7 +216,7 @@ class TestQuestions:
 
     @pytest.mark.parametrize("pieces", [[], ["The capital ", "is Rome."]])
     def test_an_answer_without_the_fact_is_an_error(self, console: Console, pieces: list[str]) -> None:
-        with pytest.raises(ConchError, match="does not say 'Paris'"):
+        with pytest.raises(ConchError, match="does not say 'Tokyo'"):
             questions.ask_generator(self.Fake(pieces=pieces), console)
 
 

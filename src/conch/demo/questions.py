@@ -26,8 +26,8 @@ EMBEDDERS: Final = ("minilm", "minilm_ensemble")
 #: How far apart two ways of computing one embedding may be.
 TOLERANCE: Final = 1e-4
 
-QUESTION: Final = "What is the capital of France?"
-ANSWER: Final = "Paris"
+QUESTION: Final = "What is the capital of Japan?"
+ANSWER: Final = "Tokyo"
 
 
 def ask_embedders(client: DemoClient, console: Console) -> None:

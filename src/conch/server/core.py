@@ -235,7 +235,7 @@ class InferenceServer:
     def require_explicit_control(self) -> None:
         """Raises UNAVAILABLE unless models are loaded and unloaded on request; begins as Triton does in both modes."""
         if (mode := self.settings.model_control_mode) in ("none", "poll"):
-            more = "" if mode == "poll" else ", nor with --model-control-mode=none, as here: it takes explicit"
+            more = "" if mode == "poll" else "; this server runs with --model-control-mode=none: start it with explicit"
             raise unavailable(f"explicit model load / unload is not allowed if polling is enabled{more}")
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:

@@ -36,7 +36,7 @@ def test_an_analysis_that_is_ended_says_how_to_go_on_and_shows_what_it_has(
         start_new_session=True, preexec_fn=hear_ctrl_c,
     )  # fmt: skip
     assert analysis.stderr is not None
-    first = next(line for line in analysis.stderr if line.startswith("waits_config_default at 1: "))
+    first = next(line for line in analysis.stderr if "waits_config_default at 1: " in line)
     started = psutil.Process(analysis.pid).children(recursive=True)
 
     os.killpg(analysis.pid, ending)  # as terminals and `timeout` do

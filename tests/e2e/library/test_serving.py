@@ -80,7 +80,7 @@ def test_server_that_cannot_start_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "more"),
-    [("none", ", nor with --model-control-mode=none, as here: it takes explicit"), ("poll", "")],
+    [("none", "; this server runs with --model-control-mode=none: start it with explicit"), ("poll", "")],
 )
 def test_loads_are_refused_with_the_mode_that_takes_them(tmp_path: Path, mode: str, more: str) -> None:
     with conch.Server(model_repository=tmp_path, model_control_mode=mode, http_port=0, grpc_port=0) as server:

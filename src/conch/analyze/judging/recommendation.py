@@ -63,6 +63,8 @@ def _advice(ranking: Ranking, comparison: DefaultComparison | None, *, complete:
         return "unproven", "others used the machine while the default's best load was looked for"
     if not comparison.kept:
         return "unproven", f"{winner.name} did not keep the constraints when it was measured again"
+    if comparison.interval is None:
+        return "unproven", f"one final round with {winner.name} gives no range (--final-rounds)"
     if comparison.worse:
         return "keep", f"in the final rounds the default was better than {winner.name}"
     if not comparison.better:

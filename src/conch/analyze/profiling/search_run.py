@@ -115,9 +115,9 @@ class SearchRun:
         minutes = self._progress().left / 60
         space = self._search.space
         self._observer.say(
-            f"Plan for {space.name}: the default at rising loads, then configurations of {space.size} that can be made"
-            f" of {', '.join(dict.fromkeys(one.name for one in space.dimensions)) or 'nothing else'}, then"
-            f" {self._settings.final_rounds} final rounds beside the default; about {minutes:.0f} min"
+            f"Plan for {space.name}: the default at rising loads, up to {space.size} configurations"
+            f" ({', '.join(dict.fromkeys(one.name for one in space.dimensions)) or 'no other'}), final rounds against"
+            f" the default ({self._settings.final_rounds}); about {max(minutes, 1):.0f} min"
         )
 
     def outcome(self) -> SearchOutcome:

@@ -211,4 +211,4 @@ def test_rounds_that_fail_leave_the_search_as_it_is(tmp_path: Path, monkeypatch:
     outcome, _ = profile(tmp_path, monkeypatch, server, answer)
     assert outcome.complete and not any(one.error for one in outcome.results)
     assert outcome.final is not None and len(outcome.final.rounds) == 1
-    assert outcome.recommendation.advice == "keep"
+    assert outcome.recommendation.advice == "unproven"
