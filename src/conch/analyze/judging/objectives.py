@@ -83,12 +83,12 @@ def knows_objectives(point: Point, goals: Goals) -> bool:
 
 def excess_known(point: Point, goals: Goals) -> float:
     """By how much the constraints are broken of which it is known, as shares of their bounds."""
-    return sum(one.excess for one in violations(point, goals) if one.value is not None)
+    return sum(violation.excess for violation in violations(point, goals) if violation.value is not None)
 
 
 def unknown(point: Point, goals: Goals) -> list[str]:
     """The figures that goals need and a point has not got, in words."""
-    missing = [one.constraint.metric for one in violations(point, goals) if one.value is None]
+    missing = [violation.constraint.metric for violation in violations(point, goals) if violation.value is None]
     return [name.replace("_", " ") for name in dict.fromkeys(missing)]
 
 
@@ -142,7 +142,9 @@ def undecided(point: Point, goals: Goals) -> bool:
     """Whether a valid point breaks constraints only by noise, so that another measurement may keep them."""
     broken = list(violations(point, goals)) if valid(point) else []
     return bool(broken) and all(
-        one.value is not None and one.excess <= tolerance(point, one.model, one.constraint.metric) for one in broken
+        violation.value is not None
+        and violation.excess <= tolerance(point, violation.model, violation.constraint.metric)
+        for violation in broken
     )
 
 
@@ -153,4 +155,4 @@ def acceptable(point: Point, goals: Goals) -> bool:
 
 def excess(point: Point, goals: Goals) -> float:
     """By how much the constraints are broken in all, as shares of their bounds; 0 where they are kept."""
-    return sum(one.excess for one in violations(point, goals)) if valid(point) else inf
+    return sum(violation.excess for violation in violations(point, goals)) if valid(point) else inf

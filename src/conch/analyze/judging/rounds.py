@@ -80,23 +80,29 @@ def compare(final: FinalRounds | None, ranking: Ranking, goals: Goals) -> Defaul
     winner = ranking.winner
     if final is None or winner is None or final.name != winner.name:
         return None
-    if any(one.winner.load != winner.point.load for one in final.rounds):
+    if any(final_round.winner.load != winner.point.load for final_round in final.rounds):
         return None
-    quiet = [one for one in final.rounds if not one.disturbed]
+    quiet = [final_round for final_round in final.rounds if not final_round.disturbed]
     counted = quiet if len(quiet) >= ENOUGH else list(final.rounds)
-    counted = [one for one in counted if all(0.0 < score(one.winner, point, goals) < inf for point in one.defaults)]
+    counted = [
+        final_round
+        for final_round in counted
+        if all(0.0 < score(final_round.winner, point, goals) < inf for point in final_round.defaults)
+    ]
     if not counted:
         return None
-    best = pooled([one.winner for one in counted])
-    defaults = [pooled(points) for points in zip(*(one.defaults for one in counted), strict=True)]
+    best = pooled([final_round.winner for final_round in counted])
+    defaults = [pooled(points) for points in zip(*(final_round.defaults for final_round in counted), strict=True)]
     keeping = [number for number, point in enumerate(defaults) if acceptable(point, goals)]
     rivals = keeping or range(len(defaults))
     rival = min(rivals, key=lambda number: score(best, defaults[number], goals))
-    ratio, interval = ratio_interval([score(one.winner, one.defaults[rival], goals) for one in counted])
+    ratio, interval = ratio_interval(
+        [score(final_round.winner, final_round.defaults[rival], goals) for final_round in counted]
+    )
     default_kept = ranking.default is not None and acceptable(ranking.default.point, goals)
     return DefaultComparison(
         ratio, interval, best, defaults[rival],
         kept=acceptable(best, goals),
         unrivalled=not keeping and not default_kept,
-        disturbed=any(one.disturbed for one in counted),
+        disturbed=any(final_round.disturbed for final_round in counted),
     )  # fmt: skip
