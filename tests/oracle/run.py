@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import ssl
@@ -120,14 +121,18 @@ def perf_analyzer(*arguments: str, timeout: float = 300) -> subprocess.Completed
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports: list[int] = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports of 127.0.0.1 that nothing listens on now.
+
+    They lie below the range from which systems choose for clients and for servers on port 0: a server that starts
+    slowly would find such a port taken, and its test would ask the server of another one.
+    """
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = random.SystemRandom().randint(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            ports.add(port)
+    return list(ports)
 
 
 def wait_until_ready(
