@@ -57,7 +57,6 @@ PACKAGES: Dict[str, Package] = {
     "onnxscript": Package("onnxscript", ("convert",)),
     "altair": Package("altair", ("report",), "5.5"),
     "vl_convert": Package("vl-convert-python", ("report",), "1.7"),
-    "fpdf": Package("fpdf2", ("report",), "2.8"),
     "optuna": Package("optuna", ("analyze",), "4"),
     "ray": Package("ray[serve]", ("ray",), "2.60"),
     "redis": Package("redis", ("redis",), "5"),

@@ -215,7 +215,7 @@ def test_packages_are_named_in_an_environment_without_conch(monkeypatch: pytest.
     monkeypatch.setattr(extras, "_version", lambda name: "")
     monkeypatch.setattr(extras, "pip", lambda: "pip")
     assert extras.command("lora", "audio") == 'pip install "peft>=0.18" scipy soundfile'
-    assert extras.command("report") == 'pip install "altair>=5.5" "vl-convert-python>=1.7" "fpdf2>=2.8"'
+    assert extras.command("report") == 'pip install "altair>=5.5" "vl-convert-python>=1.7"'
 
 
 def test_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

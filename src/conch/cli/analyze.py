@@ -107,7 +107,7 @@ def _settings(config_file: Path | None, given: dict[str, Any]) -> tuple[AnalyzeS
 @analyze_command.command("report", short_help="Rank the same measurements again, under other goals.")
 @click.option("-e", "--export-path", type=_FOLDER, default=Path("analysis"), metavar="DIR",
               help="Folder of the analysis (analysis).")  # fmt: skip
-@click.option("--output-formats", "-o", metavar="NAME,…", help="html, pdf, csv, json (default: all but pdf).")
+@click.option("--output-formats", "-o", metavar="NAME,…", help="html, csv, json (default: all).")
 def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
     """Rank what was measured, and write the reports again; under other goals, into a folder of their own."""
     from conch.cli import terminal

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from conch.analyze.options.reading import read_settings
 from conch.analyze.options.settings import AnalyzeSettings
@@ -20,26 +20,23 @@ if TYPE_CHECKING:
     from conch.analyze.report.analysis import Analysis
     from conch.analyze.storage.saved_results import Circumstances, SavedSearch
 
-#: What writing the reports with charts needs, by format.
-_NEEDS: Final = {"html": ("altair", "vl_convert"), "pdf": ("altair", "vl_convert", "fpdf")}
-
 
 def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSettings, str]:
-    """The settings with the formats that can be written here, and a warning of those that cannot.
+    """Return the settings without ``html`` if the extra ``report`` is missing, and a warning that says so.
 
-    Raises UNSUPPORTED where the user has ``chosen`` a format whose extra is missing.
+    Raises UNSUPPORTED instead if the user has ``chosen`` the formats.
     """
-    from conch.extras import require
+    from conch.reports.writing import require_charts
 
-    formats = [] if settings.skip_summary_reports else [one for one in settings.output_formats if one in _NEEDS]
-    for one in formats:
-        try:
-            require(f"the report in {one.upper()}", *_NEEDS[one], extra="report")
-        except ConchError as error:
-            if chosen:
-                raise
-            rest = tuple(each for each in settings.output_formats if each != one)
-            return replace(settings, output_formats=rest), error.message
+    if "html" not in settings.output_formats or settings.skip_summary_reports:
+        return settings, ""
+    try:
+        require_charts("the report in HTML")
+    except ConchError as error:
+        if chosen:
+            raise
+        formats = tuple(name for name in settings.output_formats if name != "html")
+        return replace(settings, output_formats=formats), error.message
     return settings, ""
 
 
@@ -150,10 +147,8 @@ def _writers(settings: AnalyzeSettings, analysis: Analysis) -> Iterator[tuple[st
         yield from ((name, text(content)) for name, content in files.tables(analysis).items())
     if "json" in settings.output_formats:
         yield "analysis.json", text(files.json(analysis))
-    if not settings.skip_summary_reports:
-        for one in ("html", "pdf"):
-            if one in settings.output_formats:
-                yield f"analysis.{one}", lambda path: write_page(page(analysis), path)
+    if "html" in settings.output_formats and not settings.skip_summary_reports:
+        yield "analysis.html", lambda path: write_page(page(analysis), path)
 
 
 def show_results(

@@ -90,7 +90,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--revision", default="", metavar="NAME", help="Branch, tag or commit on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @click.option("--markdown", type=_FILE, metavar="FILE", help="Write the report there, too.")
-@click.option("--html", type=_FILE, metavar="FILE", help="The page with charts, too: .html or .pdf.")
+@click.option("--html", type=_FILE, metavar="FILE", help="Write the page with charts there, too.")
 @click.option(
     "--report",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

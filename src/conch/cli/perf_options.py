@@ -175,7 +175,7 @@ OPTIONS: Final = [
     _OUTPUT(["--json", "json_file"], type=FILE, metavar="FILE", help="Write all figures as JSON."),
     _OUTPUT(["--jsonl"], type=FILE, metavar="FILE", help="Write a line of JSON for each request, as they end."),
     _OUTPUT(["--html"], type=FILE, metavar="FILE",
-            help="Write a report with charts, in one file that needs no network; as PDF if its name ends in .pdf."),
+            help="Write a report with charts, in one HTML file that needs no network."),
 ]  # fmt: skip
 
 _TRACE: Final = "tracing is set at the server: curl SERVER/v2/trace/setting -d '{…}'"

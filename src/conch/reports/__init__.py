@@ -2,7 +2,7 @@
 
 A page is data (:mod:`conch.reports.page`), whose charts come from :mod:`conch.reports.charts` and whose figures are
 written by :mod:`conch.reports.numbers`.  :mod:`conch.reports.writing` writes it as one HTML file that needs no network
-(``.html``), or as a document for printing (``.pdf``).  ::
+and can be printed.  ::
 
     from conch.reports.charts import Axis, Dot, Series, line_chart
     from conch.reports.numbers import milliseconds, significant
@@ -38,6 +38,6 @@ written by :mod:`conch.reports.numbers`.  :mod:`conch.reports.writing` writes it
     write_page(page, path)
 
 Everything in a page is text: it is escaped where it is written, so names and messages of servers go in as they are.
-``page`` and ``numbers`` need the standard library only; ``charts`` and ``writing`` load altair, vl-convert and fpdf2
-(the extra ``report``) when they are called.  Charts that are not ``wide`` stand two in a row.
+``page`` and ``numbers`` need the standard library only; ``charts`` and ``writing`` load altair and vl-convert (extra
+``report``) when they are called.  Charts that are not ``wide`` stand two in a row.
 """

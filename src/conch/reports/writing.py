@@ -1,4 +1,4 @@
-"""Writes reports to files: HTML or PDF by the name's ending, checked before the work whose result they show."""
+"""Writes reports to files as HTML.  The paths are checked before the work that the reports show."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from conch.errors import invalid
 from conch.extras import require
 from conch.reports.page import Page
 
-#: What writing a page needs, of the extra ``report``.
-_NEEDS: Final = {".html": ("altair", "vl_convert"), ".pdf": ("altair", "vl_convert", "fpdf")}
+#: The error for every option that names a PDF.
+NO_PDF: Final = "conch does not write PDF: write the report as HTML and print that page from a browser"
 
 
 def check_reports(paths: Mapping[str, Path | None]) -> None:
-    """See that pages can be written to ``paths`` (by the flag that gave each; None is not asked for).
+    """Check that pages can be written to ``paths``, which are named by their flags; None is a flag that is not given.
 
-    Raises UNSUPPORTED where the extra is missing, INVALID_ARG for other endings than .html and .pdf and for files that
-    cannot be written.
+    Raises UNSUPPORTED if the extra ``report`` is missing, and INVALID_ARG for a name that does not end in .html or a
+    file that cannot be written.
     """
     for flag, path in paths.items():
         if path is None:
             continue
-        needs = _NEEDS.get(path.suffix.lower())
-        if needs is None:
-            raise invalid(f"{flag} {path}: the name must end in {' or '.join(_NEEDS)}")
-        require(flag, *needs, extra="report")
+        ending = path.suffix.lower()
+        if ending != ".html":
+            raise invalid(f"{flag} {path}: {NO_PDF if ending == '.pdf' else 'the name must end in .html'}")
+        require_charts(flag)
     check_files(paths)
+
+
+def require_charts(feature: str) -> None:
+    """Raise UNSUPPORTED, naming ``feature``, unless the packages that draw charts are installed."""
+    require(feature, "altair", "vl_convert", extra="report")
 
 
 def check_files(paths: Mapping[str, Path | None]) -> None:
@@ -46,16 +51,10 @@ def check_files(paths: Mapping[str, Path | None]) -> None:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write the page in the format of the name's ending; the file is there whole or not at all."""
-    if path.suffix.lower() == ".pdf":
-        from conch.reports.pdf import pdf
+    """Write the page as HTML; the file is written completely or not at all."""
+    from conch.reports.html import html
 
-        content = pdf(page)
-    else:
-        from conch.reports.html import html
-
-        content = html(page).encode("utf-8", "xmlcharrefreplace")
-    write_whole(path, content)
+    write_whole(path, html(page).encode("utf-8", "xmlcharrefreplace"))
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -16,8 +16,9 @@ from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, We
 from conch.analyze.options import goal_texts, values
 from conch.analyze.options.description import described
 from conch.analyze.options.models import ModelSettings, models
-from conch.analyze.options.values import Reader
+from conch.analyze.options.values import OptionProblem, Reader
 from conch.errors import invalid
+from conch.reports.writing import NO_PDF
 
 SearchMode = Literal["brute", "quick", "optuna"]
 LaunchMode = Literal["local", "remote"]
@@ -49,6 +50,14 @@ def option(
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def _formats(name: str, value: Any) -> tuple[str, ...]:
+    """The formats of the reports."""
+    if "pdf" in (format.strip().lower() for format in values.names(name, value)):
+        raise OptionProblem(f"{name}: {NO_PDF}", name)
+    formats: tuple[str, ...] = values.some_of("html", "csv", "json")(name, value)
+    return formats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +178,9 @@ class AnalyzeSettings:
     override_output_model_repository: bool = option(
         False, _RESULTS, values.flag, "", "Write over what that folder has in it.")
     output_formats: tuple[str, ...] = option(
-        ("html", "csv", "json"), _RESULTS, values.some_of("html", "pdf", "csv", "json"), "NAME,…",
-        "html, pdf, csv, json (all but pdf).", flags=("-o",))
-    skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Write no page and no PDF.")
+        ("html", "csv", "json"), _RESULTS, _formats, "NAME,…", "html, csv, json (all).",
+        flags=("-o",))
+    skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Write no HTML page.")
     # fmt: on
 
     def __post_init__(self) -> None:

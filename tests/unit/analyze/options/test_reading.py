@@ -133,6 +133,10 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message
         ({"concurrency": "8:4"}, "--concurrency: '8:4' is not a range"),
         ({"optuna_min_trials": "0"}, "--optuna-min-trials: '0' is not a whole number of at least 1"),
         ({"run_config_search_max_instance_count": "9999999"}, "is not a number of instances of at most 1000"),
+        (
+            {"output_formats": "html,PDF"},
+            "--output-formats: conch does not write PDF: write the report as HTML and print",
+        ),
         ({"batch_sizes": "1,4"}, "batch_sizes: 1, 4 are different questions; give one"),
     ],
 )

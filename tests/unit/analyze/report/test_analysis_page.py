@@ -1,4 +1,4 @@
-"""The page of an analysis, as HTML and as PDF."""
+"""The page of an analysis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from conch.analyze.judging.recommendation import Advice
 from conch.analyze.report.page import page
 from conch.reports.html import html
 from conch.reports.page import Chart, Table
-from conch.reports.pdf import pdf
 from tests.unit.analyze.report.analyses import analysis, nothing
 
 
@@ -54,7 +53,3 @@ def test_a_run_without_a_valid_point_gives_a_partial_report() -> None:
     text = html(page(nothing()))
     assert "There is no valid measurement" in text and "port 8000 is taken" in text
     assert "vegaEmbed=" not in text
-
-
-def test_the_document_has_the_same() -> None:
-    assert pdf(page(analysis(many=1))).startswith(b"%PDF-")
