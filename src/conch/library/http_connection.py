@@ -9,11 +9,22 @@ from __future__ import annotations
 import io
 import select
 import ssl
-from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection
+from http import HTTPStatus
+from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection, HTTPResponse
 from socket import IPPROTO_TCP, SHUT_RDWR, SOCK_STREAM, TCP_NODELAY, create_connection, getaddrinfo, socket
 from typing import Any
 
 from conch.library.deadline import NO_DEADLINE
+
+
+class FinalResponse(HTTPResponse):
+    """A response after any interim ones, of which the standard library skips only 100 Continue."""
+
+    def begin(self) -> None:
+        super().begin()
+        while self.status < 200 and self.status != HTTPStatus.SWITCHING_PROTOCOLS:
+            self.headers = self.msg = None  # type: ignore[assignment]  # otherwise nothing more is read
+            super().begin()
 
 
 class DeadlineConnection(HTTPConnection):
@@ -21,6 +32,8 @@ class DeadlineConnection(HTTPConnection):
 
     After the deadline, blocking calls raise TimeoutError; close the connection then.
     """
+
+    response_class = FinalResponse
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         super().__init__(host, port)
