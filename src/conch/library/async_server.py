@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -115,50 +115,67 @@ class AsyncServer(AsyncInferenceService):
         """How many requests of ``models`` wait or run; without names of all, and an ensemble's beside its steps."""
         return self._core.under_way(models)
 
-    async def live(self) -> bool:
+    async def live(self, *, timeout: float | None = None) -> bool:
+        Deadline.after(timeout)  # answers at once
         return self._closing is None and self._application is not None and self._application.server.live
 
-    async def ready(self, model: str = "", version: int | str = "") -> bool:
-        if not await self.live():
+    async def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
+        if not await self.live(timeout=timeout):
             return False
         return self._core.model_ready(model, version_number(version)) if model else self._core.ready
 
-    async def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
+    async def metadata(
+        self, model: str = "", version: int | str = "", *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        deadline = Deadline.after(timeout)
         if not model:
             return self._core.metadata()
-        await self._core.loaded_model(model, version_number(version))
+        await self._loaded(model, version_number(version), deadline)
         return self._core.model_metadata(model, version_number(version))
 
-    async def config(self, model: str, version: int | str = "") -> dict[str, Any]:
-        found = await self._core.loaded_model(model, version_number(version))
+    async def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
+        found = await self._loaded(model, version_number(version), Deadline.after(timeout))
         document: dict[str, Any] = json.loads(found.config_json)
         return document
 
-    async def labels(self, model: str, version: int | str = "") -> dict[str, list[str]]:
+    async def labels(
+        self, model: str, version: int | str = "", *, timeout: float | None = None
+    ) -> dict[str, list[str]]:
         """The labels of classes, by output, of those outputs that have any."""
-        found = await self._core.loaded_model(model, version_number(version))
+        found = await self._loaded(model, version_number(version), Deadline.after(timeout))
         labels = {output: found.labels(output) for output in found.signature.outputs}
         return {output: list(names) for output, names in labels.items() if names}
 
-    async def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
+    async def statistics(
+        self, model: str = "", version: int | str = "", *, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        Deadline.after(timeout)  # answers at once
         return self._core.statistics(model, version_number(version))
 
-    async def models(self) -> list[dict[str, str]]:
-        return await self._core.index()
+    async def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:
+        async with _bounded(timeout):
+            return await self._core.index()
 
     async def load(
-        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        model: str,
+        config: str | Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> None:
         self._require_control()
         text = json.dumps(dict(config)) if isinstance(config, Mapping) else config
         try:
-            await self._core.load(model, text, files)
+            async with _bounded(timeout):
+                await self._core.load(model, text, files)
         except PollError as error:  # whose message is for clients, who must not learn of the server's files
             raise ConchError(f"{error.message}: {error.log}", error.code) from None
 
-    async def unload(self, model: str, dependents: bool = False) -> None:
+    async def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
         self._require_control()
-        await self._core.unload(model, dependents)
+        async with _bounded(timeout):
+            await self._core.unload(model, dependents)
 
     def _signature(self, model: str, version: int) -> ModelSignature:
         return self._core.model(model, version).signature
@@ -237,6 +254,19 @@ class AsyncServer(AsyncInferenceService):
                 await self._application.stop(seconds)
         finally:
             self._resources.close()
+
+
+@asynccontextmanager
+async def _bounded(timeout: float | None) -> AsyncIterator[None]:
+    """Cancel the body after ``timeout`` seconds, and raise UNAVAILABLE."""
+    deadline = Deadline.after(timeout)
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise deadline.no_answer("") from None
 
 
 def _url(kind: str, host: str, port: int) -> str:

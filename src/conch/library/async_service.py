@@ -156,37 +156,46 @@ class AsyncInferenceService(ABC):
         return self._sent(send, deadline)
 
     @abstractmethod
-    async def live(self) -> bool:
+    async def live(self, *, timeout: float | None = None) -> bool:
         """Whether the server answers."""
 
     @abstractmethod
-    async def ready(self, model: str = "", version: int | str = "") -> bool:
+    async def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
         """Whether the server is ready, or one model; False for a model that is not there."""
 
     @abstractmethod
-    async def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
+    async def metadata(
+        self, model: str = "", version: int | str = "", *, timeout: float | None = None
+    ) -> dict[str, Any]:
         """What the server says of itself, or of a model."""
 
     @abstractmethod
-    async def config(self, model: str, version: int | str = "") -> dict[str, Any]:
+    async def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
         """The configuration that a model runs with."""
 
     @abstractmethod
-    async def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
+    async def statistics(
+        self, model: str = "", version: int | str = "", *, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
         """The statistics of each version of a model, or of all models; durations in nanoseconds."""
 
     @abstractmethod
-    async def models(self) -> list[dict[str, str]]:
+    async def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:
         """The repository's index."""
 
     @abstractmethod
     async def load(
-        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        model: str,
+        config: str | Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> None:
         """Load or reload a model; returns when it is ready."""
 
     @abstractmethod
-    async def unload(self, model: str, dependents: bool = False) -> None:
+    async def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
         """Stop serving a model; with ``dependents``, the members of an ensemble as well."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from conch.config import render
 from conch.config.signature import signature as signature_of
 from conch.errors import Code, ConchError, invalid
 from conch.inference import ModelSignature
-from conch.library.deadline import NO_DEADLINE, Deadline
+from conch.library.deadline import Deadline
 from conch.library.grpc_transport import GrpcTransport
 from conch.library.http_transport import HttpTransport
 from conch.library.requests import OutgoingRequest, version_number
@@ -52,40 +52,50 @@ class Client(InferenceService):
     ) -> None:
         self.close()
 
-    def live(self) -> bool:
+    def live(self, *, timeout: float | None = None) -> bool:
+        deadline = Deadline.after(timeout)
         try:
-            return self._transport.live()
+            return self._transport.live(deadline)
         except ConchError as error:
             return _false_if_unreachable(error)
 
-    def ready(self, model: str = "", version: int | str = "") -> bool:
+    def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
+        deadline = Deadline.after(timeout)
         try:
-            return self._transport.ready(model, version_number(version))
+            return self._transport.ready(model, version_number(version), deadline)
         except ConchError as error:
             return _false_if_unreachable(error)
 
-    def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
-        return self._transport.metadata(model, version_number(version))
+    def metadata(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
+        return self._transport.metadata(model, version_number(version), Deadline.after(timeout))
 
-    def config(self, model: str, version: int | str = "") -> dict[str, Any]:
-        config = self._transport.config(model, version_number(version), NO_DEADLINE)
+    def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
+        config = self._transport.config(model, version_number(version), Deadline.after(timeout))
         document: dict[str, Any] = json.loads(render.to_json(config))
         return document
 
-    def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
-        return self._transport.statistics(model, version_number(version))
+    def statistics(
+        self, model: str = "", version: int | str = "", *, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        return self._transport.statistics(model, version_number(version), Deadline.after(timeout))
 
-    def models(self) -> list[dict[str, str]]:
-        return self._transport.index()
+    def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:
+        return self._transport.index(Deadline.after(timeout))
 
     def load(
-        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        model: str,
+        config: str | Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> None:
+        deadline = Deadline.after(timeout)
         text = json.dumps(dict(config)) if isinstance(config, Mapping) else config
-        self._transport.load(model, text, files or {})
+        self._transport.load(model, text, files or {}, deadline)
 
-    def unload(self, model: str, dependents: bool = False) -> None:
-        self._transport.unload(model, dependents)
+    def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
+        self._transport.unload(model, dependents, Deadline.after(timeout))
 
     def _signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
         known = self._signatures.get((model, version))

@@ -38,8 +38,9 @@ class Deadline:
         return left
 
     def no_answer(self, model: str) -> ConchError:
-        """The error of a call without a response before the deadline."""
-        return unavailable(f"no answer from model '{model}' within {self.timeout or 0:g} s")
+        """The error of a call without a response before the deadline; an empty ``model`` stands for the server."""
+        source = f"model '{model}'" if model else "the server"
+        return unavailable(f"no answer from {source} within {self.timeout or 0:g} s")
 
 
 NO_DEADLINE: Final = Deadline(None, None)

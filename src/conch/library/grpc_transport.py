@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from conch.addresses import host_and_port
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, invalid, unavailable
-from conch.library.deadline import NO_DEADLINE, Deadline
+from conch.library.deadline import Deadline
 from conch.library.messages import document_of
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
@@ -43,52 +43,49 @@ class GrpcTransport:
         )
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def live(self) -> bool:
-        return bool(self._call("ServerLive", service_pb2.ServerLiveRequest()).live)
+    def live(self, deadline: Deadline) -> bool:
+        return bool(self._call("ServerLive", service_pb2.ServerLiveRequest(), deadline).live)
 
-    def ready(self, model: str, version: int) -> bool:
+    def ready(self, model: str, version: int, deadline: Deadline) -> bool:
         if not model:
-            return bool(self._call("ServerReady", service_pb2.ServerReadyRequest()).ready)
+            return bool(self._call("ServerReady", service_pb2.ServerReadyRequest(), deadline).ready)
         request = service_pb2.ModelReadyRequest(name=model, version=_version(version))
-        return bool(self._call("ModelReady", request).ready)
+        return bool(self._call("ModelReady", request, deadline).ready)
 
-    def metadata(self, model: str, version: int) -> dict[str, Any]:
+    def metadata(self, model: str, version: int, deadline: Deadline) -> dict[str, Any]:
         if not model:
-            return document_of(self._call("ServerMetadata", service_pb2.ServerMetadataRequest()))
+            return document_of(self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline))
         request = service_pb2.ModelMetadataRequest(name=model, version=_version(version))
-        return document_of(self._call("ModelMetadata", request))
+        return document_of(self._call("ModelMetadata", request, deadline))
 
     def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig:
         message = service_pb2.ModelConfigRequest(name=model, version=_version(version))
-        return self._within(deadline, model, lambda left: self._stub.ModelConfig(message, timeout=left)).config
+        return self._call("ModelConfig", message, deadline, model).config
 
-    def statistics(self, model: str, version: int) -> list[dict[str, Any]]:
+    def statistics(self, model: str, version: int, deadline: Deadline) -> list[dict[str, Any]]:
         request = service_pb2.ModelStatisticsRequest(name=model, version=_version(version))
-        entries: list[dict[str, Any]] = document_of(self._call("ModelStatistics", request))["model_stats"]
+        entries: list[dict[str, Any]] = document_of(self._call("ModelStatistics", request, deadline))["model_stats"]
         return entries
 
-    def index(self) -> list[dict[str, str]]:
-        models = document_of(self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest()))["models"]
+    def index(self, deadline: Deadline) -> list[dict[str, str]]:
+        models = document_of(self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), deadline))["models"]
         return [{key: text for key, text in entry.items() if text} for entry in models]
 
-    def load(self, model: str, config: str | None, files: Mapping[str, bytes]) -> None:
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes], deadline: Deadline) -> None:
         request = service_pb2.RepositoryModelLoadRequest(model_name=model)
         if config is not None:
             request.parameters["config"].string_param = config
         for path, content in files.items():
             request.parameters[f"file:{path}"].bytes_param = content
-        self._call("RepositoryModelLoad", request)
+        self._call("RepositoryModelLoad", request, deadline)
 
-    def unload(self, model: str, dependents: bool) -> None:
+    def unload(self, model: str, dependents: bool, deadline: Deadline) -> None:
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = dependents
-        self._call("RepositoryModelUnload", request)
+        self._call("RepositoryModelUnload", request, deadline)
 
     def infer(self, request: OutgoingRequest) -> InferResult:
-        message = _message(request)
-        return _result(
-            self._within(request.deadline, request.model, lambda left: self._stub.ModelInfer(message, timeout=left))
-        )
+        return _result(self._call("ModelInfer", _message(request), request.deadline, request.model))
 
     def stream(self, request: OutgoingRequest) -> ResultStream:
         message = _message(request)
@@ -101,8 +98,9 @@ class GrpcTransport:
     def close(self) -> None:
         self._channel.close()
 
-    def _call(self, method: str, request: Any) -> Any:
-        return self._within(NO_DEADLINE, "", lambda left: getattr(self._stub, method)(request, timeout=left))
+    def _call(self, method: str, request: Any, deadline: Deadline, model: str = "") -> Any:
+        """The response; ``model`` names the model in the error at the deadline."""
+        return self._within(deadline, model, lambda left: getattr(self._stub, method)(request, timeout=left))
 
     def _within(self, deadline: Deadline, model: str, call: Callable[[float | None], Any]) -> Any:
         """What ``call`` returns, which takes the seconds that are left."""

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from conch.config import render
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, internal, invalid, unavailable
-from conch.library.deadline import NO_DEADLINE, Deadline
+from conch.library.deadline import Deadline
 from conch.library.events import EventStream, SingleResult, generate_body
 from conch.library.http_connection import DeadlineConnection
 from conch.library.requests import OutgoingRequest
@@ -47,39 +47,40 @@ class HttpTransport:
         self._lock = threading.Lock()
         self._closed = False
 
-    def live(self) -> bool:
-        return self._found("/v2/health/live")
+    def live(self, deadline: Deadline) -> bool:
+        return self._found("/v2/health/live", deadline)
 
-    def ready(self, model: str, version: int) -> bool:
-        return self._found(f"{model_path(model, version)}/ready" if model else "/v2/health/ready")
+    def ready(self, model: str, version: int, deadline: Deadline) -> bool:
+        return self._found(f"{model_path(model, version)}/ready" if model else "/v2/health/ready", deadline)
 
-    def metadata(self, model: str, version: int) -> dict[str, Any]:
-        document: dict[str, Any] = self._json("GET", model_path(model, version) if model else "/v2")
+    def metadata(self, model: str, version: int, deadline: Deadline) -> dict[str, Any]:
+        path = model_path(model, version) if model else "/v2"
+        document: dict[str, Any] = json.loads(self._call("GET", path, b"", deadline))
         return document
 
     def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig:
         path = f"{model_path(model, version)}/config"
         return render.from_json(self._exchange("GET", path, b"", {}, deadline, model)[1].decode())
 
-    def statistics(self, model: str, version: int) -> list[dict[str, Any]]:
+    def statistics(self, model: str, version: int, deadline: Deadline) -> list[dict[str, Any]]:
         path = model_path(model, version) if model else "/v2/models"
-        entries: list[dict[str, Any]] = self._json("GET", f"{path}/stats")["model_stats"]
+        entries: list[dict[str, Any]] = json.loads(self._call("GET", f"{path}/stats", b"", deadline))["model_stats"]
         return entries
 
-    def index(self) -> list[dict[str, str]]:
-        entries: list[dict[str, str]] = self._json("POST", _INDEX)
+    def index(self, deadline: Deadline) -> list[dict[str, str]]:
+        entries: list[dict[str, str]] = json.loads(self._call("POST", _INDEX, b"", deadline))
         return entries
 
-    def load(self, model: str, config: str | None, files: Mapping[str, bytes]) -> None:
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes], deadline: Deadline) -> None:
         parameters = {f"file:{path}": base64.b64encode(content).decode() for path, content in files.items()}
         if config is not None:
             parameters["config"] = config
         body = json.dumps({"parameters": parameters}).encode()
-        self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/load", body)
+        self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/load", body, deadline)
 
-    def unload(self, model: str, dependents: bool) -> None:
+    def unload(self, model: str, dependents: bool, deadline: Deadline) -> None:
         body = json.dumps({"parameters": {"unload_dependents": dependents}}).encode()
-        self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", body)
+        self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", body, deadline)
 
     def infer(self, request: OutgoingRequest) -> InferResult:
         header = json.dumps(_document(request)).encode()
@@ -108,20 +109,17 @@ class HttpTransport:
         for connection in idle:
             connection.close()
 
-    def _found(self, path: str) -> bool:
+    def _found(self, path: str, deadline: Deadline) -> bool:
         try:
-            self._call("GET", path)
+            self._call("GET", path, b"", deadline)
         except ConchError as error:
             if error.code in (Code.INVALID_ARG, Code.NOT_FOUND):  # how the protocol says no
                 return False
             raise
         return True
 
-    def _json(self, method: str, path: str) -> Any:
-        return json.loads(self._call(method, path))
-
-    def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
-        return self._exchange(method, path, body, {}, NO_DEADLINE)[1]
+    def _call(self, method: str, path: str, body: bytes, deadline: Deadline) -> bytes:
+        return self._exchange(method, path, body, {}, deadline)[1]
 
     def _exchange(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline, model: str = ""

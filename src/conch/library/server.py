@@ -100,35 +100,42 @@ class Server(InferenceService):
         """How many requests of ``models`` wait or run; without names of all, and an ensemble's beside its steps."""
         return self._run(_under_way(self._server, models))
 
-    def live(self) -> bool:
-        return self._open and self._run(self._server.live())
+    def live(self, *, timeout: float | None = None) -> bool:
+        return self._open and self._run(self._server.live(timeout=timeout))
 
-    def ready(self, model: str = "", version: int | str = "") -> bool:
-        return self._open and self._run(self._server.ready(model, version))
+    def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
+        return self._open and self._run(self._server.ready(model, version, timeout=timeout))
 
-    def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
-        return self._run(self._server.metadata(model, version))
+    def metadata(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
+        return self._run(self._server.metadata(model, version, timeout=timeout))
 
-    def config(self, model: str, version: int | str = "") -> dict[str, Any]:
-        return self._run(self._server.config(model, version))
+    def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
+        return self._run(self._server.config(model, version, timeout=timeout))
 
-    def labels(self, model: str, version: int | str = "") -> dict[str, list[str]]:
+    def labels(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, list[str]]:
         """The labels of classes, by output, of those outputs that have any."""
-        return self._run(self._server.labels(model, version))
+        return self._run(self._server.labels(model, version, timeout=timeout))
 
-    def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
-        return self._run(self._server.statistics(model, version))
+    def statistics(
+        self, model: str = "", version: int | str = "", *, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        return self._run(self._server.statistics(model, version, timeout=timeout))
 
-    def models(self) -> list[dict[str, str]]:
-        return self._run(self._server.models())
+    def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:
+        return self._run(self._server.models(timeout=timeout))
 
     def load(
-        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        model: str,
+        config: str | Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> None:
-        self._run(self._server.load(model, config, files))
+        self._run(self._server.load(model, config, files, timeout=timeout))
 
-    def unload(self, model: str, dependents: bool = False) -> None:
-        self._run(self._server.unload(model, dependents))
+    def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
+        self._run(self._server.unload(model, dependents, timeout=timeout))
 
     @contextlib.contextmanager
     def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[RequestTarget]:

@@ -62,7 +62,11 @@ class RequestTarget(Protocol):
 
 
 class InferenceService(ABC):
-    """A server of models.  Every method raises :class:`conch.ConchError`, whose ``code`` says what kind of failure."""
+    """A server of models.  Every method raises :class:`conch.ConchError`, whose ``code`` says what kind of failure.
+
+    ``timeout`` bounds a whole call, in seconds: without a response by then it raises UNAVAILABLE, and ``live`` and
+    ``ready`` return False.  Loads and unloads continue on the server.
+    """
 
     def infer(
         self,
@@ -179,32 +183,39 @@ class InferenceService(ABC):
             return target.stream(request)
 
     @abstractmethod
-    def live(self) -> bool:
+    def live(self, *, timeout: float | None = None) -> bool:
         """Whether the server answers."""
 
     @abstractmethod
-    def ready(self, model: str = "", version: int | str = "") -> bool:
+    def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
         """Whether the server is ready, or one model; False for a model that is not there."""
 
     @abstractmethod
-    def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
+    def metadata(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
         """What the server says of itself, or of a model: the body of ``GET /v2`` and ``GET /v2/models/<model>``."""
 
     @abstractmethod
-    def config(self, model: str, version: int | str = "") -> dict[str, Any]:
+    def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
         """The configuration that a model runs with: the body of ``GET /v2/models/<model>/config``."""
 
     @abstractmethod
-    def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
+    def statistics(
+        self, model: str = "", version: int | str = "", *, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
         """The statistics of each version of a model, or of all models; durations in nanoseconds."""
 
     @abstractmethod
-    def models(self) -> list[dict[str, str]]:
+    def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:
         """The repository's index: ``name``, and of versions that were loaded ``version``, ``state`` and ``reason``."""
 
     @abstractmethod
     def load(
-        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        model: str,
+        config: str | Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> None:
         """Load or reload a model; returns when it is ready.
 
@@ -214,7 +225,7 @@ class InferenceService(ABC):
         """
 
     @abstractmethod
-    def unload(self, model: str, dependents: bool = False) -> None:
+    def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
         """Stop serving a model; with ``dependents``, the members of an ensemble as well.  Raises as ``load`` does."""
 
     @abstractmethod

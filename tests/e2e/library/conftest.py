@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -86,31 +86,29 @@ class OnALoop(conch.InferenceService):
 
         return BlockingStream(self.thread, self.thread.run(begin()))
 
-    def live(self) -> bool:
-        return self.thread.run(self.server.live())
+    def live(self, *arguments: Any, **options: Any) -> bool:
+        return self.thread.run(self.server.live(*arguments, **options))
 
-    def ready(self, model: str = "", version: int | str = "") -> bool:
-        return self.thread.run(self.server.ready(model, version))
+    def ready(self, *arguments: Any, **options: Any) -> bool:
+        return self.thread.run(self.server.ready(*arguments, **options))
 
-    def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
-        return self.thread.run(self.server.metadata(model, version))
+    def metadata(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return self.thread.run(self.server.metadata(*arguments, **options))
 
-    def config(self, model: str, version: int | str = "") -> dict[str, Any]:
-        return self.thread.run(self.server.config(model, version))
+    def config(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return self.thread.run(self.server.config(*arguments, **options))
 
-    def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
-        return self.thread.run(self.server.statistics(model, version))
+    def statistics(self, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
+        return self.thread.run(self.server.statistics(*arguments, **options))
 
-    def models(self) -> list[dict[str, str]]:
-        return self.thread.run(self.server.models())
+    def models(self, *arguments: Any, **options: Any) -> list[dict[str, str]]:
+        return self.thread.run(self.server.models(*arguments, **options))
 
-    def load(
-        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-    ) -> None:
-        self.thread.run(self.server.load(model, config, files))
+    def load(self, *arguments: Any, **options: Any) -> None:
+        self.thread.run(self.server.load(*arguments, **options))
 
-    def unload(self, model: str, dependents: bool = False) -> None:
-        self.thread.run(self.server.unload(model, dependents))
+    def unload(self, *arguments: Any, **options: Any) -> None:
+        self.thread.run(self.server.unload(*arguments, **options))
 
     def close(self) -> None:
         self.thread.run(self.server.close())

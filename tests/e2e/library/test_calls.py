@@ -13,6 +13,7 @@ import pytest
 import conch
 from conch import Code, ConchError, InferenceService, Server
 from tests.events import Events, eventually
+from tests.models import write
 
 ROWS = {"INPUT0": list(range(16)), "INPUT1": np.ones(16, np.int32)}
 NUMBERS = {
@@ -286,3 +287,34 @@ def test_client_of_a_server_that_is_not_there() -> None:
         assert refusal(client.metadata).code is Code.UNAVAILABLE
     for url in ("ftp://a", "grpc://a/b", "http://", "a:b", "http://[::1"):
         assert refusal(conch.Client, url).code is Code.INVALID_ARG
+
+
+WAITING = """
+import os
+import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        while not os.path.exists({path!r}):
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_load_has_the_timeout_of_its_call_and_continues(
+    service: InferenceService, folder: Path, tmp_path: Path
+) -> None:
+    write(folder, "waiting", 'backend: "python"', {"1/model.py": WAITING.format(path=str(tmp_path / "go"))})
+    error = refusal(service.load, "waiting", timeout=0.1)
+    assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from the server within 0.1 s")
+    (tmp_path / "go").touch()
+    eventually(lambda: service.ready("waiting"), "the model's readiness")
+    service.unload("waiting", timeout=30)
+
+
+@pytest.mark.parametrize("call", ["live", "metadata", "statistics", "models"])
+def test_timeout_that_is_no_time_is_refused(service: InferenceService, call: str) -> None:
+    assert refusal(getattr(service, call), timeout=0).code is Code.INVALID_ARG
+    assert getattr(service, call)(timeout=30)

@@ -20,6 +20,7 @@ from conch.library.client import Client
 from conch.library.grpc_transport import GrpcTransport
 from conch.library.requests import OutgoingRequest
 from conch.library.service import ResultStream
+from tests.unit.library.test_http_transport import HEALTH, WITH_TIMEOUT
 
 REQUEST = OutgoingRequest(ModelSignature("m", 1, 0, {}, {}, decoupled=True), -1, {})
 
@@ -42,9 +43,13 @@ class FakeService(service_pb2_grpc.GRPCInferenceServiceServicer):
             pass
         self.ended = not self.cancelled.is_set()
 
-    def ModelConfig(self, request: Any, context: Any) -> Any:
+    def silent(self, request: Any, context: Any) -> Any:
         context.add_callback(self.cancelled.set)
         self.cancelled.wait()
+
+    ModelConfig = ModelMetadata = ModelReady = ModelStatistics = silent
+    ServerLive = ServerMetadata = ServerReady = silent
+    RepositoryIndex = RepositoryModelLoad = RepositoryModelUnload = silent
 
 
 @contextmanager
@@ -73,6 +78,24 @@ def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_
         with pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.2 s") as raised:
             call(client, "m", {"x": 1}, timeout=0.2)
     assert raised.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("arguments", WITH_TIMEOUT, ids=lambda arguments: arguments[0])
+def test_every_call_has_its_timeout(arguments: tuple[str, ...]) -> None:
+    name, *given = arguments
+    with served(FakeService(0)) as port, Client(f"127.0.0.1:{port}") as client:
+        with pytest.raises(ConchError, match=r"no answer from .* within 0\.2 s") as raised:
+            getattr(client, name)(*given, timeout=0.2)
+    assert raised.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("arguments", HEALTH, ids=" ".join)
+def test_a_server_that_does_not_answer_in_time_is_not_live_or_ready(arguments: tuple[str, ...]) -> None:
+    name, *given = arguments
+    with served(FakeService(0)) as port, Client(f"127.0.0.1:{port}") as client:
+        assert getattr(client, name)(*given, timeout=0.2) is False
 
 
 def test_a_stream_whose_error_has_come_is_ended_by_the_server() -> None:

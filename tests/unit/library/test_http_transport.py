@@ -23,6 +23,11 @@ CONFIG = {
 }
 DECOUPLED = {**CONFIG, "model_transaction_policy": {"decoupled": True}}
 INPUTS = {"x": [1.0]}
+#: Calls with their arguments.
+WITH_TIMEOUT = [
+    ("metadata",), ("metadata", "m"), ("config", "m"), ("statistics",), ("models",), ("load", "m"), ("unload", "m"),
+]  # fmt: skip
+HEALTH = [("live",), ("ready",), ("ready", "m")]
 
 
 class Connection:
@@ -99,6 +104,42 @@ def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_
     with served(silent) as client, pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.2 s") as caught:
         client.infer("m", INPUTS, timeout=0.2)
     assert caught.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize("arguments", WITH_TIMEOUT, ids=lambda arguments: arguments[0])
+def test_every_call_has_its_timeout(arguments: tuple[str, ...]) -> None:
+    name, *given = arguments
+    with served(silent) as client, pytest.raises(ConchError, match=r"no answer from .* within 0\.2 s") as caught:
+        getattr(client, name)(*given, timeout=0.2)
+    assert caught.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize("arguments", HEALTH, ids=" ".join)
+def test_a_server_that_does_not_answer_in_time_is_not_live_or_ready(arguments: tuple[str, ...]) -> None:
+    name, *given = arguments
+    with served(silent) as client:
+        assert getattr(client, name)(*given, timeout=0.2) is False
+
+
+def test_interim_responses_are_skipped() -> None:
+    def hinting(connection: Connection) -> None:
+        for _ in range(2):
+            connection.read()
+            connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            connection.write(b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n" * 2)
+            connection.answer(CONFIG)
+
+    with served(hinting) as client:
+        assert [client.config("m")["name"] for _ in range(2)] == ["m", "m"]
+
+
+def test_a_server_that_changes_the_protocol_gives_no_answer() -> None:
+    def changing(connection: Connection) -> None:
+        connection.read()
+        connection.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+
+    with served(changing) as client, pytest.raises(ConchError, match="HTTP status 101"):
+        client.config("m")
 
 
 @pytest.mark.parametrize(
