@@ -94,6 +94,9 @@ class CachedExecutor:
     def set_log(self, levels: Mapping[str, Any]) -> None:
         self.inner.set_log(levels)
 
+    def retire(self) -> None:
+        self.inner.retire()
+
     def abandon(self) -> None:
         self.inner.abandon()
 

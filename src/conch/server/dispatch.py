@@ -171,6 +171,9 @@ class Dispatcher:
         for worker in self._workers:
             worker.set_log(levels)
 
+    def retire(self) -> None:
+        """Its sequences end with it."""
+
     def abandon(self) -> None:
         """End the workers that have requests; the others are left to be stopped."""
         for worker in (*self._workers, *self._retiring.values()):

@@ -52,6 +52,9 @@ class EnsembleExecutor:
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """No code of an ensemble logs."""
 
+    def retire(self) -> None:
+        """Its members have the sequences."""
+
     def abandon(self) -> None:
         """Its steps are other models' requests."""
 

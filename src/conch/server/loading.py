@@ -45,6 +45,7 @@ from conch.server.limited import (
 from conch.server.model import Executor, Model, origins_of
 from conch.server.origins import MembersArea, entries_of, version_identity
 from conch.server.places import LeavePlace
+from conch.server.remote.executor import RemoteSequences
 from conch.server.remote.loading import complete_remote, make_executor
 from conch.server.resources import is_limited
 from conch.server.scheduling import make_scheduler, preserves_ordering
@@ -100,6 +101,7 @@ class Loader:
         self._new_process = new_process
         self._templates = templates
         self._cache = cache
+        self._remote_sequences = RemoteSequences()
         self._limiter = InstanceRateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None
 
     def configure(self, files: ModelFiles) -> ModelConfig:
@@ -183,7 +185,10 @@ class Loader:
         )
         identity = Identity(unknown="what other servers run")
         labels = await asyncio.to_thread(files.labels)
-        remote = await make_executor(config, version, files.directory, statistics, self._settings.max_pending_requests)
+        limit = self._settings.max_pending_requests
+        remote = await make_executor(
+            config, version, files.directory, statistics, limit, files.key, self._remote_sequences
+        )
         executor = self._behind_cache(remote, identity, version, config, statistics, files.namespace)
         model = Model(config, version, executor, statistics, labels, namespace=files.namespace, identity=identity)
         model.repeats = repeats_of(executor)

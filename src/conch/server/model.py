@@ -65,6 +65,9 @@ class Executor(Protocol):
 
     def set_log(self, levels: Mapping[str, Any]) -> None: ...
 
+    def retire(self) -> None:
+        """Other versions, or none, get the requests that come from now on, except some that are being decoded."""
+
     def abandon(self) -> None: ...
 
     async def stop(self, seconds: float | None) -> None: ...

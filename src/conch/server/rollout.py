@@ -239,6 +239,7 @@ class Rollout:
         self.end(model, version_state)
 
     def end(self, model: Model, version_state: VersionState | None) -> None:
+        model.executor.retire()
         task = asyncio.get_running_loop().create_task(self._end_when_idle(model, version_state))
         self._retiring[task] = model
         task.add_done_callback(self._retiring.pop)

@@ -213,6 +213,8 @@ class _Waiting:
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """Ignore levels: the test's own logging chooses."""
 
+    def retire(self) -> None: ...
+
     def abandon(self) -> None: ...
 
     async def stop(self, seconds: float | None) -> None:

@@ -36,6 +36,7 @@ class FakeExecutor:
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
         self.stopped: list[float | None] = []
+        self.retired = False
 
     def submit(self, request: InferRequest) -> None:
         self.requests.append(request)
@@ -43,6 +44,9 @@ class FakeExecutor:
     def fail_waiting(self, error: ConchError) -> None: ...
 
     def set_log(self, levels: Mapping[str, Any]) -> None: ...
+
+    def retire(self) -> None:
+        self.retired = True
 
     def abandon(self) -> None: ...
 

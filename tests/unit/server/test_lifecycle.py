@@ -114,6 +114,17 @@ async def test_replaced_version_ends_after_its_last_request(house: House) -> Non
     assert answers.finals == 1
 
 
+async def test_version_is_told_at_once_that_it_gets_no_further_requests(house: House) -> None:
+    house.write("a")
+    await house.lifecycle.load("a")
+    house.write("a", content="changed")
+    await house.lifecycle.load("a")
+    old, new = house.loader.made
+    assert (old.executor.retired, new.executor.retired) == (True, False)  # type: ignore[attr-defined]
+    await house.lifecycle.unload("a")
+    assert new.executor.retired  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("fails", ["its measurement", "its end"])
 async def test_version_is_unloaded_although_something_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fails: str

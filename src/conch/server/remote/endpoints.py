@@ -68,6 +68,33 @@ class Assignment:
         return self.endpoint.url
 
 
+class LostSequences:
+    """Why sequences of remote models have ended early, until their servers have forgotten them, too.
+
+    All remote models of a server share it: what a sequence has lost outlives the version that began it.
+    """
+
+    def __init__(self) -> None:
+        #: Reasons and when they may be forgotten (s), by model and correlation ID, the oldest first.
+        self._reasons: dict[tuple[str, int | str], tuple[str, float]] = {}
+
+    def add(self, key: tuple[str, int | str], reason: str, now: float, idle_seconds: float) -> None:
+        """Refuse the further requests of a sequence until it starts again, for ``idle_seconds`` at most."""
+        for old, _ in list(takewhile(lambda item: item[1][1] < now, self._reasons.items())):
+            del self._reasons[old]
+        self._reasons.pop(key, None)
+        self._reasons[key] = reason, now + idle_seconds
+
+    def reason(self, key: tuple[str, int | str], now: float) -> str:
+        """Why a sequence has ended early; empty for one that has not."""
+        reason, until = self._reasons.get(key, ("", 0.0))
+        return reason if now <= until else ""
+
+    def forget(self, key: tuple[str, int | str]) -> None:
+        """The sequence has been started again, or its last request has come."""
+        self._reasons.pop(key, None)
+
+
 def _accept(urls: Sequence[str]) -> None:
     """Take the place of a check where every address is accepted."""
 
@@ -77,7 +104,8 @@ class Endpoints:
 
     The least loaded gets the next request, or the one to which its ``key`` belongs unless that has clearly more to do
     than the others.  A sequence stays on the server where it started, until it ends or is idle for ``idle_seconds``.
-    If that server goes away, the whole sequence moves if its first request has not run yet, and fails otherwise.
+    If that server goes away, the whole sequence moves if its first request has not run yet, and fails otherwise:
+    ``lost`` has the sequences of the model ``key`` that have failed, also on other versions of it.
 
     ``check`` raises for addresses that are refused.  ``on_added`` and ``on_gone`` are told of every address that is to
     be asked whether it is ready, and that is needed no longer.
@@ -88,6 +116,8 @@ class Endpoints:
         clock: Callable[[], float],
         *,
         idle_seconds: float,
+        key: str = "",
+        lost: LostSequences | None = None,
         check: Callable[[Sequence[str]], None] = _accept,
         on_added: Callable[[str], None] = lambda url: None,
         on_gone: Callable[[str], None] = lambda url: None,
@@ -99,7 +129,9 @@ class Endpoints:
         self._on_gone = on_gone
         self._known: dict[str, RemoteEndpoint] = {}
         self._sequences: dict[int | str, PinnedSequence] = {}
-        self._lost: dict[int | str, tuple[float, str]] = {}
+        self._key = key
+        self._lost = lost if lost is not None else LostSequences()
+        self._retired = ""
         self._uses = 0
 
     @property
@@ -149,7 +181,7 @@ class Endpoints:
     def mark(self, url: str, reason: str, *, gone: bool = False) -> bool:
         """Note that a server is ready, or the ``reason`` why not; returns whether that is news.
 
-        One that is ``gone`` has lost its sequences, and the next request of each is told so.
+        One that is ``gone`` has lost its sequences.
         """
         endpoint = self._known.get(url)
         if endpoint is None:
@@ -184,8 +216,7 @@ class Endpoints:
         if sequence is None:
             return
         if sequence.lost:
-            self._lost.pop(request.correlation_id, None)
-            raise _ended_early(request, sequence.lost)
+            raise self._ended_early(request, sequence.lost)
         self._reassign(assignment, sequence.endpoint)
 
     def move(self, request: InferRequest, assignment: Assignment, key: bytes, without: Collection[str]) -> None:
@@ -213,19 +244,25 @@ class Endpoints:
                 self._note_seen(request.correlation_id, sequence)
                 if request.flags & SEQUENCE_END:
                     self._end_sequence(request.correlation_id)
+                    self._lost.forget((self._key, request.correlation_id))
         self._forget_if_done(endpoint)
 
     def fail(self, request: InferRequest, assignment: Assignment, reason: str) -> None:
-        """End the sequence of a request that may not have run; the error of this request informs the client.
-
-        Requests queued behind it fail for the ``reason`` given.
-        """
+        """End the sequence of a request that may not have run; those after it fail for the ``reason`` given."""
         sequence = assignment.sequence
-        if sequence is not None and not sequence.lost:
-            sequence.lost = reason
-            if self._sequences.get(request.correlation_id) is sequence:
-                self._end_sequence(request.correlation_id)
-        self._lost.pop(request.correlation_id, None)
+        if sequence is None or sequence.lost:
+            return
+        sequence.lost = reason
+        if self._sequences.get(request.correlation_id) is sequence:
+            self._end_sequence(request.correlation_id)
+            if not request.flags & SEQUENCE_END:
+                self._lose(request.correlation_id, reason)
+
+    def retire(self, reason: str) -> None:
+        """End all sequences for the requests that come from now on, which come to other versions of the model."""
+        self._retired = reason
+        for correlation_id in self._sequences:
+            self._lose(correlation_id, reason)
 
     def begins(self, request: InferRequest) -> bool:
         """Whether a request is the first of a sequence."""
@@ -236,7 +273,7 @@ class Endpoints:
         return request.correlation_id in self._sequences and not request.flags & SEQUENCE_START
 
     def _sequence_of(self, request: InferRequest) -> PinnedSequence | None:
-        """The sequence that a request continues.  Raises UNAVAILABLE for one whose server has gone."""
+        """The sequence that a request continues.  Raises UNAVAILABLE for one that has ended early."""
         correlation_id = request.correlation_id
         if not correlation_id or request.flags & SEQUENCE_START:
             return None
@@ -244,10 +281,16 @@ class Endpoints:
         if sequence is not None:
             self._note_seen(correlation_id, sequence)
             return sequence
-        lost = self._lost.pop(correlation_id, None)
-        if lost is not None:
-            raise _ended_early(request, lost[1])
+        reason = self._lost.reason((self._key, correlation_id), self._clock())
+        if reason:
+            raise self._ended_early(request, reason)
         return None
+
+    def _ended_early(self, request: InferRequest, reason: str) -> ConchError:
+        if request.flags & SEQUENCE_END:
+            self._lost.forget((self._key, request.correlation_id))
+        sequence = f"sequence {request.correlation_id} of model '{request.model_name}'"
+        return unavailable(f"{sequence} has ended early, as {reason}: start it again")
 
     def _use(self, endpoint: RemoteEndpoint) -> None:
         self._uses += 1
@@ -282,9 +325,11 @@ class Endpoints:
     def _begin_sequence(self, correlation_id: int | str, endpoint: RemoteEndpoint) -> PinnedSequence:
         if correlation_id in self._sequences:
             self._end_sequence(correlation_id)
-        self._lost.pop(correlation_id, None)
+        self._lost.forget((self._key, correlation_id))
         sequence = self._sequences[correlation_id] = PinnedSequence(endpoint, self._clock())
         endpoint.sequences += 1
+        if self._retired:
+            self._lose(correlation_id, self._retired)
         return sequence
 
     def _end_sequence(self, correlation_id: int | str) -> None:
@@ -294,12 +339,14 @@ class Endpoints:
 
     def _lose_sequences(self, endpoint: RemoteEndpoint) -> None:
         """End the sequences that have started on a lost server; the others may still start elsewhere."""
-        now = self._clock()
         for correlation_id, sequence in list(self._sequences.items()):
             if sequence.endpoint is endpoint and not sequence.starting:
                 sequence.lost = f"its server {endpoint.url} went away"
-                self._lost[correlation_id] = (now, sequence.lost)
+                self._lose(correlation_id, sequence.lost)
                 self._end_sequence(correlation_id)
+
+    def _lose(self, correlation_id: int | str, reason: str) -> None:
+        self._lost.add((self._key, correlation_id), reason, self._clock(), self._idle_seconds)
 
     def _note_seen(self, correlation_id: int | str, sequence: PinnedSequence) -> None:
         """Keep the sequences in the order in which they were last heard of."""
@@ -315,19 +362,12 @@ class Endpoints:
                 self._note_seen(correlation_id, sequence)
             else:
                 self._end_sequence(correlation_id)
-        for correlation_id, _ in list(takewhile(lambda one: one[1][0] < since, self._lost.items())):
-            del self._lost[correlation_id]
 
     def _forget_if_done(self, endpoint: RemoteEndpoint) -> None:
         done = endpoint.leaving and not endpoint.under_way and not endpoint.sequences
         if done and self._known.get(endpoint.url) is endpoint:
             del self._known[endpoint.url]
             self._on_gone(endpoint.url)
-
-
-def _ended_early(request: InferRequest, reason: str) -> ConchError:
-    sequence = f"sequence {request.correlation_id} of model '{request.model_name}'"
-    return unavailable(f"{sequence} has ended early, as {reason}: start it again")
 
 
 def _salt(url: str) -> bytes:

@@ -13,7 +13,7 @@ from conch.config.remote import RemoteSettings, check_urls, read_url
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, cancelled, internal, unavailable
 from conch.inference import InferRequest, InferResponse
-from conch.server.remote.endpoints import Assignment, Endpoints
+from conch.server.remote.endpoints import Assignment, Endpoints, LostSequences
 from conch.server.remote.health import HealthWatch
 from conch.server.remote.transport import Connect, LostError, RemoteTransport, UnreachedError
 from conch.telemetry.statistics import ModelStatistics
@@ -26,6 +26,7 @@ _BACK_OFF: Final = 0.1
 #: What a server answers whose model is being unloaded, among other things.
 _OF_A_MODEL_THAT_LEAVES: Final = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE))
 _STOPPING: Final = "the model is being unloaded"
+_RETIRED: Final = "the model was reloaded or unloaded"
 
 
 class _Server:
@@ -48,9 +49,21 @@ class _Passage:
         self.tried: set[str] = set()
 
 
+class RemoteSequences:
+    """What all remote models of a server share, so that a reload splits no sequence and mixes no two.
+
+    ``last`` has the last task of each sequence that has one, by model and correlation ID.
+    """
+
+    def __init__(self) -> None:
+        self.lost = LostSequences()
+        self.last: dict[tuple[str, int | str], asyncio.Task[None]] = {}
+
+
 class RemoteExecutor:
     """The executor of a remote model; see :class:`conch.server.model.Executor`.
 
+    ``key`` tells the model from others in ``sequences``, which all of its versions share.
     ``endpoints`` are the servers, and may be changed at any time.  At most ``limit`` requests are under way.
     """
 
@@ -64,8 +77,11 @@ class RemoteExecutor:
         decoupled: bool,
         limit: int,
         idle_seconds: float,
+        key: str = "",
+        sequences: RemoteSequences | None = None,
     ) -> None:
         self._name = name
+        self._key = key
         self._settings = settings
         self._connect = connect
         self._statistics = statistics
@@ -74,12 +90,15 @@ class RemoteExecutor:
         self._loop = asyncio.get_running_loop()
         self._servers: dict[str, _Server] = {}
         self._tasks: dict[InferRequest, asyncio.Task[None]] = {}
-        self._last_of: dict[int | str, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._stopped = False
+        sequences = sequences if sequences is not None else RemoteSequences()
+        self._last_of = sequences.last
         self.endpoints = Endpoints(
             monotonic,
             idle_seconds=idle_seconds,
+            key=key,
+            lost=sequences.lost,
             check=lambda urls: check_urls(urls, decoupled=decoupled, model=name),
             on_added=self._add,
             on_gone=self._remove,
@@ -115,15 +134,15 @@ class RemoteExecutor:
             raise unavailable(f"model '{self._name}' is not available: {_STOPPING}")
         if len(self._tasks) >= self._limit:
             raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
-        assignment = self.endpoints.take(request, self._key(request))
+        assignment = self.endpoints.take(request, self._affinity(request))
         request.times.queued = request.times.started = monotonic_ns()
         request.on_cancel = self._cancel
-        correlation_id = request.correlation_id
-        before = self._last_of.get(correlation_id) if assignment.sequence is not None else None
+        sequence = self._key, request.correlation_id
+        before = self._last_of.get(sequence) if assignment.sequence is not None else None
         passage = _Passage(request, assignment, before)
         task = self._tasks[request] = self._loop.create_task(self._run(passage))
         if assignment.sequence is not None:
-            self._last_of[correlation_id] = task
+            self._last_of[sequence] = task
         task.add_done_callback(partial(self._ended, passage))
 
     def fail_waiting(self, error: ConchError) -> None:
@@ -131,6 +150,9 @@ class RemoteExecutor:
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """No code of the model logs here."""
+
+    def retire(self) -> None:
+        self.endpoints.retire(_RETIRED)
 
     def abandon(self) -> None:
         """Give up what is under way."""
@@ -197,7 +219,7 @@ class RemoteExecutor:
             else:
                 LOG.info("remote model '%s': %s is ready", self._name, url)
 
-    def _key(self, request: InferRequest) -> bytes:
+    def _affinity(self, request: InferRequest) -> bytes:
         """What the request's endpoint is chosen by: its sequence, how the first text of an input begins, or the model.
 
         Every server that passes requests on to the same endpoints chooses the same.
@@ -223,10 +245,12 @@ class RemoteExecutor:
         """Whatever became of a request, also if it was cancelled before it was sent."""
         request = passage.request
         del self._tasks[request]
+        if request.cancelled and not request.answered:
+            self.endpoints.fail(request, passage.assignment, "a request before this one was cancelled")
         self.endpoints.give_back(request, passage.assignment)
-        correlation_id = request.correlation_id
-        if self._last_of.get(correlation_id) is task:
-            del self._last_of[correlation_id]
+        sequence = self._key, request.correlation_id
+        if self._last_of.get(sequence) is task:
+            del self._last_of[sequence]
 
     async def _run(self, passage: _Passage) -> None:
         """Pass a request on, after the one before it in its sequence, and see to it that it ends."""
@@ -344,7 +368,7 @@ class RemoteExecutor:
         if assignment.sequence is not None and not self.endpoints.begins(request):
             return False
         try:
-            self.endpoints.move(request, assignment, self._key(request), passage.tried)
+            self.endpoints.move(request, assignment, self._affinity(request), passage.tried)
         except ConchError:
             return False
         return True

@@ -10,7 +10,7 @@ from conch.config.remote import read_remote, take_over
 from conch.config.schema import ModelConfig, copied, scheduler
 from conch.errors import ConchError, unavailable
 from conch.server.remote.connecting import connecting
-from conch.server.remote.executor import RemoteExecutor
+from conch.server.remote.executor import RemoteExecutor, RemoteSequences
 from conch.telemetry.statistics import ModelStatistics
 
 #: How long a sequence is kept at its server of which nothing is heard, where the configuration does not say (s).
@@ -56,11 +56,18 @@ def _merged(config: ModelConfig, theirs: ModelConfig) -> ModelConfig:
 
 
 async def make_executor(
-    config: ModelConfig, version: int, directory: Path, statistics: ModelStatistics, limit: int
+    config: ModelConfig,
+    version: int,
+    directory: Path,
+    statistics: ModelStatistics,
+    limit: int,
+    key: str,
+    sequences: RemoteSequences,
 ) -> RemoteExecutor:
     """The executor of a version with a completed configuration, whose servers have been asked once if they are ready.
 
-    ``limit`` is the number of requests that may be under way.
+    ``limit`` is the number of requests that may be in flight; ``key`` and ``sequences`` are those of
+    :class:`RemoteExecutor`.
     """
     settings = read_remote(config).of_version(version)
     decoupled = config.model_transaction_policy.decoupled
@@ -75,6 +82,8 @@ async def make_executor(
         decoupled=decoupled,
         limit=limit,
         idle_seconds=idle,
+        key=key,
+        sequences=sequences,
     )
     try:
         await executor.start()

@@ -11,7 +11,7 @@ from conch.config.remote import RemoteSettings, RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError
 from conch.inference import InferRequest, InferResponse
-from conch.server.remote.executor import RemoteExecutor
+from conch.server.remote.executor import RemoteExecutor, RemoteSequences
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import WireTensor, pack_bytes
 
@@ -81,7 +81,15 @@ class FakeServer:
 class RemoteBench:
     """An executor over fake servers, and the requests that were given to it."""
 
-    def __init__(self, *urls: str, limit: int = 100, decoupled: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        *urls: str,
+        limit: int = 100,
+        decoupled: bool = False,
+        key: str = "",
+        sequences: RemoteSequences | None = None,
+        **settings: Any,
+    ) -> None:
         self.servers: dict[str, FakeServer] = {}
         self.statistics = ModelStatistics("m", 1)
         self.executor = RemoteExecutor(
@@ -92,6 +100,8 @@ class RemoteBench:
             decoupled=decoupled,
             limit=limit,
             idle_seconds=60.0,
+            key=key,
+            sequences=sequences,
         )
 
     def _connect(self, url: RemoteUrl) -> FakeServer:

@@ -8,22 +8,24 @@ import pytest
 
 from conch.errors import Code, ConchError, invalid
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
-from conch.server.remote.endpoints import Assignment, Endpoints
+from conch.server.remote.endpoints import Assignment, Endpoints, LostSequences
 
 A, B, C = "grpc://a:1", "grpc://b:1", "http://c:1"
 IDLE_SECONDS = 10.0
 
 
 class Choice:
-    """Endpoints with the time in the test's hand, and what they said of addresses."""
+    """Endpoints with the time in the test's hand, and what they said of addresses; ``lost`` may be shared."""
 
-    def __init__(self, *urls: str) -> None:
+    def __init__(self, *urls: str, key: str = "m", lost: LostSequences | None = None) -> None:
         self.now = 0.0
         self.added: list[str] = []
         self.gone: list[str] = []
         self.endpoints = Endpoints(
             lambda: self.now,
             idle_seconds=IDLE_SECONDS,
+            key=key,
+            lost=lost,
             check=_refuse_ftp,
             on_added=self.added.append,
             on_gone=self.gone.append,
@@ -133,18 +135,57 @@ def test_a_sequence_stays_where_it_started_until_it_ends(correlation_id: int | s
     assert (choice.endpoints.sequences, choice.gone) == (0, [home.url])
 
 
-def test_a_lost_server_ends_its_sequences_with_one_error_each() -> None:
+def test_a_lost_server_ends_its_sequences_until_they_start_again() -> None:
     choice = Choice(A)
     for correlation_id in (1, 2):
         choice.endpoints.give_back(request(correlation_id, SEQUENCE_START), choice.take(correlation_id, SEQUENCE_START))
     choice.endpoints.mark(A, "the connection broke", gone=True)
     assert choice.endpoints.sequences == 0
     choice.endpoints.mark(A, "")
-    with pytest.raises(ConchError, match="sequence 1 of model 'm' has ended early, as its server grpc://a:1 went away"):
-        choice.take(1)
-    assert choice.take(1).url == A  # from now on it is for the server to say that it has not begun
+    for _ in range(2):
+        with pytest.raises(ConchError, match="sequence 1 of model 'm' has ended early, as its server grpc://a:1 went"):
+            choice.take(1)
     assert choice.take(2, SEQUENCE_START).url == A
     assert choice.take(2).url == A
+
+
+@pytest.mark.parametrize("ended_by", ["start", "end", "time"])
+def test_a_sequence_that_has_ended_early_is_remembered_as_long_as_it_may_be_continued(ended_by: str) -> None:
+    choice = Choice(A)
+    choice.endpoints.give_back(request(1, SEQUENCE_START), choice.take(1, SEQUENCE_START))
+    choice.endpoints.mark(A, "the connection broke", gone=True)
+    choice.endpoints.mark(A, "")
+    if ended_by == "start":
+        choice.take(1, SEQUENCE_START)
+    elif ended_by == "end":
+        with pytest.raises(ConchError, match="has ended early"):
+            choice.take(1, SEQUENCE_END)
+    else:
+        choice.now = IDLE_SECONDS + 1
+    assert choice.take(1).url == A
+
+
+def test_a_sequence_of_a_retired_version_is_refused_by_the_next_one_until_it_starts_again() -> None:
+    lost = LostSequences()
+    old, new, other = (Choice(A, key=key, lost=lost) for key in ("m", "m", "other"))
+    old.take(1, SEQUENCE_START)
+    old.endpoints.retire("the model was reloaded")
+    old.take(2, SEQUENCE_START)  # decoded before the reload
+    for correlation_id in (1, 2):
+        with pytest.raises(ConchError, match="has ended early, as the model was reloaded"):
+            new.take(correlation_id)
+    assert old.take(1, SEQUENCE_END).url == other.take(1).url == new.take(1, SEQUENCE_START).url == A
+    assert new.take(1).url == A
+
+
+def test_a_sequence_whose_end_came_before_its_version_was_retired_is_forgotten() -> None:
+    lost = LostSequences()
+    old, new = Choice(A, lost=lost), Choice(A, lost=lost)
+    old.endpoints.give_back(request(1, SEQUENCE_START), old.take(1, SEQUENCE_START))
+    last = old.take(1, SEQUENCE_END)
+    old.endpoints.retire("the model was reloaded")
+    old.endpoints.give_back(request(1, SEQUENCE_END), last)
+    assert new.take(1).url == A
 
 
 def test_a_sequence_that_is_not_heard_of_is_forgotten_unless_it_runs() -> None:

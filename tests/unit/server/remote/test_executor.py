@@ -9,6 +9,7 @@ import pytest
 
 from conch.errors import Code, ConchError, not_found, unavailable
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferResponse
+from conch.server.remote.executor import RemoteSequences
 from conch.server.remote.transport import LostError, UnreachedError
 from tests.unit.server.remote.fakes import A, B, RemoteBench
 
@@ -213,15 +214,66 @@ async def test_a_correlation_id_outside_of_a_sequence_keeps_nothing_back() -> No
     assert bench.executor.sequences == 0
 
 
-async def test_a_lost_request_ends_its_sequence_with_that_one_error() -> None:
+async def test_a_lost_request_ends_its_sequence() -> None:
     bench = RemoteBench(A)
     await bench.executor.start()
     first = bench.send(correlation_id=3, flags=SEQUENCE_START)
     (await bench.servers[A].next()).fail(LostError("the connection broke"))
     assert "may have run there" in (await first.error()).message
     bench.executor.endpoints.mark(A, "", gone=True)
+    for _ in range(2):
+        with pytest.raises(ConchError, match="has ended early, as grpc://a:1 has lost a request before this one"):
+            bench.send(correlation_id=3)
+    bench.send(correlation_id=3, flags=SEQUENCE_START)
+    assert (await bench.servers[A].next()).request.flags == SEQUENCE_START
+
+
+@pytest.mark.parametrize("sent", [False, True])
+async def test_a_cancelled_request_without_a_response_ends_its_sequence(sent: bool) -> None:
+    bench = RemoteBench(A)
+    await bench.executor.start()
+    first = bench.send(correlation_id=3, flags=SEQUENCE_START)
+    call = await bench.servers[A].next()
+    cancelled, behind = bench.send(correlation_id=3), bench.send(correlation_id=3, flags=SEQUENCE_END)
+    if sent:
+        call.answer()
+        await first.ended.wait()
+        await bench.servers[A].next()
+    cancelled.request.cancel()
+    if not sent:
+        call.answer()
+    assert "has ended early, as a request before this one was cancelled" in (await behind.error()).message
+    assert bench.servers[A].calls == []
+
+
+async def test_a_cancelled_request_with_a_response_does_not_end_its_sequence() -> None:
+    bench = RemoteBench(A, decoupled=True)
+    await bench.executor.start()
+    first = bench.send(correlation_id=3, flags=SEQUENCE_START)
+    (await bench.servers[A].next()).deliver(InferResponse(final=False))
+    first.request.cancel()
+    await first.ended.wait()
     bench.send(correlation_id=3)
     assert (await bench.servers[A].next()).request.flags == 0
+
+
+async def test_a_sequence_that_starts_again_on_a_new_version_waits_for_the_last_request_on_the_old_one() -> None:
+    sequences = RemoteSequences()
+    old, new = (RemoteBench(A, key="m", sequences=sequences) for _ in range(2))
+    for bench in (old, new):
+        await bench.executor.start()
+    last = old.send(correlation_id=3, flags=SEQUENCE_START)
+    call = await old.servers[A].next()
+    old.executor.retire()
+    with pytest.raises(ConchError, match="has ended early, as the model was reloaded or unloaded"):
+        new.send(correlation_id=3)
+    again = new.send(correlation_id=3, flags=SEQUENCE_START)
+    await asyncio.sleep(0)
+    assert new.servers[A].tried == 0
+    call.answer()
+    await last.ended.wait()
+    (await new.servers[A].next()).answer()
+    await again.ended.wait()
 
 
 async def test_a_request_of_a_sequence_does_not_wait_longer_than_it_may() -> None:

@@ -15,6 +15,7 @@ from conch.config.complete import complete
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig, scheduler
 from conch.errors import Code, ConchError
+from conch.server.remote.executor import RemoteSequences
 from conch.server.remote.loading import complete_remote, make_executor
 from conch.telemetry.statistics import ModelStatistics
 
@@ -81,7 +82,7 @@ async def test_what_is_written_is_kept_and_nobody_asked(tmp_path: Path) -> None:
     tensors = 'input { name: "a" data_type: TYPE_FP32 dims: 1 } output { name: "b" data_type: TYPE_FP32 dims: 1 }'
     config = written("grpc://127.0.0.1:1", tensors)
     assert await complete_remote(config, tmp_path) == config
-    executor = await make_executor(config, 1, tmp_path, ModelStatistics("mine", 1), 10)
+    executor = await make_executor(config, 1, tmp_path, ModelStatistics("mine", 1), 10, "mine", RemoteSequences())
     assert "grpc://127.0.0.1:1: no connection: Connection refused" in executor.away
     await executor.stop(0)
 
