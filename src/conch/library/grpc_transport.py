@@ -133,7 +133,8 @@ class _GrpcStream(ResultStream):
             if message.error_message:
                 self._leave_to_end()
                 raise ConchError(message.error_message, Code.UNKNOWN)  # the protocol has no code for it
-            if message.infer_response.outputs:
+            # The response of a decoupled model without outputs is the end alone.
+            if message.infer_response.outputs or not self._request.signature.decoupled:
                 return _result(message.infer_response)
         raise StopIteration
 

@@ -80,7 +80,7 @@ class LocalStream(AsyncResultStream):
         self._loop = asyncio.get_running_loop()
         self._outgoing = outgoing
         # The request refers to the inbox alone, so that a stream that nobody keeps is noticed.
-        self._inbox = _Inbox()
+        self._inbox = _Inbox(decoupled=model.signature.decoupled)
         self._request = _submit(model, outgoing, self._inbox.put)
         self._inbox.request = self._request
 
@@ -125,8 +125,10 @@ class _Inbox:
 
     request: InferRequest
 
-    def __init__(self) -> None:
+    def __init__(self, *, decoupled: bool) -> None:
+        self._decoupled = decoupled
         self._responses: deque[InferResponse] = deque()
+        self._count = 0
         self._bytes = 0
         self._ended = False
         self._news = asyncio.Event()
@@ -135,8 +137,10 @@ class _Inbox:
         """Keep a response; called by the request, on the event loop."""
         if self._ended:
             return
-        if not response.empty:
+        # A model that is not decoupled may have made no outputs: its only response is empty then.
+        if not response.empty or (response.final and not self._count and not self._decoupled):
             self._responses.append(response)
+            self._count += 1
             self._bytes += _size(response)
         self._ended = response.final
         if self._bytes > UNREAD_LIMIT and not self._ended:

@@ -41,6 +41,24 @@ output { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "ROWS" data_type: TYPE_INT32 dims: [ 1 ] }
 dynamic_batching { max_queue_delay_microseconds: 100000 }
 """
+#: Answers without outputs; with ``sender`` by a response sender, which says separately that nothing follows.
+HOLLOW = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if not pb_utils.get_input_tensor_by_name(requests[0], "SENDER").as_numpy().any():
+            return [pb_utils.InferenceResponse([]) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+HOLLOW_CONFIG = """
+backend: "python"
+input { name: "SENDER" data_type: TYPE_BOOL dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_BOOL dims: [ 1 ] }
+"""
 
 
 class BlockingStream(conch.ResultStream):
@@ -122,6 +140,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with some of the toy models."""
     repository = build(tmp_path_factory.mktemp("library") / "models", *MODELS)
     write(repository, "shout", SHOUT_CONFIG, {"1/model.py": SHOUT})
+    write(repository, "hollow", HOLLOW_CONFIG, {"1/model.py": HOLLOW})
     return repository
 
 

@@ -117,6 +117,13 @@ def test_model_that_is_not_decoupled_has_a_stream_of_one_response(service: Infer
     assert [one["OUTPUT0"].tolist() for one in service.infer_stream("add_sub", ROWS)] == [list(range(1, 17))]
 
 
+@pytest.mark.parametrize("sender", [False, True])
+def test_response_without_outputs_is_a_response(service: InferenceService, sender: bool) -> None:
+    assert service.infer("hollow", {"SENDER": [sender]}).outputs == {}
+    with service.infer_stream("hollow", {"SENDER": [sender]}) as stream:
+        assert [result.outputs for result in stream] == [{}]
+
+
 def test_error_ends_a_stream(service: InferenceService, request: pytest.FixtureRequest) -> None:
     stream = service.infer_stream("repeat", {"IN": [4, -1, 6]})
     assert next(stream)["OUT"].tolist() == [4]
