@@ -146,12 +146,20 @@ class MemoryLedger:
             raise _too_large(files, version, weights, self._sum(free))
 
     async def note_load(self, model: Model, files: ModelFiles) -> None:
-        """Measure a version that has just been loaded, and log what it uses."""
+        """Measure a version that has just been loaded, and log what it uses.
+
+        If it cannot be measured, it counts as :meth:`expected` until the next measurement.
+        """
         if is_ensemble(model.config):
             return
         weights = await asyncio.to_thread(_weights, files, model.version, model.config)
         model.statistics.memory = replace(model.statistics.memory, weights=weights.size)
-        await self.measure([model])
+        try:
+            await self.measure([model])
+        except Exception:
+            LOG.exception("failed to measure the memory of '%s' version %d", model.name, model.version)
+            model.statistics.memory = await self.expected(files, [model.version], model.config)
+            return
         LOG.info("'%s' version %d uses %s", model.name, model.version, model.statistics.memory.sentence())
 
     async def note_end(self, model: Model) -> None:
@@ -168,6 +176,8 @@ class MemoryLedger:
     async def _refresh(self) -> None:
         try:
             await self.measure()
+        except Exception:
+            LOG.exception("failed to measure the memory of the loaded models")
         finally:
             self._measured_at = monotonic()
             self._refreshing = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from conch.repository.override import Override
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.server.states import UNLOADED, ModelTable, State
+from conch.telemetry.processes import ProcessMemory, ProcessReader
 from tests.unit.server.loads import CONFIG, House, stopped, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -73,20 +75,35 @@ async def test_load_is_tried_again_as_often_as_was_asked(tmp_path: Path) -> None
     assert house.states("m") == {1: (State.READY, "")}
 
 
-async def test_version_that_cannot_be_measured_does_not_stay_behind(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_version_that_cannot_be_measured_serves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Reader(ProcessReader):
+        def read(self, groups: Iterable[Iterable[int]]) -> list[ProcessMemory]:
+            raise OSError("Too many open files")
+
+    house = House(tmp_path, ledger=MemoryLedger(ModelTable(), reader=Reader()))
+    house.write("m")
+    await house.lifecycle.load("m")
+    assert house.states("m") == {1: (State.READY, "")}
+    assert "Traceback" in caplog.text and "failed to measure the memory of 'm' version 1" in caplog.text
+
+
+async def test_version_that_is_unloaded_while_it_is_measured_does_not_stay_behind(tmp_path: Path) -> None:
+    measuring = asyncio.Event()
+
     class Ledger(MemoryLedger):
         async def note_load(self, model: Model, files: ModelFiles) -> None:
-            raise RuntimeError("a bug")
+            measuring.set()
+            await asyncio.Event().wait()
 
     house = House(tmp_path, ledger=Ledger(ModelTable()))
     house.write("m")
-    with pytest.raises(ConchError, match=r"RuntimeError\('a bug'\)"):
-        await house.lifecycle.load("m")
+    load = asyncio.create_task(house.lifecycle.load("m"))
+    await measuring.wait()
+    await house.lifecycle.unload("m")
+    with pytest.raises(ConchError, match="unloaded meanwhile"):
+        await load
     (started,) = house.loader.made
     assert len(stopped(started)) == 1
-    assert "Traceback" in caplog.text and "failed to load 'm' version 1" in caplog.text
 
 
 async def test_error_that_is_a_bug_fails_the_load_and_nothing_else(house: House) -> None:

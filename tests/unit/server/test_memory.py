@@ -20,7 +20,7 @@ from conch.telemetry.memory import FreeMemory, ModelMemory
 from conch.telemetry.processes import ProcessMemory, ProcessReader
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.fakes import FakeWorker
-from tests.unit.server.loads import FakeExecutor
+from tests.unit.server.loads import FakeExecutor, until
 
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
@@ -33,8 +33,11 @@ class FakeReader(ProcessReader):
 
     host: dict[int, ProcessMemory] = field(default_factory=dict)
     gpus: dict[int, int] = field(default_factory=dict)
+    failure: Exception | None = None
 
     def read(self, groups: Iterable[Iterable[int]]) -> list[ProcessMemory]:
+        if self.failure is not None:
+            raise self.failure
         return [self.host.get(next(iter(group), 0), ProcessMemory()) for group in groups]
 
     def gpu_free(self) -> dict[int, int]:
@@ -80,6 +83,32 @@ async def test_a_loaded_model_is_measured_and_logged(tmp_path: Path, caplog: pyt
     assert "'m' version 1 uses 400 MiB (including weights 1 MiB): workers 380 MiB, shared regions 20 MiB" in caplog.text
     assert ledger.used("m") == ledger.used() == model.statistics.memory
     assert ledger.used("other") == ModelMemory()
+
+
+async def test_a_model_that_cannot_be_measured_counts_as_expected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = ModelTable()
+    reader = FakeReader(host={5: ProcessMemory(70 * MEBIBYTE)}, failure=RuntimeError("can't start new thread"))
+    ledger = MemoryLedger(table, reader=reader)
+    files = _files(tmp_path, MEBIBYTE)
+    model = _loaded(table, _worker(5))
+    await ledger.note_load(model, files)
+    assert "failed to measure the memory of 'm' version 1" in caplog.text and "can't start new thread" in caplog.text
+    assert ledger.used("m") == await ledger.expected(files, [1], _config("python"))
+    reader.failure = None
+    await ledger.measure()
+    assert ledger.used("m").workers == 70 * MEBIBYTE
+
+
+async def test_figures_stay_where_they_cannot_be_refreshed(caplog: pytest.LogCaptureFixture) -> None:
+    table = ModelTable()
+    ledger = MemoryLedger(table, reader=FakeReader(failure=RuntimeError("can't start new thread")))
+    model = _loaded(table, _worker(5))
+    model.statistics.memory = ModelMemory(workers=MEBIBYTE)
+    ledger.refresh()
+    await until(lambda: "failed to measure the memory of the loaded models" in caplog.text)
+    assert ledger.used("m").workers == MEBIBYTE
 
 
 async def test_what_a_model_took_is_what_it_will_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
