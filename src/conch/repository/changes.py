@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 
-from conch.repository.fingerprint import Fingerprint
+from conch.repository.fingerprint import ExternalFiles, Fingerprint, Stamp, take_external
 from conch.repository.scan import ModelRepository
 
 LOG = logging.getLogger("conch")
@@ -32,10 +35,15 @@ class Watch:
 
     repository: ModelRepository
     _seen: dict[str, Fingerprint | None] = field(default_factory=dict)
+    _changed: Mapping[str, Mapping[Path, frozenset[Stamp]]] = field(default_factory=dict)
     _problem: str = ""
 
-    def look(self) -> Changes:
-        """What is different since the last call.  A model that became ambiguous, or unambiguous again, is modified."""
+    def look(self, external: Mapping[str, ExternalFiles] = MappingProxyType({})) -> Changes:
+        """What is different since the last call.  A model that became ambiguous, or unambiguous again, is modified.
+
+        So is one whose external files have changed since they were loaded: ``external`` has them by model.  Each change
+        is reported once.
+        """
         try:
             now = self.repository.fingerprints()
         except OSError as error:
@@ -45,8 +53,24 @@ class Watch:
             return Changes()
         self._problem = ""
         before, self._seen = self._seen, now
+        reported, self._changed = self._changed, _changed(external)
         return Changes(
             added=tuple(name for name in now if name not in before),
             removed=tuple(name for name in before if name not in now),
-            modified=tuple(name for name in now if name in before and now[name] != before[name]),
+            modified=tuple(
+                name
+                for name in now
+                if name in before
+                and (now[name] != before[name] or self._changed.get(name) not in (None, reported.get(name)))
+            ),
         )
+
+
+def _changed(external: Mapping[str, ExternalFiles]) -> dict[str, dict[Path, frozenset[Stamp]]]:
+    """By model, the external files that have changed, as they are now."""
+    now = take_external({path for files in external.values() for path in files})
+    changed = {
+        name: {path: now[path] for path, stamps in files.items() if now[path] != stamps}
+        for name, files in external.items()
+    }
+    return {name: files for name, files in changed.items() if files}

@@ -20,6 +20,8 @@ MOST_FILES: Final = 100_000
 
 #: One file: its path within the model directory, modification time (ns) and size (bytes).
 Stamp = tuple[str, int, int]
+#: Files and folders outside of a model directory that a model reads, such as a checkpoint, with their stamps.
+ExternalFiles = Mapping[Path, frozenset[Stamp]]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,21 @@ def fingerprint_of(stamps: Iterable[Stamp], directories: Iterable[str], config_n
         elif not stamp[0].startswith(configs):
             rest.add(stamp)
     return Fingerprint(frozenset(config), {key: frozenset(stamps) for key, stamps in versions.items()}, frozenset(rest))
+
+
+def take_external(paths: Iterable[Path]) -> dict[Path, frozenset[Stamp]]:
+    """The stamps of files, and of the files in folders that count; none for a path that cannot be read."""
+    return {path: _stamps_at(path) for path in paths}
+
+
+def _stamps_at(path: Path) -> frozenset[Stamp]:
+    try:
+        if path.is_dir():
+            return frozenset(take_stamps(path))
+        status = path.stat()
+    except OSError:
+        return frozenset()
+    return frozenset({(path.name, status.st_mtime_ns, status.st_size)})
 
 
 def counts(path: str) -> bool:

@@ -11,8 +11,10 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 from conch.errors import ConchError, unavailable
+from conch.repository.fingerprint import ExternalFiles
 from conch.repository.override import Override
 from conch.repository.scan import ModelRepository
 from conch.server.loading import Loader
@@ -110,6 +112,13 @@ class Lifecycle:
             self._unloading.add(task)
             task.add_done_callback(self._unloading.discard)
             await asyncio.wait([task], timeout=_PROMPT_SECONDS)
+
+    def external_files(self) -> dict[str, ExternalFiles]:
+        """By model, the files outside of its directory that its versions were loaded from."""
+        return {
+            name: dict(chain.from_iterable(model.external.items() for model in model_state.models()))
+            for name, model_state in self._table.models.items()
+        }
 
     def is_loading(self, name: str) -> bool:
         """Whether an unload of the model would end a load of it."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from conch.config.signature import first_response_buckets, parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load, validate_written
 from conch.config.validate_scheduling import response_cache_problems
 from conch.repository.backends import BackendPlaces
+from conch.repository.fingerprint import ExternalFiles, take_external
 from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.model_files import ModelFiles
 from conch.repository.naming import qualified
@@ -160,6 +162,7 @@ class Loader:
             raise
         try:
             identity = await self._identity(files, version, starter.config, load_time, dispatcher)
+            external = await asyncio.to_thread(_external_files, files, dispatcher, load_time)
         except BaseException:
             await dispatcher.stop(0)
             raise
@@ -167,6 +170,7 @@ class Loader:
         model = Model(
             starter.config, version, executor, statistics, labels, namespace=files.namespace, identity=identity
         )
+        model.external = external
         model.repeats = repeats_of(executor)
         model.tell(dispatcher.runs_with)
         statistics.load_ns = monotonic_ns() - begun
@@ -377,6 +381,16 @@ class Loader:
             worker = SupervisedWorker(placement, starter.launch, dispatcher)
             dispatcher.add(worker)
             worker.adopt(process)
+
+
+def _external_files(files: ModelFiles, workers: Dispatcher, load_time: int) -> ExternalFiles:
+    """The files outside of the model's directory that its workers have read; blocking.
+
+    A file that changed during the load counts as changed: the workers may have read the old one.
+    """
+    paths = {Path(text) for process in workers.processes for kind, text in process.dependencies if kind == "path"}
+    found = take_external(path for path in paths if not path.is_relative_to(files.directory))
+    return {path: frozenset(stamp for stamp in stamps if stamp[1] <= load_time) for path, stamps in found.items()}
 
 
 async def _all_or_none(starts: Iterator[Coroutine[Any, Any, WorkerProcess]]) -> list[WorkerProcess]:

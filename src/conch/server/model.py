@@ -22,6 +22,7 @@ from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
 from conch.errors import Code, ConchError, unavailable
 from conch.inference import InferRequest, InferResponse, ModelSignature
+from conch.repository.fingerprint import ExternalFiles
 from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.naming import qualified
 from conch.server.repeats import RepeatedMessages
@@ -99,6 +100,8 @@ class Model:
         #: Tells every load of every version from all others.
         self.serial = next(_serial)
         self.identity = identity
+        #: The files outside of the model's directory that it was loaded from.
+        self.external: ExternalFiles = {}
         self._members = members
         self.name: str = config.name
         self.namespace = namespace

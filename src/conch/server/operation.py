@@ -15,6 +15,7 @@ from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import circular_dependency, cycle_of
 from conch.errors import ConchError, invalid, unavailable
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
+from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.override import (
     Override,
@@ -243,10 +244,17 @@ class LoadOperation:
             return False
         if any(version_state.state is not State.READY for version_state in model_state.versions.values()):
             return False
-        if model_state.fingerprint is None:
-            return model_state.uploaded is not None
+        if model_state.fingerprint is None and model_state.uploaded is None:
+            return False
+        external = [model.external for model in model_state.models()]
+
+        def look() -> bool:
+            fingerprint = model_state.fingerprint
+            if fingerprint is not None and self._repository.fingerprint(model_state.name) != fingerprint:
+                return False
+            return all(take_external(files) == files for files in external)
+
         try:
-            look = partial(self._repository.fingerprint, model_state.name)
-            return await self._repository.aside(look) == model_state.fingerprint
+            return await self._repository.aside(look)
         except (ConchError, OSError):
             return False

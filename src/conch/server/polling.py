@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from conch.errors import ConchError
@@ -62,7 +63,8 @@ class RepositoryPolling:
         while True:
             await asyncio.sleep(self._seconds)
             try:
-                changes = await self._repository.aside(self._watch.look)
+                look = partial(self._watch.look, self._lifecycle.external_files())
+                changes = await self._repository.aside(look)
                 for name in changes.removed:
                     self._retries.forget(name)
                     await self._lifecycle.unload(name)

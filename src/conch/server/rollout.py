@@ -16,7 +16,7 @@ from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, is_ensemble, with_placement, without_placement
 from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
 from conch.errors import ConchError, internal, invalid
-from conch.repository.fingerprint import Fingerprint
+from conch.repository.fingerprint import Fingerprint, take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.override import UploadedModel
 from conch.repository.scan import ModelRepository
@@ -92,7 +92,7 @@ class Rollout:
             with contextlib.suppress(ConchError, OSError):
                 fingerprint = await self._repository.aside(partial(self._repository.fingerprint, files.key))
         regrouped = _regrouped(model_state, config)
-        kept = _untouched(model_state, fingerprint) if regrouped is not None else {}
+        kept = await self._untouched(model_state, fingerprint) if regrouped is not None else {}
         config = regrouped if kept and regrouped is not None else config
         loaded = await gather_all(
             (self._load_version(files, version, config, steps, kept.get(version)) for version in versions),
@@ -185,6 +185,20 @@ class Rollout:
             step.model_name: self._table.find(steps[step.model_name], step.model_version)
             for step in config.ensemble_scheduling.step
             if step.model_name in known
+        }
+
+    async def _untouched(self, model_state: ModelState, fingerprint: Fingerprint | None) -> dict[int, Model]:
+        """The versions whose files have not changed."""
+        known = model_state.fingerprint
+        if known is None or fingerprint is None:
+            return {}
+        models = [model for model in model_state.models() if known.same_version(fingerprint, model.version)]
+        paths = {path for model in models for path in model.external}
+        now = await self._repository.aside(partial(take_external, paths))
+        return {
+            model.version: model
+            for model in models
+            if all(now[path] == stamps for path, stamps in model.external.items())
         }
 
     def _note_failure(self, model_state: ModelState, versions: Sequence[int], failed: Mapping[int, ConchError]) -> None:
@@ -312,17 +326,6 @@ def _regrouped(model_state: ModelState, config: ModelConfig) -> ModelConfig | No
     if models and all(without_placement(model.config) == rest for model in models):
         return with_placement(written, config)
     return None
-
-
-def _untouched(model_state: ModelState, fingerprint: Fingerprint | None) -> dict[int, Model]:
-    """The versions whose files have not changed."""
-    if model_state.fingerprint is None or fingerprint is None:
-        return {}
-    return {
-        model.version: model
-        for model in model_state.models()
-        if model_state.fingerprint.same_version(fingerprint, model.version)
-    }
 
 
 def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.repository.changes import Changes, Watch
-from conch.repository.fingerprint import Fingerprint, take_fingerprint
+from conch.repository.fingerprint import Fingerprint, take_external, take_fingerprint
 from conch.repository.scan import ModelRepository
 
 
@@ -128,3 +128,29 @@ def test_model_that_becomes_ambiguous_is_reported_as_modified(tmp_path: Path) ->
     assert watch.look() == Changes(modified=("m",))
     (tmp_path / "two" / "m").rmdir()
     assert watch.look() == Changes(modified=("m",))
+
+
+def test_model_whose_checkpoint_elsewhere_changed_is_modified_once_for_each_change(tmp_path: Path) -> None:
+    write(tmp_path / "models" / "m" / "1" / "model.json", "x")
+    write(tmp_path / "models" / "n" / "1" / "model.json", "x")
+    weights = tmp_path / "checkpoint" / "model.safetensors"
+    write(weights, "x")
+    loaded = take_external([weights.parent])
+    watch = Watch(ModelRepository([tmp_path / "models"]))
+    watch.look()
+    assert not watch.look({"m": loaded, "n": {}})
+
+    write(weights, "x", time=2)
+    assert watch.look({"m": loaded, "n": {}}) == Changes(modified=("m",))
+    assert not watch.look({"m": loaded, "n": {}})  # its load failed, or is under way
+
+    write(weights, "x", time=3)
+    assert watch.look({"m": loaded, "n": {}}) == Changes(modified=("m",))
+    assert not watch.look({"m": take_external([weights.parent])})
+
+
+def test_external_files_are_single_files_or_folders_or_nothing(tmp_path: Path) -> None:
+    file, absent = tmp_path / "model.gguf", tmp_path / "absent"
+    write(file, "x")
+    found = take_external([file, tmp_path, absent])
+    assert found[file] == found[tmp_path] != found[absent] == frozenset()

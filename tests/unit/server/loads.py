@@ -10,6 +10,7 @@ from typing import Any
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, invalid
 from conch.inference import InferRequest
+from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
 from conch.server.lifecycle import Lifecycle
@@ -66,6 +67,8 @@ class FakeLoader:
         self.made: list[Model] = []
         self.rescaled: list[tuple[Model, ModelConfig]] = []
         self.stalled: set[str] = set()
+        #: Files outside of the model directory that loads read, by model.
+        self.external: dict[str, Path] = {}
         self.held: dict[str, asyncio.Event] = {}
         self.failures: dict[str, list[Exception]] = {}
         self.under_way = 0
@@ -93,7 +96,9 @@ class FakeLoader:
         if self.failures.get(key):
             raise self.failures[key].pop(0)
         self.log.append(f"loaded {key}")
-        return self._model(config, version, files.namespace)
+        model = self._model(config, version, files.namespace)
+        model.external = take_external(path for name, path in self.external.items() if name == files.name)
+        return model
 
     async def load_ensemble(
         self,

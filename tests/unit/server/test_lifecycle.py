@@ -106,6 +106,23 @@ async def test_version_that_is_unloaded_while_it_is_measured_does_not_stay_behin
     assert len(stopped(started)) == 1
 
 
+async def test_model_is_loaded_again_when_its_checkpoint_elsewhere_has_changed(house: House, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "elsewhere"
+    checkpoint.mkdir()
+    house.loader.external["m"] = checkpoint
+    house.write("m")
+    await house.lifecycle.load("m")
+    await house.lifecycle.load("m")
+    assert len(house.loader.made) == 1
+    (checkpoint / "model.safetensors").write_text("retrained")
+    await house.lifecycle.load("m")
+    assert house.loader.made[1:] == [house.table.find("m")]
+    (checkpoint / "model.safetensors").write_text("retrained again")
+    house.write("m", CONFIG + "instance_group [{count: 2 kind: KIND_CPU}]")
+    await house.lifecycle.load("m")
+    assert house.loader.made[2:] == [house.table.find("m")] and not house.loader.rescaled
+
+
 async def test_error_that_is_a_bug_fails_the_load_and_nothing_else(house: House) -> None:
     house.write("m")
     house.loader.failures["m:1"] = [RuntimeError("a bug")]

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from conch.config import reading, render
 from conch.config.pbtxt import parse
 from conch.errors import ConchError, internal
 from conch.repository import model_files
+from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles, describe
 from conch.server import starting, warmup
 from conch.server.loading import Loader
@@ -348,6 +350,21 @@ async def test_shared_cache_tells_versions_by_what_their_workers_read(tmp_path: 
         await bench.load()
     first, second, third = cache.known
     assert first == second != third
+
+
+async def test_version_has_the_stamps_of_what_its_workers_read_elsewhere(tmp_path: Path) -> None:
+    weights, written = tmp_path / "weights", tmp_path / "written"
+    weights.write_text("x")
+
+    def prepare(process: FakeProcess) -> None:
+        written.write_text("while the model is being loaded")
+        os.utime(written, ns=(time.time_ns(), time.time_ns()))
+        inside = ("path", str(bench.directory / "adapter"))
+        process.dependencies = [("path", str(weights)), ("path", str(written)), inside, ("revision", "org/name@1")]
+
+    bench = Bench(tmp_path, CONFIG, prepare)
+    model = await bench.load()
+    assert model.external == {**take_external([weights]), written: frozenset()}
 
 
 @pytest.mark.parametrize(

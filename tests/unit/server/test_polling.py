@@ -1,10 +1,14 @@
-"""Which models are loaded again whose files are the same."""
+"""Which models are loaded again although the files in their directories are the same."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from conch.errors import ConchError, invalid, unavailable
 from conch.repository.errors import NotFoundError, PollError
-from conch.server.polling import Retries
+from conch.repository.scan import ModelRepository
+from conch.server.polling import RepositoryPolling, Retries
+from tests.unit.server.loads import House, until
 
 
 def lost(name: str) -> ConchError:
@@ -50,3 +54,19 @@ def test_what_failed_beside_it_is_tried_again_when_it_is_there() -> None:
     assert retries.due() == ["ensemble"]
     retries.note(["ensemble"], {"ensemble": invalid("no step")})
     assert not any(retries.due() for _ in range(40))
+
+
+async def test_model_is_loaded_again_when_its_checkpoint_elsewhere_has_changed(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (tmp_path / "models").mkdir()
+    house = House(tmp_path / "models")
+    house.loader.external["m"] = checkpoint
+    house.write("m")
+    polling = RepositoryPolling(ModelRepository([house.root]), house.lifecycle, 0.001)
+    await polling.look()
+    await house.lifecycle.load("m")
+    polling.start()
+    (checkpoint / "model.safetensors").write_text("retrained")
+    await until(lambda: len(house.loader.made) == 2)
+    polling.stop()
