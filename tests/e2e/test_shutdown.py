@@ -16,6 +16,7 @@ from tests.conformance.raw import get, post
 from tests.e2e.conftest import Serve
 from tests.e2e.processes import alive, workers
 from tests.events import Events, eventually
+from tests.models import write
 from tests.servers import ConchServer
 
 Background = Callable[..., Future[Any]]
@@ -101,6 +102,49 @@ def test_second_signal_does_not_lose_requests(serve: Serve, events: Events, back
     server.process.terminate()
     events.set("running.go")
     assert running.result().status == 200
+    assert server.process.wait(15) == 0
+
+
+CALLER = """
+import os, time
+from pathlib import Path
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        events = Path(os.environ["EVENTS"])
+        (events / "running.started").touch()
+        while not (events / "running.go").exists():
+            time.sleep(0.003)
+        request = pb_utils.InferenceRequest(
+            model_name="identity_fp32", requested_output_names=["OUTPUT"], inputs=requests[0].inputs()
+        )
+        response = request.exec()
+        return [pb_utils.InferenceResponse(response.output_tensors(), response.error())]
+"""
+CALLER_CONFIG = """backend: "python"
+input { name: "INPUT" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+
+
+def test_replaced_version_can_call_other_models_while_the_server_stops(
+    serve: Serve, events: Events, background: Background, tmp_path: Path
+) -> None:
+    write(tmp_path / "models", "caller", CALLER_CONFIG, {"1/model.py": CALLER})
+    flags = ("--exit-timeout-secs=30", "--model-control-mode=explicit", "--load-model=*")
+    server = serve("identity_fp32", flags=flags)
+    body = {"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
+    running = background(post, server.http, "/v2/models/caller/infer", body)
+    events.wait("running.started")
+    write(tmp_path / "models", "caller", CALLER_CONFIG, {"1/model.py": CALLER + "\n"})
+    assert post(server.http, "/v2/repository/models/caller/load", {}).status == 200
+    assert server.process is not None
+    server.process.terminate()
+    eventually(lambda: "in-flight inferences" in (tmp_path / "server.log").read_text(), "the log of the waiting server")
+    events.set("running.go")
+    assert running.result().json()["outputs"][0]["data"] == [1.5]
     assert server.process.wait(15) == 0
 
 

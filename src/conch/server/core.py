@@ -366,8 +366,11 @@ class InferenceServer:
         if used:
             LOG.info("Waiting for in-flight requests to complete.")
         in_time = True
-        # Members after their ensembles: a finished ensemble sends no more steps.
-        while busy := [model for model in models if model.in_use]:
+        # Models end after those that call them, which may have been replaced: ensembles and models with BLS.
+        while busy := [
+            *(model for model in models if model.in_use),
+            *(model for model in self._rollout.retiring if model.in_flight),
+        ]:
             left = deadline - loop.time()
             LOG.info("Timeout %d: Found %d model versions that have in-flight inferences", max(left, 0), len(busy))
             for model in busy:

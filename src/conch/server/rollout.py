@@ -275,6 +275,11 @@ class Rollout:
             version_state.make_unavailable(UNLOADED)
             LOG.info("successfully unloaded '%s' version %d", model.key, model.version)
 
+    @property
+    def retiring(self) -> list[Model]:
+        """The versions that were replaced or unloaded and have not ended."""
+        return list(self._retiring.values())
+
     async def finish(self, seconds: float) -> bool:
         """Wait until everything that was replaced or unloaded has ended; False, and by force, after ``seconds``."""
         if not self._retiring:
