@@ -199,6 +199,11 @@ class Loader:
         statistics.load_ns = monotonic_ns() - begun
         return model
 
+    def can_rescale(self, model: Model, config: ModelConfig) -> bool:
+        """Whether :meth:`rescale` can give a running version instances that the rate limiter counts, or does not."""
+        limits = self._limiter is not None and is_limited(config)
+        return isinstance(uncached(model.executor), LimitsResources) == limits
+
     async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: LeavePlace) -> None:
         """Give a running version the instances that ``config`` asks for; those that stay are not touched."""
         changed = with_placement(model.config, config)

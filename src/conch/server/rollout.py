@@ -92,7 +92,12 @@ class Rollout:
             with contextlib.suppress(ConchError, OSError):
                 fingerprint = await self._repository.aside(partial(self._repository.fingerprint, files.key))
         regrouped = _regrouped(model_state, config)
-        kept = await self._untouched(model_state, fingerprint) if regrouped is not None else {}
+        kept = {}
+        if regrouped is not None:
+            untouched = await self._untouched(model_state, fingerprint)
+            kept = {
+                version: model for version, model in untouched.items() if self._loader.can_rescale(model, regrouped)
+            }
         config = regrouped if kept and regrouped is not None else config
         loaded = await gather_all(
             (self._load_version(files, version, config, steps, kept.get(version)) for version in versions),

@@ -59,13 +59,14 @@ class FakeLoader:
     """Makes models that run nothing.
 
     ``held`` lets a load of that name, or ``name:version``, wait; ``failures`` are raised in turn.
-    A load of a model among ``stalled`` stands still.
+    A load of a model among ``stalled`` stands still; ``limited`` is when the rate limiter begins to count instances.
     """
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.made: list[Model] = []
         self.rescaled: list[tuple[Model, ModelConfig]] = []
+        self.limited = False
         self.stalled: set[str] = set()
         #: Files outside of the model directory that loads read, by model.
         self.external: dict[str, Path] = {}
@@ -110,6 +111,9 @@ class FakeLoader:
     ) -> Model:
         self.log.append(f"ensemble {files.name} of {','.join(sorted(find_members()))}")
         return self._model(config, version, files.namespace, keys)
+
+    def can_rescale(self, model: Model, config: ModelConfig) -> bool:
+        return not self.limited
 
     async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: LeavePlace) -> None:
         self.rescaled.append((model, config))

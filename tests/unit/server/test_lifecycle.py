@@ -214,6 +214,16 @@ async def test_change_of_instances_rescales_the_version_that_runs(house: House) 
     assert house.table.find("m") is model and len(house.loader.made) == 1
 
 
+async def test_version_is_replaced_when_the_rate_limiter_begins_to_count_its_instances(house: House) -> None:
+    house.write("m")
+    await house.lifecycle.load("m")
+    house.loader.limited = True
+    house.write("m", CONFIG + "instance_group [{rate_limiter {resources [{name: 'R' count: 1}]}}]")
+    await house.lifecycle.load("m")
+    assert not house.loader.rescaled
+    assert house.table.find("m") is house.loader.made[1]
+
+
 async def test_loads_of_a_model_exclude_each_other(house: House) -> None:
     house.write("m")
     house.loader.held["m"] = asyncio.Event()

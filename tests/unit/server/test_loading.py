@@ -93,6 +93,7 @@ class Bench:
         text: str,
         prepare: Callable[[FakeProcess], None] = lambda process: None,
         cache: SharedCache | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.directory = directory / "m"
         (self.directory / "1").mkdir(parents=True)
@@ -102,7 +103,7 @@ class Bench:
         find: Any = None
         registry = Registry(MetricsConfig(histogram_latencies=True), cpu=False, gpu=False)
         self.loader = Loader(
-            Settings(),
+            settings or Settings(),
             (),
             find,
             registry.statistics,
@@ -149,6 +150,27 @@ async def test_first_responses_are_timed_for_decoupled_models_in_the_buckets_of_
     assert usual is not None and usual.bounds == FIRST_RESPONSE_BUCKETS
     assert own is not None and own.bounds == (10, 20)
     assert other is None
+
+
+@pytest.mark.parametrize(
+    ("limited", "before", "after", "can"),
+    [
+        (True, "", "rate_limiter { priority: 2 }", False),
+        (True, "rate_limiter { priority: 2 }", "", False),
+        (True, "rate_limiter { priority: 2 }", "rate_limiter { priority: 3 }", True),
+        (False, "", "rate_limiter { priority: 2 }", True),
+    ],
+)
+async def test_version_gets_other_instances_unless_the_rate_limiter_begins_or_ends_to_count_them(
+    tmp_path: Path, limited: bool, before: str, after: str, can: bool
+) -> None:
+    settings = Settings(rate_limit="execution_count" if limited else "off")
+    bench = Bench(tmp_path, f"{CONFIG} instance_group {{ count: 1 {before} }}", settings=settings)
+    model = await bench.load()
+    text = f'name: "m" {CONFIG} instance_group {{ count: 2 {after} }}'
+    (bench.directory / "config.pbtxt").write_text(text)
+    assert bench.loader.can_rescale(model, bench.loader.configure(bench.files)) is can
+    await model.stop(0)
 
 
 async def test_each_instance_says_what_it_runs_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
