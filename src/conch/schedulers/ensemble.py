@@ -24,6 +24,9 @@ class Member(Protocol):
 
     signature: ModelSignature
 
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to a sequence that is under way."""
+
     def run_step(self, request: InferRequest) -> None:
         """Validate and enqueue; raises :class:`ConchError` when the request is refused."""
 
@@ -64,6 +67,13 @@ class Ensemble:
     def run(self, request: InferRequest) -> None:
         """Start the request; it ends like any other."""
         _Run(self, request).start()
+
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to a sequence that is under way in a member."""
+        try:
+            return any(self.find(step.model, step.version).continues(request) for step in self.steps)
+        except ConchError:
+            return False
 
     def needed_steps(self, outputs: Sequence[str]) -> Sequence[int]:
         """The steps on which ``outputs`` depend, in order."""

@@ -39,8 +39,8 @@ class EnsembleExecutor:
         return 0
 
     def continues(self, request: InferRequest) -> bool:
-        """None of its requests is taken when the server stops."""
-        return False
+        """Whether a request belongs to a sequence that is under way in one of its members."""
+        return self._ensemble.continues(request)
 
     def submit(self, request: InferRequest) -> None:
         request.times.queued = monotonic_ns()

@@ -179,13 +179,17 @@ class Model:
         """The labels of an output's classes, where a file names them."""
         return self._labels.get(output)
 
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to a sequence that is under way, whose requests are accepted to the end."""
+        return self.executor.continues(request)
+
     def infer(self, request: InferRequest) -> None:
         """Accept a request from a client.
 
         Raises :class:`ConchError` when it is refused; otherwise it ends exactly once, through
         ``request.respond``.
         """
-        if self.stopping and not self.executor.continues(request):
+        if self.stopping and not self.continues(request):
             _refuse(request)
             raise request.error(STOPPING, Code.UNAVAILABLE)
         self.run_step(request)

@@ -23,6 +23,10 @@ class FakeMember:
     signature: ModelSignature
     requests: list[InferRequest] = field(default_factory=list)
     refusal: ConchError | None = None
+    sequences: set[int | str] = field(default_factory=set)
+
+    def continues(self, request: InferRequest) -> bool:
+        return request.correlation_id in self.sequences
 
     def run_step(self, request: InferRequest) -> None:
         if self.refusal:
@@ -101,6 +105,15 @@ def test_independent_steps_run_at_the_same_time() -> None:
     assert flow.asked() == ["a", "b"]
     flow.answer("a", "y")
     assert flow.asked() == ["a", "b", "c"]
+
+
+def test_a_request_continues_a_sequence_if_it_does_so_in_one_of_the_steps() -> None:
+    flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",))
+    flow.members["b"].sequences.add(7)
+    known, unknown = (InferRequest("e", {}, flow.responses.append, correlation_id=number) for number in (7, 8))
+    assert (flow.ensemble.continues(known), flow.ensemble.continues(unknown)) == (True, False)
+    del flow.members["a"]
+    assert not flow.ensemble.continues(known)
 
 
 def test_unrequested_outputs_prune_their_steps() -> None:
