@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Final, Protocol
 
 from conch.errors import Code, ConchError
-from conch.tensors import Buffer, Loan, WireTensor
+from conch.tensors import Buffer, Loan, StoredData, WireTensor
 
 LOG = logging.getLogger("conch")
 
@@ -318,6 +318,15 @@ class InferRequest:
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel(self)
+
+    def hold_copies(self) -> None:
+        """Count the copies of inputs in shared memory that are about to be made.
+
+        Raises UNAVAILABLE if the server holds too many bytes.
+        """
+        for tensor in self.inputs.values():
+            if isinstance(tensor.data, StoredData):
+                tensor.data.hold()
 
     def error(self, message: str, code: Code = Code.INVALID_ARG) -> ConchError:
         """An error about this request, with the prefix that Triton puts before such messages."""

@@ -44,6 +44,9 @@ class StoredData:
         """Where a worker can read the bytes for itself; None if only this process can."""
         return None
 
+    def hold(self) -> None:
+        """Count a copy that the server keeps as long as the request.  Raises UNAVAILABLE if it holds too many bytes."""
+
     def __bytes__(self) -> bytes:
         data = bytearray(len(self))
         self.read_into(memoryview(data))

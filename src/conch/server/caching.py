@@ -67,6 +67,7 @@ class CachedExecutor:
     def submit(self, request: InferRequest) -> None:
         """Answer from the cache or enqueue; raises what the inner executor raises."""
         begun = request.times.queued = monotonic_ns()
+        request.hold_copies()  # which the key is made of
         if self.order is not None:
             self.order.admit(request)
         if request.shared is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from conch.errors import ConchError, internal
+from conch.errors import ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse
-from conch.tensors import WireTensor
+from conch.tensors import StoredData, WireTensor
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Verdict
 from conch.workers.host.model_calls import ModelCalls
@@ -62,6 +62,19 @@ class FakeWorker:
     async def stop(self, seconds: float) -> None:
         self.stopped = True
         self.alive = False
+
+
+class UncopiedData(StoredData):
+    """An input of ``size`` bytes in shared memory, of which the server can hold no copy."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def hold(self) -> None:
+        raise unavailable("the server holds too many bytes")
 
 
 class Answers:

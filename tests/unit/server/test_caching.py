@@ -8,7 +8,7 @@ from conch.caching.cache import CacheArea
 from conch.caching.entries import CachedResponse
 from conch.caching.local import LocalCache
 from conch.config.pbtxt import parse
-from conch.errors import Code, internal, unavailable
+from conch.errors import Code, ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse, SharedTensors
 from conch.schedulers.ordering import InOrder
 from conch.server import caching
@@ -17,7 +17,7 @@ from conch.server.model import Model
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import Buffer, WireTensor
 from tests.unit.fake_clock import settle
-from tests.unit.server.fakes import Answers
+from tests.unit.server.fakes import Answers, UncopiedData
 from tests.unit.server.test_model import CONFIG, FakeExecutor
 
 
@@ -82,6 +82,17 @@ async def test_outputs_that_go_to_shared_memory_are_kept_for_others_as_well() ->
     rig.answer()
     second = await rig.ask()
     assert bytes(second.responses[0].outputs[0].data) == b"wxyz"
+
+
+async def test_request_whose_inputs_would_be_copied_from_shared_memory_is_refused_when_too_much_is_held() -> None:
+    rig = Rig(InOrder())
+    request = InferRequest("m", {"x": WireTensor("x", "FP32", (1,), UncopiedData(4))}, Answers())
+    with pytest.raises(ConchError, match="too many bytes"):
+        rig.model.infer(request)
+    assert not rig.model.in_flight and not rig.inner.requests
+    await rig.ask()
+    rig.answer()
+    assert (await rig.ask()).finals == 1
 
 
 async def test_same_requests_at_the_same_time_both_run_and_one_is_counted_as_a_miss() -> None:

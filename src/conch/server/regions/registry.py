@@ -126,7 +126,7 @@ class HeldRegions(Regions):
     def read(self, datatype: str, name: str, offset: int, size: int) -> Any:
         region = self._find(name, offset, size)
         if size >= _COPIED_LATER and datatype != "BYTES":  # whose lengths are checked, and must be the same later
-            source = RegionData(region, offset, size)
+            source = RegionData(region, offset, size, self._hold)
             self.sources.append(source)
             return source
         self._hold(size)
@@ -149,11 +149,12 @@ class HeldRegions(Regions):
 
 
 class RegionData(StoredData):
-    """An input that is read when its request runs; keeps the region."""
+    """An input that is read when its request runs; keeps the region.  ``count`` is told of the bytes of a copy."""
 
-    __slots__ = ("_error", "_lent", "_offset", "_region", "_size")
+    __slots__ = ("_count", "_error", "_lent", "_offset", "_region", "_size")
 
-    def __init__(self, region: ClientRegion, offset: int, size: int) -> None:
+    def __init__(self, region: ClientRegion, offset: int, size: int, count: Callable[[int], None]) -> None:
+        self._count = count
         self._region = region
         self._offset = offset
         self._size = size
@@ -167,6 +168,9 @@ class RegionData(StoredData):
         loan = self._region.loan(self._offset, self._size)
         self._lent = loan is not None
         return loan
+
+    def hold(self) -> None:
+        self._count(self._size)
 
     def read_into(self, target: memoryview) -> None:
         try:

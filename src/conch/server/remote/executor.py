@@ -129,11 +129,12 @@ class RemoteExecutor:
         return self.endpoints.continues(request)
 
     def submit(self, request: InferRequest) -> None:
-        """Pass a request on; raises UNAVAILABLE at once where no server can take it, or too many are under way."""
+        """Pass a request on; raises UNAVAILABLE at once where no server can take it, or too much is in flight."""
         if self._stopped:
             raise unavailable(f"model '{self._name}' is not available: {_STOPPING}")
         if len(self._tasks) >= self._limit:
             raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+        request.hold_copies()
         assignment = self.endpoints.take(request, self._affinity(request))
         request.times.queued = request.times.started = monotonic_ns()
         request.on_cancel = self._cancel

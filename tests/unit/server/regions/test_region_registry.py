@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from conch.errors import Code, ConchError, unavailable
-from conch.inference import InferResponse
+from conch.inference import InferRequest, InferResponse
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.ownership import is_mapped
 from conch.server.regions.registry import MOST_REGIONS, ClientRegions, HeldRegions
@@ -152,6 +152,14 @@ async def test_small_inputs_and_texts_are_copied_and_counted(regions: ClientRegi
     assert counted == [SIZE, 8]
     memory.buf[0] = 1
     assert bytes(data) == bytes(SIZE)
+
+
+async def test_a_large_input_is_counted_when_somebody_is_about_to_copy_it(regions: ClientRegions) -> None:
+    counted: list[int] = []
+    data = regions.held_by(counted.append).read("UINT8", "r", 0, SIZE)
+    assert not counted
+    InferRequest("m", {"x": WireTensor("x", "UINT8", (SIZE,), data)}, lambda response: None).hold_copies()
+    assert counted == [SIZE]
 
 
 async def test_a_server_that_holds_too_many_bytes_refuses_before_it_reads(regions: ClientRegions) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from conch.errors import Code, ConchError, not_found, unavailable
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferResponse
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
 from conch.server.remote.executor import RemoteSequences
 from conch.server.remote.transport import LostError, UnreachedError
+from conch.tensors import WireTensor
+from tests.unit.server.fakes import UncopiedData
 from tests.unit.server.remote.fakes import A, B, RemoteBench
 
 
@@ -21,6 +23,15 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 REFUSED = UnreachedError("no connection: Connection refused")
+
+
+async def test_a_request_whose_inputs_would_be_copied_from_shared_memory_is_refused_when_too_much_is_held() -> None:
+    bench = RemoteBench(A)
+    await bench.executor.start()
+    request = InferRequest("m", {"x": WireTensor("x", "FP32", (1,), UncopiedData(4))}, lambda response: None)
+    with pytest.raises(ConchError, match="too many bytes"):
+        bench.executor.submit(request)
+    assert bench.executor.endpoints.under_way == {A: 0}
 
 
 async def test_a_request_is_answered_and_counted() -> None:
