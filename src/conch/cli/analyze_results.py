@@ -42,12 +42,12 @@ def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSe
 
 def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
     """What a profile has found so far, and how."""
-    from conch.analyze.search.strategies.choice import axis_of
+    from conch.analyze.search.strategies.axis import axis_of
     from conch.analyze.storage.saved_results import Circumstances, SavedSearch
     from conch.machine.facts import MachineFacts
 
     outcomes = [one for one in profile.outcomes if one.results]
-    rates = bool(outcomes) and axis_of(settings, outcomes[0].search).rates
+    rates = bool(outcomes) and axis_of(settings, outcomes[0].search.models).rates
     local = settings.triton_launch_mode == "local"
     circumstances = Circumstances(
         load_kind="request_rate" if rates else "concurrency",

@@ -25,7 +25,8 @@ from conch.analyze.profiling.plans import plan_of
 from conch.analyze.profiling.progress import Pace, ProfileObserver, SearchProgress
 from conch.analyze.results import Candidate, CandidateResult, Point
 from conch.analyze.search.searches import Search
-from conch.analyze.search.strategies.choice import axis_of, strategy_of
+from conch.analyze.search.strategies.axis import axis_of
+from conch.analyze.search.strategies.choice import strategy_of
 from conch.analyze.search.strategies.strategy import Trial
 from conch.analyze.servers.base import AnalyzedServer, Configs, Overrides, ServerGone, ServerLost
 from conch.analyze.servers.configurations import check_in_force, concise, with_ensembles
@@ -115,10 +116,15 @@ class SearchRun:
         minutes = self._progress().left / 60
         space = self._search.space
         self._observer.say(
-            f"Plan for {space.name}: the default at rising loads, up to {space.size} configurations"
+            f"Plan for {space.name}: the default at rising loads, up to {space.distinct} configurations"
             f" ({', '.join(dict.fromkeys(one.name for one in space.dimensions)) or 'no other'}), final rounds against"
             f" the default ({self._settings.final_rounds}); about {max(minutes, 1):.0f} min"
         )
+        if skipped := space.size - space.distinct:
+            self._observer.say(
+                f"Skipped: {skipped} of {space.size} combinations, which the server treats the same as one of the"
+                f" {space.distinct}."
+            )
 
     def outcome(self) -> SearchOutcome:
         """What is known so far; a candidate that is being measured for the first time is not."""
@@ -252,7 +258,7 @@ class SearchRun:
             name: plan_of(self._settings, name, self._server.address, self._search.goals.percentiles)
             for name in self._search.models
         }
-        self._measurement = CandidateMeasurement(plans, rate=axis_of(self._settings, self._search).rates)
+        self._measurement = CandidateMeasurement(plans, rate=axis_of(self._settings, self._search.models).rates)
         self._loaded = candidate.name
 
     def _note(self, trial: Trial, point: Point, *, before: bool) -> None:

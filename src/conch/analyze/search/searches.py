@@ -6,7 +6,8 @@ Pure.  :mod:`conch.analyze.profiling.profile` reads the facts about the models, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from conch.analyze.judging.goals import Goals
@@ -15,6 +16,7 @@ from conch.analyze.search.automatic_dimensions import automatic_dimensions
 from conch.analyze.search.manual_dimensions import manual_dimensions
 from conch.analyze.search.model_facts import ModelFacts
 from conch.analyze.search.space import Dimension, SearchSpace
+from conch.analyze.search.strategies.axis import axis_of
 from conch.errors import invalid
 
 
@@ -55,8 +57,15 @@ def _search(settings: AnalyzeSettings, names: Sequence[str], facts: Mapping[str,
     dimensions = [one for name in tuned for one in dimensions_of(settings, facts[name])]
     configs = {name: facts[name].config for name in tuned}
     base = {name: changes for name in tuned if (changes := _base(settings, facts[name]))}
-    space = SearchSpace("+".join(names), tuple(dimensions), configs, base)
-    return Search(tuple(names), space, settings.goals(names), {name: facts[name] for name in tuned})
+    loads = axis_of(settings, names)
+    known = {name: facts[name] for name in tuned}
+    steps = {step for name in names for step in composing(settings, name, facts)}
+    for name in set(names) - steps:
+        size = settings.batch_size_of(name)
+        waiting = inf if loads.rates else size * max(loads.given, default=loads.most)
+        known[name] = replace(facts[name], request_batch=size, most_waiting=waiting)
+    space = SearchSpace("+".join(names), tuple(dimensions), configs, base, known)
+    return Search(tuple(names), space, settings.goals(names), known)
 
 
 def dimensions_of(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimension]:

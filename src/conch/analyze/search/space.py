@@ -1,21 +1,27 @@
 """The search space: what is tried of each model's configuration, and the candidates that this makes.
 
-Pure.  A choice has one index for each dimension; :meth:`SearchSpace.candidate` makes a candidate of it.  Choices whose
-configurations are the same (a queue delay without a batch) give the same candidate.
+Pure.  A choice has one index for each dimension; :meth:`SearchSpace.candidate` makes a candidate of it.  Choices that a
+server treats the same (:func:`conch.analyze.search.equality.as_served`) give the same candidate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import Any, Final
 
 from conch.analyze.results import DEFAULT, Candidate
+from conch.analyze.search.equality import as_served
+from conch.analyze.search.model_facts import ModelFacts
 from conch.analyze.search.overrides import Path, difference, key, merged, put
 
 Choice = tuple[int, ...]
+
+#: The choices of a larger space are not compared with each other.
+_COMPARED: Final = 10_000
 
 #: The value of the dimension ``delay`` that stands for no dynamic batching at all.
 OFF: Final = "off"
@@ -54,15 +60,16 @@ class SearchSpace:
     """The dimensions, the repository's configurations (by model, completed), and the space's name.
 
     ``name`` begins the names of candidates: the models that are measured.  ``base`` are overrides that all candidates
-    have, also the default.
+    have, also the default.  ``facts`` about the models tell which choices a server treats the same.
     """
 
     name: str
     dimensions: tuple[Dimension, ...]
     configs: Mapping[str, Mapping[str, Any]]
     base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    _names: dict[str, str] = field(default_factory=dict, compare=False)
-    _known: dict[Choice, dict[str, Any]] = field(default_factory=dict, compare=False)
+    facts: Mapping[str, ModelFacts] = field(default_factory=dict)
+    _candidates: dict[str, Candidate] = field(default_factory=dict, compare=False)
+    _known: dict[Choice, tuple[str, dict[str, Any]]] = field(default_factory=dict, compare=False)
 
     @property
     def default(self) -> Candidate:
@@ -83,39 +90,64 @@ class SearchSpace:
         """All choices, the last dimension fastest."""
         return product(*(range(len(one.values)) for one in self.dimensions))
 
+    @cached_property
+    def distinct(self) -> int:
+        """How many choices a server treats differently; all of them where they are too many to compare."""
+        return len({*map(self.key_of, self.choices())}) if self.size <= _COMPARED else self.size
+
     def candidate(self, choice: Choice) -> Candidate:
-        """The candidate of a choice.  Names are numbered in the order in which candidates are first asked for."""
-        overrides = self._overrides(choice)
-        if overrides == self.base:
+        """The candidate of a choice.  Names are numbered in the order in which candidates are first requested; choices
+        that a server treats the same have the candidate of the first of them."""
+        key, overrides = self._described(choice)
+        if key == self._default_key:
             return self.default
-        number = len(self._names)
-        return Candidate(self._names.setdefault(key(overrides), f"{self.name}_config_{number}"), overrides)
+        name = f"{self.name}_config_{len(self._candidates)}"
+        return self._candidates.setdefault(key, Candidate(name, overrides))
+
+    def named(self, choice: Choice) -> str:
+        """The name of the candidate of a choice; empty if it has none yet."""
+        key = self.key_of(choice)
+        known = self.default if key == self._default_key else self._candidates.get(key)
+        return known.name if known is not None else ""
 
     def key_of(self, choice: Choice) -> str:
         """A text that choices share whose candidate is the same; nothing is named."""
-        return key(self._overrides(choice))
+        return self._described(choice)[0]
 
-    def _overrides(self, choice: Choice) -> dict[str, Any]:
-        """What the candidate of a choice changes, by model."""
+    def _described(self, choice: Choice) -> tuple[str, dict[str, Any]]:
+        """The key of a choice, and what its candidate changes, by model."""
         if choice not in self._known:
-            self._known[choice] = self._changes(choice)
+            wanted = self._based()
+            for dimension, index in zip(self.dimensions, choice, strict=True):
+                _set(wanted[dimension.model], dimension.path, dimension.values[index])
+            overrides = {}
+            for model, before in self._based().items():
+                batched = "dynamic_batching" in self.configs[model]
+                config = wanted[model]
+                _settle(config, batched=batched)
+                _keep_groups(config, before)
+                _settle(before, batched=batched)
+                changes = difference(self.configs[model], config) if config != before else self.base.get(model, {})
+                if changes:
+                    overrides[model] = changes
+            self._known[choice] = self._key(wanted), overrides
         return self._known[choice]
 
-    def _changes(self, choice: Choice) -> dict[str, Any]:
-        wanted = {model: merged(config, self.base.get(model, {})) for model, config in self.configs.items()}
-        for dimension, index in zip(self.dimensions, choice, strict=True):
-            _set(wanted[dimension.model], dimension.path, dimension.values[index])
-        overrides = {}
-        for model, config in wanted.items():
-            batched = "dynamic_batching" in self.configs[model]
-            before = merged(self.configs[model], self.base.get(model, {}))
-            _settle(config, batched=batched)
-            _keep_groups(config, before)
-            _settle(before, batched=batched)
-            changes = difference(self.configs[model], config) if config != before else self.base.get(model, {})
-            if changes:
-                overrides[model] = changes
-        return overrides
+    def _based(self) -> dict[str, dict[str, Any]]:
+        """The repository's configurations with what all candidates have, by model."""
+        return {model: merged(config, self.base.get(model, {})) for model, config in self.configs.items()}
+
+    @cached_property
+    def _default_key(self) -> str:
+        return self._key(self._based())
+
+    def _key(self, configs: Mapping[str, Mapping[str, Any]]) -> str:
+        return key(
+            {
+                model: as_served(config, self.facts.get(model) or ModelFacts(model, config))
+                for model, config in configs.items()
+            }
+        )
 
     def parallelism(self, candidate: Candidate) -> int:
         """How many inferences a candidate computes at a time: instances x batch, of the widest model."""

@@ -56,8 +56,10 @@ class Watching:
 
     def __init__(self) -> None:
         self.measured_now: list[str] = []
+        self.said: list[str] = []
 
-    def say(self, line: str) -> None: ...
+    def say(self, line: str) -> None:
+        self.said.append(line)
 
     def measuring(self, *given: object) -> None: ...
 
@@ -69,8 +71,9 @@ class Watching:
 
 
 def profile(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, server: FakeServer, answer: Callable[[float], Point], **more: Any
-) -> tuple[SearchOutcome, list[str]]:
+    folder: Path, monkeypatch: pytest.MonkeyPatch, server: FakeServer, answer: Callable[[float], Point],
+    watching: Watching | None = None, **more: Any,
+) -> tuple[SearchOutcome, list[str]]:  # fmt: skip
     """A sweep over one to three instances, each measured by ``answer``; and the candidates that were measured."""
 
     class FakeMeasurement:
@@ -89,12 +92,27 @@ def profile(
     settings = AnalyzeSettings(
         model_repository=folder, profile_models=(ModelSettings(name="m"),), run_config_search_mode="brute",
         run_config_search_max_instance_count=3, run_config_search_min_model_batch_size=8,
-        run_config_search_max_model_batch_size=8, concurrency=(4,), export_path=folder / "analysis", **more,
+        run_config_search_max_model_batch_size=8, export_path=folder / "analysis",
+        **{"concurrency": (4,), **more},
     )  # fmt: skip
-    watching = Watching()
+    watching = watching or Watching()
     with Profile(settings, watching) as profile:
         [outcome] = profile.run()
     return outcome, watching.measured_now
+
+
+def test_what_the_server_treats_the_same_is_measured_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = Watching()
+
+    outcome, _ = profile(
+        tmp_path, monkeypatch, FakeServer(), lambda load: point(100.0, load=load), watching,
+        sweep=("instances", "delay"), concurrency=(1,),
+    )  # fmt: skip
+
+    assert len(outcome.results) == 3 * 4, "one caller fills no batch: no dynamic batching is as good as no delay"
+    assert any("Skipped: 3 of 15 combinations" in line for line in watching.said)
 
 
 def test_a_server_is_started_anew_after_a_candidate_that_answers_nothing(

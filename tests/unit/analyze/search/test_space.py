@@ -237,3 +237,13 @@ def test_whatever_the_configuration_its_candidates_are_valid_and_none_has_two_na
         merged_config = merged(config, candidate.overrides.get("m", {}))
         validate_load(message(merged_config))
         assert names.setdefault(key(merged_config), candidate.name) == candidate.name
+
+
+def test_a_model_without_dynamic_batching_is_measured_once_whatever_its_batches() -> None:
+    settings = AnalyzeSettings(
+        sweep=("batch", "delay"), profile_models=models("profile_models", "m"), run_config_search_max_model_batch_size=8
+    )
+    space = search_for(settings).space
+    off = [choice for choice in space.choices() if space.dimensions[1].values[choice[1]] == "off"]
+    assert len(off) == 4 and len({space.candidate(choice).name for choice in off}) == 1
+    assert space.size == 4 * 5 and space.distinct == 1 + 3 * 4, "not batched; batches of 2, 4 and 8 with each delay"

@@ -11,6 +11,7 @@ from typing import Final
 
 from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import violations
+from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.results import Point
 
 #: Latencies come this close to a bound when the load is chosen by what a higher one gave.
@@ -90,3 +91,15 @@ class LoadAxis:
             return max(below, default=min(self.given))
         bounded = self.bounded(load)
         return bounded if self.rates else float(max(1, int(bounded)))
+
+
+def axis_of(settings: AnalyzeSettings, models: Sequence[str]) -> LoadAxis:
+    """The loads of models that are measured together: those of the settings, or of the first model that has its own."""
+    own = [settings.model(name) for name in models]
+    if settings.loads_are_rates or any(one.request_rate for one in own):
+        rates = next((one.request_rate for one in own if one.request_rate), settings.request_rate)
+        least, most = settings.run_config_search_min_request_rate, settings.run_config_search_max_request_rate
+        return LoadAxis(least, most, rates, rates=True)
+    callers = next((one.concurrency for one in own if one.concurrency), settings.concurrency)
+    least, most = settings.run_config_search_min_concurrency, settings.run_config_search_max_concurrency
+    return LoadAxis(float(least), float(most), tuple(map(float, callers)))

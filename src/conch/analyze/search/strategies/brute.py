@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Final
 
 from conch.analyze.results import Candidate, Point
 from conch.analyze.search.strategies.exploration import Exploration
 from conch.analyze.search.strategies.loads import LoadClimb
 from conch.analyze.search.strategies.stepwise import Steps
-
-#: More choices than this are not looked at one by one to see which are the same.
-_COUNTED: Final = 2000
 
 
 class FullSweep:
@@ -40,13 +35,7 @@ class FullSweep:
     def left(self) -> float:
         """For each candidate left as many measurements as the others took on average."""
         each = self._seen.count / self._swept if self._swept else self._seen.climb()
-        return each * max(0, self._size - self._swept)
-
-    @cached_property
-    def _size(self) -> int:
-        """How many candidates there are; of very many choices, how many of those."""
-        space = self._seen.space
-        return len({*map(space.key_of, space.choices())}) if space.size <= _COUNTED else space.size
+        return each * max(0, self._seen.space.distinct - self._swept)
 
 
 def candidates(exploration: Exploration) -> Iterator[Candidate]:

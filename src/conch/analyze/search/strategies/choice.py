@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.search.searches import Search
-from conch.analyze.search.strategies.axis import LoadAxis
+from conch.analyze.search.strategies.axis import axis_of
 from conch.analyze.search.strategies.brute import FullSweep
 from conch.analyze.search.strategies.exploration import Exploration
 from conch.analyze.search.strategies.loads import LoadClimb
@@ -16,7 +16,7 @@ from conch.analyze.search.strategies.tpe import ParzenSearch, TrialLimits
 
 def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
     """The strategy that ``run_config_search_mode`` names."""
-    axis = axis_of(settings, search)
+    axis = axis_of(settings, search.models)
     steps = settings.run_config_search_max_binary_search_steps
 
     def climb() -> LoadClimb:
@@ -28,7 +28,7 @@ def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
         case "brute":
             finder = FullSweep(exploration, climb)
         case "optuna":
-            finder = ParzenSearch(exploration, limits_of(settings, search.space.size))
+            finder = ParzenSearch(exploration, limits_of(settings, search.space.distinct))
         case "quick":
             finder = HillClimb(exploration)
     return Stepwise(exploration, finder.steps(), finder.left, settings.final_rounds)
@@ -40,15 +40,3 @@ def limits_of(settings: AnalyzeSettings, size: int) -> TrialLimits:
     most = min(settings.optuna_max_trials, round(size * settings.optuna_max_percentage_of_search_space / 100))
     least = min(least, settings.optuna_max_trials)
     return TrialLimits(least, max(least, most), settings.optuna_early_exit_threshold)
-
-
-def axis_of(settings: AnalyzeSettings, search: Search) -> LoadAxis:
-    """The loads of a search: those of the settings, or of the first of its models that has its own."""
-    own = [settings.model(name) for name in search.models]
-    if settings.loads_are_rates or any(one.request_rate for one in own):
-        rates = next((one.request_rate for one in own if one.request_rate), settings.request_rate)
-        least, most = settings.run_config_search_min_request_rate, settings.run_config_search_max_request_rate
-        return LoadAxis(least, most, rates, rates=True)
-    callers = next((one.concurrency for one in own if one.concurrency), settings.concurrency)
-    least, most = settings.run_config_search_min_concurrency, settings.run_config_search_max_concurrency
-    return LoadAxis(float(least), float(most), tuple(map(float, callers)))

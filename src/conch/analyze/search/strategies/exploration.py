@@ -13,7 +13,7 @@ from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.noise import pooled
 from conch.analyze.judging.objectives import Worth, satisfied, score, undecided, valid, violations, worth
 from conch.analyze.results import Candidate, CandidateResult, Point
-from conch.analyze.search.overrides import key, merged
+from conch.analyze.search.overrides import merged
 from conch.analyze.search.space import Choice, SearchSpace
 from conch.analyze.search.strategies.axis import WAITING, LoadAxis
 from conch.analyze.search.strategies.loads import FLAT, GROWTH
@@ -45,8 +45,6 @@ class Exploration:
         self._repeated: dict[tuple[str, float], list[Point]] = {}
         self._evaluated: set[str] = set()
         self._failed: set[str] = set()
-        #: Of the candidates that were looked at (:meth:`SearchSpace.key_of`).
-        self._keys: set[str] = set()
         #: The configurations of each candidate, as far as they are known without a server.
         self._configs: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self._reference: Point | None = None
@@ -74,7 +72,6 @@ class Exploration:
         if candidate.name not in self.candidates:
             self.candidates[candidate.name], self.points[candidate.name] = candidate, {}
             self._configs[candidate.name] = _configs(self.space, candidate)
-            self._keys.add(key(candidate.overrides))
         known = self.points[candidate.name]
         if load in known or candidate.name in self._failed:
             return known.get(load)
@@ -269,11 +266,11 @@ class Exploration:
 
     def known(self, choice: Choice) -> bool:
         """Whether the candidate of a choice was measured, or could not be."""
-        return self.space.key_of(choice) in self._keys
+        return self.space.named(choice) in self.candidates
 
     def unseen(self, choices: Iterable[Choice]) -> float:
         """How many measurements it probably takes to look at those of the choices that nobody has looked at."""
-        new = {self.space.key_of(choice) for choice in choices} - self._keys
+        new = {self.space.key_of(choice) for choice in choices if not self.known(choice)}
         first = next(iter(self.points), "")
         others = sum(len(taken) for (name, _), taken in self._repeated.items() if name != first)
         return len(new) * max(1.0, others / max(1, len(self.points) - 1))

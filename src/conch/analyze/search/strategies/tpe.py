@@ -60,7 +60,7 @@ class ParzenSearch:
     def left(self) -> float:
         """The trials that are probably still to come: halfway between the limits."""
         probable = (max(self._limits.least, self._tried) + self._limits.most) / 2
-        return min(probable, self._seen.space.size) - self._tried
+        return min(probable, self._seen.space.distinct) - self._tried
 
     def _study(self) -> Any:
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
