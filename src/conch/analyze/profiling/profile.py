@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from math import inf
 from types import TracebackType
+from typing import Final
 
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling.inspection import check_requests, facts_of
@@ -18,6 +19,9 @@ from conch.analyze.servers.choice import open_server, repository_of
 from conch.analyze.servers.copies import write_repository
 from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.analyze.storage.conditions import conditions
+
+#: The share of the budget for everything but the reports.
+_SEARCHING: Final = 0.95
 
 
 class Profile:
@@ -55,7 +59,7 @@ class Profile:
     def run(self) -> Sequence[SearchOutcome]:
         """Make all searches.  Raises ConchError where nothing can be measured, ServerLost where nothing more can be."""
         settings = self._settings
-        end = time.monotonic() + (settings.budget if settings.budget is not None else inf)
+        end = time.monotonic() + (_SEARCHING * settings.budget if settings.budget is not None else inf)
         names = [one.name for one in (*settings.bls_composing_models, *settings.profile_models)]
         server = self._server = open_server(settings, self._repository, list(dict.fromkeys(names)))
         self.configs = server.load({})

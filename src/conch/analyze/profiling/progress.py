@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from conch.analyze.results import Point
 from conch.analyze.search.strategies.strategy import Trial
+
+#: Measurements may take so many times as long as earlier ones.
+_SPARE: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,35 @@ class Pace:
     def each(self) -> float:
         """How long a measurement takes on average (s)."""
         return (self._now - self._started) / self._measured if self._measured else self._guess
+
+
+class Costs:
+    """Estimates how long measurements will take: loading the candidates, and their windows."""
+
+    def __init__(self, guess: float) -> None:
+        """``guess`` is how long a measurement takes as long as none is done (s)."""
+        self._guess = guess
+        self._loading: dict[str, float] = {}
+        self._measuring: list[float] = []
+
+    def loaded(self, candidate: str, seconds: float) -> None:
+        """Note how long it took to load a candidate."""
+        self._loading[candidate] = seconds
+
+    def measured(self, seconds: float) -> None:
+        """Note how long a measurement took, without the loading."""
+        self._measuring.append(seconds)
+
+    def of(self, trials: Sequence[Trial], loaded: str | None) -> float:
+        """How long the trials will take in their order (s); ``loaded`` is the candidate that the server has."""
+        longest = max(self._loading.values(), default=0.0)
+        each = sum(self._measuring) / len(self._measuring) if self._measuring else self._guess
+        total = len(trials) * each
+        for trial in trials:
+            if trial.candidate.name != loaded:
+                loaded = trial.candidate.name
+                total += self._loading.get(loaded, longest)
+        return _SPARE * total
 
 
 class ProfileObserver(Protocol):

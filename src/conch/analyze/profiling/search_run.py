@@ -22,7 +22,7 @@ from conch.analyze.judging.rounds import FinalRounds
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling.measurement import CandidateMeasurement
 from conch.analyze.profiling.plans import plan_of
-from conch.analyze.profiling.progress import Pace, ProfileObserver, SearchProgress
+from conch.analyze.profiling.progress import Costs, Pace, ProfileObserver, SearchProgress
 from conch.analyze.results import Candidate, CandidateResult, Point
 from conch.analyze.search.searches import Search
 from conch.analyze.search.strategies.axis import axis_of
@@ -38,8 +38,6 @@ from conch.perf.figures.stability import WINDOWS
 ATTEMPTS: Final = 2
 #: Overhead of a measurement besides its windows and warm-up: loading, and finishing requests (s).
 _BESIDE: Final = 2.0
-#: The share of time reserved because measurements of the final rounds may take longer than earlier ones.
-_SPARE: Final = 1.25
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class SearchRun:
         self._strategy = strategy_of(settings, search)
         self._deadline = deadline
         plan = plan_of(settings, search.models[0], server.address)
-        self._pace = Pace(time.monotonic(), plan.warm_up + WINDOWS * plan.interval + _BESIDE)
+        guess = plan.warm_up + WINDOWS * plan.interval + _BESIDE
+        self._pace, self._costs = Pace(time.monotonic(), guess), Costs(guess)
         #: Configurations in force, and what went wrong, by candidate.
         self._loaded_configs: dict[str, Configs] = {}
         self._errors: dict[str, str] = {}
@@ -82,18 +81,20 @@ class SearchRun:
         self._complete = False
 
     def to_the_end(self, keep: Callable[[Candidate], None]) -> None:
-        """Run the trials of the strategy until there are no more, or until only the time for the final rounds is left;
-        ``keep`` is called once for each candidate."""
+        """Run the trials of the strategy until there are no more.
+
+        A search ends while there is time for the final rounds, and these end before a round that would pass the
+        deadline.  ``keep`` is called once for each candidate.
+        """
         self._tell_plan()
-        searching = True
-        while True:
-            if searching and self._deadline < inf and self._search_is_over():
-                searching = False
-                self._observer.say("The time for the search is up.")
-                self._strategy.end_search()
-            trial = self._strategy.next()
-            if trial is None:
-                break
+        while (trial := self._strategy.next()) is not None:
+            if not self._fits(self._strategy.ahead):
+                ends = (
+                    "The time for the search is up." if trial.finalist is None else "The time for final rounds is up."
+                )
+                self._observer.say(ends)
+                self._strategy.end_phase()
+                continue
             name = trial.candidate.name
             if name not in self._loaded_configs:
                 known = self._checkpoint.configs(tuple(self._search.space.configs), trial.candidate)
@@ -107,10 +108,11 @@ class SearchRun:
         progress = self._pace.progress(self._strategy.expected)
         return replace(progress, left=max(0.0, min(progress.left, self._deadline - time.monotonic())))
 
-    def _search_is_over(self) -> bool:
-        """Whether the remaining time is needed for the final rounds."""
-        left = self._deadline - time.monotonic()
-        return left < _SPARE * self._pace.each * max(1, self._strategy.final_needed)
+    def _fits(self, trials: Sequence[Trial]) -> bool:
+        """Whether there is time for measurements; the first one is always made, so that there is a result."""
+        if self._deadline == inf or not self._answered:
+            return True
+        return self._costs.of(trials, self._loaded) <= self._deadline - time.monotonic()
 
     def _tell_plan(self) -> None:
         minutes = self._progress().left / 60
@@ -220,7 +222,10 @@ class SearchRun:
     def _attempt(self, trial: Trial) -> Point:
         try:
             self._serve(trial.candidate)
-            return self._ask(trial)
+            begun = time.monotonic()
+            point = self._ask(trial)
+            self._costs.measured(time.monotonic() - begun)
+            return point
         except ServerGone:
             raise
         except ConchError:
@@ -249,8 +254,10 @@ class SearchRun:
             return
         self.close()
         self._loaded = None
+        begun = time.monotonic()
         overrides = changes_of(candidate, self._configs)
         configs = self._server.load(overrides)
+        self._costs.loaded(candidate.name, time.monotonic() - begun)
         check_in_force(overrides, configs)
         self._checkpoint.loaded(tuple(self._search.space.configs), candidate, configs)
         self._loaded_configs[candidate.name] = configs

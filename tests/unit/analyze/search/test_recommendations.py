@@ -64,7 +64,7 @@ def analysis(seed: int) -> Analysis:
     while (trial := strategy.next()) is not None:
         strategy.add(trial, server.measure(trial.candidate, trial.load))
         if len(server.measured) == ends:
-            strategy.end_search()
+            strategy.end_phase()
     found = recommend(strategy.results, search.goals, strategy.final, complete=True)
     return Analysis(search, server, found, noise, settings.concurrency or LOADS)
 

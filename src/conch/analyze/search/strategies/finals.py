@@ -7,13 +7,13 @@ best of many is partly luck.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Final
+from collections.abc import Generator, Sequence
+from typing import Final, TypeVar
 
 from conch.analyze.judging.objectives import valid
 from conch.analyze.judging.ranking import rank
 from conch.analyze.judging.rounds import FinalRound, FinalRounds
-from conch.analyze.results import Point
+from conch.analyze.results import Candidate, Point
 from conch.analyze.search.strategies.exploration import Exploration
 from conch.analyze.search.strategies.strategy import Trial
 
@@ -23,6 +23,9 @@ _LEADERS: Final = 4
 _BEFORE: Final = 3
 
 
+_T = TypeVar("_T")
+
+
 class FinalSteps:
     """``rounds`` rounds of the best candidate of a search and the default."""
 
@@ -30,6 +33,8 @@ class FinalSteps:
         self._seen, self._rounds = exploration, rounds
         self._left = self.most
         self.found: FinalRounds | None = None
+        #: The round that the next measurement begins; empty before the rounds and within one.
+        self.beginning: list[Trial] = []
 
     @property
     def most(self) -> int:
@@ -41,10 +46,22 @@ class FinalSteps:
         """How many measurements of the rounds are still to come."""
         return self._left
 
-    @property
-    def needed(self) -> int:
-        """How many measurements the rounds would take now; 0 where nothing is better than the default."""
-        return self._rounds * len(self._trials()) + _BEFORE if self._rounds and self._trials() else 0
+    def after(self, trial: Trial) -> list[Trial]:
+        """What probably is measured in the final rounds if the search ends after ``trial``, whose candidate may then be
+        the best one; nothing if neither it nor another could be compared with the default."""
+        trials = self._trials()
+        if not trials and not trial.candidate.is_default:
+            default = rank(self._seen.results, self._seen.goals).default
+            if default is not None and default.satisfied:
+                trials = _round(trial.candidate, trial.load, self._seen.space.default, default.point.load)
+        if not trials or not self._rounds:
+            return []
+        winner, *defaults = trials
+        return [
+            *[defaults[-1]] * (_BEFORE - 1),
+            winner,
+            *(one for n in range(self._rounds) for one in _turned(trials, n)),
+        ]
 
     def steps(self) -> Generator[Trial, Point | None, None]:
         """Measure the rounds, every second one in reverse order; stop at the first failure."""
@@ -55,14 +72,16 @@ class FinalSteps:
         self._left = self._rounds * len(trials)
         for number in range(self._rounds if trials else 0):
             points: list[Point] = []
-            for trial in trials if number % 2 == 0 else reversed(trials):
+            self.beginning = _turned(trials, number)
+            for trial in _turned(trials, number):
                 point = yield trial
+                self.beginning = []
                 self._left -= 1
                 if point is None:
                     self._left = 0
                     return
                 points.append(point)
-            winner, *defaults = points if number % 2 == 0 else reversed(points)
+            winner, *defaults = _turned(points, number)
             before = self.found.rounds if self.found is not None else ()
             self.found = FinalRounds(trials[0].candidate.name, (*before, FinalRound(winner, tuple(defaults))))
 
@@ -85,9 +104,17 @@ class FinalSteps:
         winner, default = ranking.winner, ranking.default
         if winner is None or default is None or winner is default or not valid(default.point):
             return []
-        own, finalist = self._seen.space.default, winner.result.candidate
-        loads = dict.fromkeys((default.point.load, winner.point.load))
-        return [
-            Trial(finalist, winner.point.load, finalist=finalist),
-            *(Trial(own, load, finalist=finalist) for load in loads),
-        ]
+        return _round(winner.result.candidate, winner.point.load, self._seen.space.default, default.point.load)
+
+
+def _round(finalist: Candidate, load: float, default: Candidate, own: float) -> list[Trial]:
+    """A round: the finalist at its load, and the default at its own load and at the finalist's."""
+    return [
+        Trial(finalist, load, finalist=finalist),
+        *(Trial(default, one, finalist=finalist) for one in dict.fromkeys((own, load))),
+    ]
+
+
+def _turned(of_round: Sequence[_T], number: int) -> list[_T]:
+    """What belongs to a round, in the order of round ``number``: every second one is reversed."""
+    return list(of_round if number % 2 == 0 else reversed(of_round))

@@ -42,17 +42,24 @@ class Stepwise:
         """Learn that its candidate cannot be served or measured."""
         self._answer(trial, None)
 
-    def end_search(self) -> None:
-        """End the search, and continue with the final rounds."""
-        if self._steps is self._search:
-            self._search.close()
-            self._begun = True
-            self._advance(None)
-
     @property
-    def final_needed(self) -> int:
-        """How many measurements the final rounds would take if the search ended now."""
-        return self._finals.needed
+    def ahead(self) -> Sequence[Trial]:
+        """The measurements that have to be made for the next one to be of use."""
+        trial = self.next()
+        if trial is None:
+            return ()
+        if self._steps is self._search:
+            return (trial, *self._finals.after(trial))
+        return self._finals.beginning or ((trial,) if trial.finalist is None else ())
+
+    def end_phase(self) -> None:
+        """End the search, and continue with the final rounds; end those if they have begun."""
+        self._begun = True
+        self._steps.close()
+        if self._steps is self._search:
+            self._advance(None)
+        else:
+            self._trial = None
 
     @property
     def expected(self) -> int:

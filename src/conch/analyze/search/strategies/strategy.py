@@ -42,14 +42,16 @@ class Strategy(Protocol):
         """Learn that the trial's candidate cannot be served or measured; no other load of it is asked for."""
         ...
 
-    def end_search(self) -> None:
-        """End the search, and continue with the final rounds of the best candidate so far."""
+    @property
+    def ahead(self) -> Sequence[Trial]:
+        """The measurements that have to be made for the next one to be of use: in the search also those that would
+        compare its candidate with the default, at the beginning of a final round the whole round, and within one
+        nothing, because what has begun is finished."""
         ...
 
-    @property
-    def final_needed(self) -> int:
-        """How many measurements the final rounds would take if the search ended now; 0 where nothing is better than the
-        default so far."""
+    def end_phase(self) -> None:
+        """End the search, and continue with the final rounds of the best candidate so far; end those if they have
+        begun."""
         ...
 
     @property
