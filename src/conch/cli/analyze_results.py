@@ -42,7 +42,7 @@ def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSe
 
 def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
     """What a profile has found so far, and how."""
-    from conch.analyze.search.strategies.axis import axis_of
+    from conch.analyze.search.axis import axis_of
     from conch.analyze.storage.saved_results import Circumstances, SavedSearch
     from conch.machine.facts import MachineFacts
 

@@ -24,8 +24,8 @@ from conch.analyze.profiling.measurement import CandidateMeasurement
 from conch.analyze.profiling.plans import plan_of
 from conch.analyze.profiling.progress import Costs, Pace, ProfileObserver, SearchProgress
 from conch.analyze.results import Candidate, CandidateResult, Point
+from conch.analyze.search.axis import axis_of
 from conch.analyze.search.searches import Search
-from conch.analyze.search.strategies.axis import axis_of
 from conch.analyze.search.strategies.choice import strategy_of
 from conch.analyze.search.strategies.strategy import Trial
 from conch.analyze.servers.base import AnalyzedServer, Configs, Overrides, ServerGone, ServerLost

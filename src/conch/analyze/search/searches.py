@@ -13,10 +13,10 @@ from typing import Any
 from conch.analyze.judging.goals import Goals
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.search.automatic_dimensions import automatic_dimensions
+from conch.analyze.search.axis import axis_of
 from conch.analyze.search.manual_dimensions import manual_dimensions
 from conch.analyze.search.model_facts import ModelFacts
 from conch.analyze.search.space import Dimension, SearchSpace
-from conch.analyze.search.strategies.axis import axis_of
 from conch.errors import invalid
 
 

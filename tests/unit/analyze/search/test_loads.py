@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from conch.analyze.judging.goals import Constraint, Goals, ModelGoals
 from conch.analyze.results import ModelFigures, Point
-from conch.analyze.search.strategies.axis import LoadAxis
+from conch.analyze.search.axis import LoadAxis
 from conch.analyze.search.strategies.loads import LoadClimb
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conch.analyze.options.settings import AnalyzeSettings
+from conch.analyze.search.axis import axis_of
 from conch.analyze.search.searches import Search
-from conch.analyze.search.strategies.axis import axis_of
 from conch.analyze.search.strategies.brute import FullSweep
 from conch.analyze.search.strategies.exploration import Exploration
 from conch.analyze.search.strategies.loads import LoadClimb

@@ -13,9 +13,9 @@ from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.noise import pooled
 from conch.analyze.judging.objectives import Worth, satisfied, score, undecided, valid, violations, worth
 from conch.analyze.results import Candidate, CandidateResult, Point
+from conch.analyze.search.axis import WAITING, LoadAxis
 from conch.analyze.search.overrides import merged
 from conch.analyze.search.space import Choice, SearchSpace
-from conch.analyze.search.strategies.axis import WAITING, LoadAxis
 from conch.analyze.search.strategies.loads import FLAT, GROWTH
 from conch.analyze.search.strategies.strategy import Trial
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from conch.analyze.search.strategies.axis import LoadAxis
+from conch.analyze.search.axis import LoadAxis
 
 #: Throughput that grows by less than this share does not grow: noise is about as large.
 GROWTH: Final = 0.05
