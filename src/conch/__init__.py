@@ -1,7 +1,7 @@
 """conch is a model server that does what NVIDIA Triton does, and serves Hugging Face models as they are.
 
 As a library it exports the names below, each imported when it is first used: ``import conch`` alone costs nothing.
-Workers import this package under Python 3.8, where only ``__version__`` is of use.
+Workers import this package under Python 3.9 and newer, where only ``__version__`` is of use.
 """
 
 from __future__ import annotations

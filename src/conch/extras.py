@@ -1,7 +1,7 @@
 """The optional packages: which extra brings each, whether it is there and works, and the command that installs it here.
 
 Called by commands and in workers when they load a model, before the packages are used; the table is that of
-pyproject.toml.  Standard library only, Python 3.8.
+pyproject.toml.  Standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import re
 import shlex
 import shutil
 import sys
-from functools import lru_cache
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -29,12 +29,12 @@ class Package(NamedTuple):
     """
 
     name: str
-    extras: Tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
     oldest: str = ""
 
 
 #: By the name that is imported.
-PACKAGES: Dict[str, Package] = {
+PACKAGES: dict[str, Package] = {
     "torch": Package("torch", ("huggingface",)),
     "transformers": Package("transformers", ("huggingface",), "5.5"),
     "safetensors": Package("safetensors", ("huggingface", "onnxruntime", "openvino")),
@@ -75,7 +75,7 @@ PACKAGES: Dict[str, Package] = {
     "sklearn": Package("scikit-learn"),
 }
 #: Extras that others bring along.
-INCLUDED: Dict[str, Tuple[str, ...]] = {
+INCLUDED: dict[str, tuple[str, ...]] = {
     "analyze": ("report",),
     "convert": ("huggingface", "onnxruntime", "openvino", "report"),
 }
@@ -93,8 +93,8 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
     Raises UNSUPPORTED for all that are missing or too old, with the command that installs ``extra``, or else the first
     extra that brings them; and for one that is there but cannot be imported, with the reason.
     """
-    wanted: List[str] = []
-    absent: List[str] = []
+    wanted: list[str] = []
+    absent: list[str] = []
     for module in modules:
         package = _package(module)
         found = version_of(module)
@@ -179,7 +179,7 @@ def pip() -> str:
     return shlex.quote(str(named)) + ("" if own.exists() else " -m pip")
 
 
-def _working_directory() -> Optional[Path]:
+def _working_directory() -> Path | None:
     """The current directory; None where it has been removed."""
     try:
         return Path.cwd()
@@ -192,7 +192,7 @@ def _package(module: str) -> Package:
     return PACKAGES.get(module) or PACKAGES.get(root) or Package(root)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _version(name: str) -> str:
     """The installed version; empty where another distribution brings the module (``onnxruntime-gpu``), or none."""
     try:
@@ -201,13 +201,13 @@ def _version(name: str) -> str:
         return ""
 
 
-def _numbers(version: str) -> Tuple[int, ...]:
+def _numbers(version: str) -> tuple[int, ...]:
     """The numbers of a release; those of a local version (``+cpu``) do not count."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found.group().split("."))) if found else ()
 
 
-def _not_found(error: Optional[BaseException]) -> str:
+def _not_found(error: BaseException | None) -> str:
     """The module that was not found, where this caused an error; else empty."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
@@ -229,7 +229,7 @@ def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchErr
     return unsupported(f"{purpose} needs {name}: {what}")
 
 
-def _packages_of(extras: Tuple[str, ...]) -> List[str]:
+def _packages_of(extras: tuple[str, ...]) -> list[str]:
     """The requirements that the extras stand for, quoted for a shell."""
     every = {name for extra in extras for name in (extra, *INCLUDED.get(extra, ()))}
     packages = [package for package in PACKAGES.values() if every.intersection(package.extras)]
@@ -240,7 +240,7 @@ def _quoted(name: str) -> str:
     return f'"{name}"' if re.search(r"[\[>]", name) else name
 
 
-def _checkout() -> Tuple[Optional[Path], bool]:
+def _checkout() -> tuple[Path | None, bool]:
     """The folder that conch was installed from if it is there, and whether it runs from that folder itself."""
     root = Path(__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file():
@@ -249,13 +249,13 @@ def _checkout() -> Tuple[Optional[Path], bool]:
     return (origin, False) if origin is not None and (origin / "pyproject.toml").is_file() else (None, False)
 
 
-def _wheel() -> Optional[Path]:
+def _wheel() -> Path | None:
     """The wheel that conch was installed from, if it is there."""
     origin = _origin("archive_info")
     return origin if origin is not None and origin.is_file() else None
 
 
-def _origin(kind: str) -> Optional[Path]:
+def _origin(kind: str) -> Path | None:
     """The local path that conch was installed from, if pip says that it is of this kind."""
     try:
         written = metadata.distribution("conch").read_text("direct_url.json") or "{}"

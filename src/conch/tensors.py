@@ -8,7 +8,8 @@ protocol's tensor representation and its binary data extension.
 from __future__ import annotations
 
 import struct
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Union
 
 from conch.errors import invalid
 
@@ -40,7 +41,7 @@ class StoredData:
         """Copy everything to ``target``; never fails, but leaves zeros where there is nothing to be read."""
         raise NotImplementedError
 
-    def lend(self) -> Optional[Loan]:
+    def lend(self) -> Loan | None:
         """Where a worker can read the bytes for itself; None if only this process can."""
         return None
 
@@ -54,18 +55,18 @@ class StoredData:
 
 
 #: Bytes per element by protocol name; BYTES has no fixed size.
-ELEMENT_SIZE: Dict[str, int] = {
+ELEMENT_SIZE: dict[str, int] = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8,
     "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
 }  # fmt: skip
 
 #: Names of the configuration's enum ``DataType`` by protocol name.
-CONFIG_NAME: Dict[str, str] = {name: f"TYPE_{name}" for name in ELEMENT_SIZE}
+CONFIG_NAME: dict[str, str] = {name: f"TYPE_{name}" for name in ELEMENT_SIZE}
 CONFIG_NAME["BYTES"] = "TYPE_STRING"
-PROTOCOL_NAME: Dict[str, str] = {config: name for name, config in CONFIG_NAME.items()}
+PROTOCOL_NAME: dict[str, str] = {config: name for name, config in CONFIG_NAME.items()}
 
 #: What ``struct``, ``array`` and ``memoryview.cast`` call the datatypes that they know.
-NATIVE_FORMAT: Dict[str, str] = {
+NATIVE_FORMAT: dict[str, str] = {
     "BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "FP32": "f", "FP64": "d",
 }  # fmt: skip
@@ -84,12 +85,12 @@ class WireTensor:
 
     __slots__ = ("data", "datatype", "elements", "name", "shape")
 
-    def __init__(self, name: str, datatype: str, shape: Tuple[int, ...], data: Buffer) -> None:
+    def __init__(self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
         self.data = data
-        self.elements: Optional[int] = None
+        self.elements: int | None = None
 
     def __repr__(self) -> str:
         return f"WireTensor({self.name!r}, {self.datatype}, {list(self.shape)}, {len(self.data)} bytes)"
@@ -97,21 +98,21 @@ class WireTensor:
 
 def pack_bytes(elements: Iterable[bytes]) -> bytes:
     """Serialise BYTES elements: each one's length, then the element."""
-    parts: List[bytes] = []
+    parts: list[bytes] = []
     for element in elements:
         parts.append(_LENGTH.pack(len(element)))
         parts.append(element)
     return b"".join(parts)
 
 
-def split_bytes(data: Buffer) -> List[bytes]:
+def split_bytes(data: Buffer) -> list[bytes]:
     """The elements of serialised BYTES.
 
     Raises INVALID_ARG when a length is cut short or reaches beyond the end.
     """
     view = memoryview(data)
     end = len(view)
-    elements: List[bytes] = []
+    elements: list[bytes] = []
     at = 0
     while at < end:
         start = at + 4

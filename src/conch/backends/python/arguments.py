@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, List, Tuple, Type, TypeVar, Union
+from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
 
@@ -41,7 +41,7 @@ def truth(value: Any, what: str) -> bool:
     return bool(value)
 
 
-def items(values: Any, what: str, kind: Union[type, Tuple[type, ...]], name: str) -> List[Any]:
+def items(values: Any, what: str, kind: type | tuple[type, ...], name: str) -> list[Any]:
     """The items of a list or another sequence that is not text, each of a ``kind`` that ``name`` names."""
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         raise TypeError(f"{what} must be a list of {name}, not {type(values)}")
@@ -51,7 +51,7 @@ def items(values: Any, what: str, kind: Union[type, Tuple[type, ...]], name: str
     return list(values)
 
 
-def instance(value: Any, what: str, kind: Type[Kind]) -> Kind:
+def instance(value: Any, what: str, kind: type[Kind]) -> Kind:
     """``value``, which must be an object of that class."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be a {kind.__name__}, not {value!r}")

@@ -14,7 +14,7 @@ import sys
 import threading
 from concurrent.futures import CancelledError, Future
 from time import monotonic_ns
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 from conch.backends.python import model as loader
 from conch.backends.python import runtime
@@ -39,19 +39,19 @@ class PythonBackend:
 
     def __init__(self, channel: Channel, init: Header) -> None:
         self._channel = channel
-        self._model: Dict[str, Any] = init["model"]
-        self._config: Dict[str, Any] = json.loads(init["config"])
+        self._model: dict[str, Any] = init["model"]
+        self._config: dict[str, Any] = json.loads(init["config"])
         self._runtime = Runtime(channel, self._model, init["log"])
-        self._class: Optional[Any] = None
+        self._class: Any | None = None
         #: The model's object, from ``start`` to ``stop``.
-        self.instance: Optional[Any] = None
+        self.instance: Any | None = None
         self._instance_name = ""
-        self._execute: Optional[Callable[[List[InferenceRequest]], Any]] = None
+        self._execute: Callable[[list[InferenceRequest]], Any] | None = None
         self._decoupled = False
         self._reschedules = False  # whether the model has done so
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._loop_thread: Optional[threading.Thread] = None
-        self._readiness: Optional[Readiness] = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
+        self._readiness: Readiness | None = None
         #: Told of every failure of the model while it serves; its ``__cause__`` is what the model raised, if it raised.
         self.on_failure: Callable[[ConchError], None] = self._log_failure
         runtime.install(self._runtime)
@@ -77,11 +77,11 @@ class PythonBackend:
             )
         return json.dumps(completed.as_dict())
 
-    def start(self, instance: Dict[str, Any], config: str) -> bool:
+    def start(self, instance: dict[str, Any], config: str) -> bool:
         """Make the model's object and initialise it.  Returns whether ``execute`` is a coroutine function."""
         self._config = json.loads(config)
         _check_force_cpu(self._config)
-        policy: Dict[str, Any] = self._config.get("model_transaction_policy", {})
+        policy: dict[str, Any] = self._config.get("model_transaction_policy", {})
         self._decoupled = bool(policy.get("decoupled", False))
         self._runtime.outputs.declare(self._config)
         self._instance_name = self._runtime.instance = instance["name"]
@@ -110,9 +110,9 @@ class PythonBackend:
         unpacker = ArrayUnpacker(payload, self._channel)
         decoupled = self._decoupled
         batches = self._runtime.outputs.batches and not decoupled  # a decoupled model may answer row by row
-        rows: Optional[int] = None
-        replies: List[ResponseChannel] = []
-        requests: List[InferenceRequest] = []
+        rows: int | None = None
+        replies: list[ResponseChannel] = []
+        requests: list[InferenceRequest] = []
         try:
             for fields in header["requests"]:
                 if batches:
@@ -179,7 +179,7 @@ class PythonBackend:
                 raise internal(describe(error)) from error
         return self._class
 
-    def _arguments(self, instance: Dict[str, Any], config: str) -> Dict[str, str]:
+    def _arguments(self, instance: dict[str, Any], config: str) -> dict[str, str]:
         return {
             "model_config": config,
             "model_instance_kind": instance["kind"],
@@ -190,7 +190,7 @@ class PythonBackend:
             "model_name": self._model["name"],
         }
 
-    def _run(self, requests: List[InferenceRequest], replies: List[ResponseChannel]) -> Any:
+    def _run(self, requests: list[InferenceRequest], replies: list[ResponseChannel]) -> Any:
         if self._execute is None:
             raise self._failed(f"Python model {loader.path(self._model)} does not implement `execute` method.")
         try:
@@ -204,7 +204,7 @@ class PythonBackend:
         running.add_done_callback(lambda done: self._finished(done, replies))
         return None
 
-    def _finished(self, done: "Future[Any]", replies: List[ResponseChannel]) -> None:
+    def _finished(self, done: Future[Any], replies: list[ResponseChannel]) -> None:
         """A decoupled model's coroutine has ended: with an error, its open requests end too."""
         error = CancelledError("the coroutine was cancelled") if done.cancelled() else done.exception()
         if error is not None:
@@ -213,7 +213,7 @@ class PythonBackend:
             for reply in replies:
                 reply.fail(Code.INTERNAL.name, failure.message)
 
-    def _rescheduled(self, returned: Any, replies: List[ResponseChannel]) -> List[int]:
+    def _rescheduled(self, returned: Any, replies: list[ResponseChannel]) -> list[int]:
         """The places of the requests that the model wants again, whose end is not in this batch."""
         wanted = self._runtime.rescheduled
         places = [place for place, reply in enumerate(replies) if reply.serial in wanted and not reply.closed]
@@ -230,9 +230,7 @@ class PythonBackend:
         self._reschedules = True
         return places
 
-    def _responses(
-        self, returned: Any, replies: List[ResponseChannel], packer: Packer
-    ) -> List[Optional[Dict[str, Any]]]:
+    def _responses(self, returned: Any, replies: list[ResponseChannel], packer: Packer) -> list[dict[str, Any] | None]:
         """The entries of a ``done`` frame for what ``execute`` returned; raises INTERNAL for anything else."""
         if self._decoupled and returned is not None:
             raise self._failed(
@@ -257,8 +255,8 @@ class PythonBackend:
         return [self._entry(response, reply, packer) for response, reply in zip(returned, replies)]
 
     def _entry(
-        self, response: Optional[InferenceResponse], reply: ResponseChannel, packer: Packer
-    ) -> Optional[Dict[str, Any]]:
+        self, response: InferenceResponse | None, reply: ResponseChannel, packer: Packer
+    ) -> dict[str, Any] | None:
         if response is None:
             return None
         if reply.sent:
@@ -269,7 +267,7 @@ class PythonBackend:
         reply.close()
         return reply.encode(response, packer)
 
-    def _fail(self, header: Header, replies: List[ResponseChannel], error: ConchError) -> None:
+    def _fail(self, header: Header, replies: list[ResponseChannel], error: ConchError) -> None:
         for reply in replies:
             reply.close()
         self.on_failure(error)
@@ -293,7 +291,7 @@ def _caused(failure: ConchError, cause: BaseException) -> ConchError:
     return failure
 
 
-def _check_force_cpu(config: Dict[str, Any]) -> None:
+def _check_force_cpu(config: dict[str, Any]) -> None:
     value = config.get("parameters", {}).get("FORCE_CPU_ONLY_INPUT_TENSORS", {}).get("string_value", "yes")
     if value not in ("yes", "no"):
         raise unsupported(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")

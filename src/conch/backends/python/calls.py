@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from itertools import count
-from typing import Any, Callable, Deque, Optional, Set, Tuple
+from typing import Any, Callable
 from weakref import WeakValueDictionary
 
 from conch.backends.python.errors import ErrorCode, TritonError
@@ -21,7 +21,7 @@ from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer
 
 #: A response, and whether it is the last one.
-Answer = Tuple[InferenceResponse, bool]
+Answer = tuple[InferenceResponse, bool]
 
 
 class BlsClient:
@@ -32,12 +32,12 @@ class BlsClient:
         self._numbers = count(1)
         self._calls: WeakValueDictionary[int, BlsCall] = WeakValueDictionary()
         #: Coroutines that wait for an answer.
-        self._awaited: Set[asyncio.Future[Any]] = set()
+        self._awaited: set[asyncio.Future[Any]] = set()
         self._awaiting = threading.Event()
-        self._helper: Optional[threading.Thread] = None
+        self._helper: threading.Thread | None = None
         self._starting_helper = threading.Lock()
 
-    def start(self, header: Header, packer: Optional[Packer] = None) -> BlsCall:
+    def start(self, header: Header, packer: Packer | None = None) -> BlsCall:
         """Send a call; its number is added to ``header``."""
         call = BlsCall(self, next(self._numbers))
         self._calls[call.number] = call
@@ -96,10 +96,10 @@ class BlsCall:
     def __init__(self, calls: BlsClient, number: int) -> None:
         self.number = number
         self._calls = calls
-        self._answers: Deque[Answer] = deque()
+        self._answers: deque[Answer] = deque()
         self._ended = False
         self._lock = threading.Lock()
-        self._waiter: Optional[Tuple[asyncio.Future[Any], Callable[[Answer], Any]]] = None
+        self._waiter: tuple[asyncio.Future[Any], Callable[[Answer], Any]] | None = None
 
     def __del__(self) -> None:
         if not self._ended:
@@ -173,10 +173,10 @@ class ResponseIterator:
 
     __slots__ = ("__weakref__", "_call", "_done", "_first", "_next", "_responses")
 
-    def __init__(self, call: BlsCall, first: Optional[Answer] = None) -> None:
+    def __init__(self, call: BlsCall, first: Answer | None = None) -> None:
         self._call = call
         self._first = first
-        self._responses: Deque[InferenceResponse] = deque()
+        self._responses: deque[InferenceResponse] = deque()
         self._done = False
         self._next = 0
 
@@ -202,7 +202,7 @@ class ResponseIterator:
         """Have the request cancelled; what it still answers may be iterated over."""
         self._call.cancel()
 
-    def _take_first(self) -> Optional[Answer]:
+    def _take_first(self) -> Answer | None:
         first, self._first = self._first, None
         return first
 

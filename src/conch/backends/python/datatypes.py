@@ -5,16 +5,16 @@ Part of ``triton_python_backend_utils``; runs in the worker of a Python model.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 import numpy as np
 
 #: Datatypes by protocol name: the number of the configuration's enum, and numpy's type.
-NUMBER: Dict[str, int] = {
+NUMBER: dict[str, int] = {
     "BOOL": 1, "UINT8": 2, "UINT16": 3, "UINT32": 4, "UINT64": 5, "INT8": 6, "INT16": 7, "INT32": 8, "INT64": 9,
     "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14,
 }  # fmt: skip
-SCALAR: Dict[str, Any] = {
+SCALAR: dict[str, Any] = {
     "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
     "FP16": np.float16, "FP32": np.float32, "FP64": np.float64, "BYTES": np.object_,
@@ -24,7 +24,7 @@ DTYPE["BF16"] = np.dtype(np.uint16)  # its bits: numpy has no such type
 DATATYPE = {np.dtype(scalar): name for name, scalar in SCALAR.items()}
 
 #: numpy's types by the configuration's names; BF16 has none.
-TRITON_STRING_TO_NUMPY: Dict[str, Any] = {
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
     "TYPE_BOOL": bool,
     **{f"TYPE_{name}": scalar for name, scalar in SCALAR.items() if name not in ("BOOL", "BYTES")},
     "TYPE_STRING": np.object_,
@@ -39,7 +39,7 @@ def triton_to_numpy_type(data_type: int) -> Any:
     return _FROM_NUMBER.get(data_type)
 
 
-def numpy_to_triton_type(data_type: Any) -> Optional[int]:
+def numpy_to_triton_type(data_type: Any) -> int | None:
     """The number of the configuration's enum for a numpy type; None where there is none."""
     return next((number for scalar, number in _TO_NUMBER.items() if data_type == scalar), None)
 

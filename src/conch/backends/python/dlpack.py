@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from math import prod
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ CPU = 1
 _PINNED = 3
 
 #: Type code and bits by datatype, and back.
-_TYPE: Dict[str, Tuple[int, int]] = {
+_TYPE: dict[str, tuple[int, int]] = {
     "INT8": (0, 8), "INT16": (0, 16), "INT32": (0, 32), "INT64": (0, 64),
     "UINT8": (1, 8), "UINT16": (1, 16), "UINT32": (1, 32), "UINT64": (1, 64),
     "FP16": (2, 16), "FP32": (2, 32), "FP64": (2, 64), "BF16": (4, 16), "BOOL": (6, 8),
@@ -60,7 +60,7 @@ _pointer_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_
 _rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
 
 #: What exported structures point to, until their consumers have done with them.
-_exported: Dict[int, Tuple[Any, ...]] = {}
+_exported: dict[int, tuple[Any, ...]] = {}
 
 
 def _delete(address: int) -> None:
@@ -77,7 +77,7 @@ _c_delete = _Deleter(_delete)
 _c_destroy = _Deleter(_destroy)
 
 
-def export(array: "np.ndarray[Any, Any]", datatype: str) -> Any:
+def export(array: np.ndarray[Any, Any], datatype: str) -> Any:
     """A capsule for a C-contiguous array whose elements are of ``datatype`` (BF16 as its bits)."""
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
     code, bits = _TYPE[datatype]
@@ -88,7 +88,7 @@ def export(array: "np.ndarray[Any, Any]", datatype: str) -> Any:
     return _new(address, _FRESH, ctypes.cast(_c_destroy, ctypes.c_void_p))
 
 
-def load(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
+def load(source: Any) -> tuple[np.ndarray[Any, Any], str]:
     """The array and the datatype of a capsule, or of an object that makes one; no copy.
 
     Raises TritonModelException for other objects, devices, types and layouts.
@@ -136,7 +136,7 @@ def _check_device(device: int) -> None:
         )
 
 
-def _is_contiguous(shape: Tuple[int, ...], strides: Any) -> bool:
+def _is_contiguous(shape: tuple[int, ...], strides: Any) -> bool:
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides)):
         if size != 1 and stride != expected:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from enum import IntEnum
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import FrameType
-from typing import List, Optional
 
 from conch.backends.python import arguments
 
@@ -81,8 +80,8 @@ def _places(error: BaseException) -> str:
         return ""
     while trace.tb_next is not None:
         trace = trace.tb_next
-    frame: Optional[FrameType] = trace.tb_frame
-    lines: List[str] = []
+    frame: FrameType | None = trace.tb_frame
+    lines: list[str] = []
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module == f"{_OWN}.backend" or module.startswith("asyncio."):

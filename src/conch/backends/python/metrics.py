@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import count
 from math import isfinite
 from time import sleep
-from typing import Any, Dict, List, Optional, Union
+from typing import Any
 from weakref import ref
 
 from conch.backends.python.errors import TritonModelException
@@ -67,7 +67,7 @@ class MetricFamily:
         if getattr(self, "_number", 0):
             self._runtime.channel.post({"op": "metrics_drop", "family": self._number})
 
-    def Metric(self, labels: Optional[Dict[str, str]] = None, buckets: Optional[List[float]] = None) -> CustomMetric:
+    def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> CustomMetric:
         """The metric with these labels; of a histogram also the upper bounds of its ``buckets``, in rising order."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
@@ -101,14 +101,14 @@ class CustomMetric:
 
     __slots__ = ("__weakref__", "_bounds", "_change", "_family", "_kind", "_number", "_runtime")
 
-    def __init__(self, family: MetricFamily, number: int, bounds: List[float]) -> None:
+    def __init__(self, family: MetricFamily, number: int, bounds: list[float]) -> None:
         self._family = ref(family)
         self._kind = family._kind
         self._runtime = family._runtime
         self._number = number
         self._bounds = bounds
         #: What the server has not been told (see ``MetricChanges``); None if that is nothing.
-        self._change: Optional[MetricChange] = None
+        self._change: MetricChange | None = None
 
     def __del__(self) -> None:
         # What is to be sent holds a reference, so there is no change left.
@@ -161,7 +161,7 @@ class MetricChange:
     def __init__(self) -> None:
         self.absolute = False
         self.amount = 0.0
-        self.buckets: Dict[int, int] = {}
+        self.buckets: dict[int, int] = {}
 
 
 class MetricChanges:
@@ -169,7 +169,7 @@ class MetricChanges:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._changed: List[CustomMetric] = []
+        self._changed: list[CustomMetric] = []
         self._changing = threading.Lock()
         self._waiting = threading.Event()
         self._closed = False
@@ -198,7 +198,7 @@ class MetricChanges:
             change.amount += amount
             change.buckets[bucket] = change.buckets.get(bucket, 0) + 1
 
-    def take(self) -> Optional[Header]:
+    def take(self) -> Header | None:
         """A frame with all changes so far; None if there are none.  The channel calls it when it is about to send."""
         if not self._changed:
             return None
@@ -237,7 +237,7 @@ _making_changes = threading.Lock()
 
 
 def _changes_of(runtime: Runtime) -> MetricChanges:
-    changes: Optional[MetricChanges] = runtime.metric_changes
+    changes: MetricChanges | None = runtime.metric_changes
     if isinstance(runtime.channel, ForkedChannel):
         raise runtime.channel.refusal()
     if changes is None:
@@ -263,6 +263,6 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _portable(value: float) -> Union[float, str]:
+def _portable(value: float) -> float | str:
     """A number as JSON can say it."""
     return value if isfinite(value) else repr(value)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Dict
+from typing import Any
 
 from conch.backends.python import pb_utils
 
 
-def prepare(model: Dict[str, Any]) -> None:
+def prepare(model: dict[str, Any]) -> None:
     """Let the model's files be found, and ``triton_python_backend_utils`` by its names.
 
     ``model`` is the part of the ``init`` frame about it; ``backend_directory`` is that of its Python-based backend.
@@ -25,12 +25,12 @@ def prepare(model: Dict[str, Any]) -> None:
     sys.modules["c_python_backend_utils"] = pb_utils
 
 
-def path(model: Dict[str, Any]) -> str:
+def path(model: dict[str, Any]) -> str:
     backend = model.get("backend_directory")
     return f"{backend}/model.py" if backend else f"{model['version_directory']}/{model['filename'] or 'model.py'}"
 
 
-def module_name(model: Dict[str, Any]) -> str:
+def module_name(model: dict[str, Any]) -> str:
     """The name of the model's module: ``<version>.<file name>``, as ``1.model``; that of a backend is ``model``."""
     if model.get("backend_directory"):
         return "model"

@@ -6,7 +6,7 @@ Runs in the worker of a Python model.  The texts of its errors are Triton's.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 _HELPER = "auto-complete-config function for model"
 
@@ -15,9 +15,9 @@ class ModelConfig:
     """A model's configuration; what is set here may fill gaps but not contradict what is there."""
 
     def __init__(self, model_config: str) -> None:
-        self._model_config: Dict[str, Any] = json.loads(model_config)
+        self._model_config: dict[str, Any] = json.loads(model_config)
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The configuration as a dictionary, in the form of ``GET /config``."""
         return self._model_config
 
@@ -40,17 +40,17 @@ class ModelConfig:
                 )
         self._model_config.setdefault("dynamic_batching", {})
 
-    def add_input(self, input: Dict[str, Any]) -> None:
+    def add_input(self, input: dict[str, Any]) -> None:
         """Add an input, or fill in the one of that name: ``name``, ``data_type``, ``dims``, ``optional``."""
         self._check("input", input, ("name", "data_type", "dims", "optional"))
         self._merge("input", input)
 
-    def add_output(self, output: Dict[str, Any]) -> None:
+    def add_output(self, output: dict[str, Any]) -> None:
         """Add an output, or fill in the one of that name: ``name``, ``data_type``, ``dims``."""
         self._check("output", output, ("name", "data_type", "dims"))
         self._merge("output", output)
 
-    def set_model_transaction_policy(self, transaction_policy_dict: Dict[str, Any]) -> None:
+    def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
         """Say whether the model is decoupled: ``{"decoupled": bool}``."""
         if any(key != "decoupled" for key in transaction_policy_dict):
             raise ValueError(
@@ -71,7 +71,7 @@ class ModelConfig:
     def _name(self) -> str:
         return str(self._model_config["name"])
 
-    def _check(self, kind: str, tensor: Dict[str, Any], allowed: "tuple[str, ...]") -> None:
+    def _check(self, kind: str, tensor: dict[str, Any], allowed: tuple[str, ...]) -> None:
         if any(key not in allowed for key in tensor):
             *first, last = (f"'{key}'" for key in allowed)
             raise ValueError(
@@ -84,10 +84,10 @@ class ModelConfig:
             if key not in tensor:
                 raise ValueError(f"{kind} '{tensor['name']}' in {_HELPER} '{self._name}' is missing '{key}' property.")
 
-    def _merge(self, kind: str, tensor: Dict[str, Any]) -> None:
-        tensors: List[Dict[str, Any]] = self._model_config[kind]
+    def _merge(self, kind: str, tensor: dict[str, Any]) -> None:
+        tensors: list[dict[str, Any]] = self._model_config[kind]
         name = tensor["name"]
-        present: Optional[Dict[str, Any]] = next((known for known in tensors if known["name"] == name), None)
+        present: dict[str, Any] | None = next((known for known in tensors if known["name"] == name), None)
         if present is None:
             tensors.append(tensor)
             return

@@ -6,7 +6,7 @@ Runs in the worker of a Python model; works in ``initialize`` and ``finalize`` t
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Optional
+from typing import Any
 
 from conch.backends.python import arguments
 from conch.backends.python.errors import TritonModelException
@@ -18,7 +18,7 @@ from conch.workers.child.packing import Packer
 _LEADING_NUMBER = re.compile(r"\s*[+-]?\d+")
 
 
-def load_model(model_name: str, config: str = "", files: Optional[Dict[str, bytes]] = None) -> None:
+def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
     """Load or reload a model, where given with a configuration (JSON) and with files by ``file:<path>``."""
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(
@@ -60,7 +60,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     return bool(response._parameters["ready"])
 
 
-def _ask(header: Dict[str, Any], packer: Optional[Packer] = None) -> InferenceResponse:
+def _ask(header: dict[str, Any], packer: Packer | None = None) -> InferenceResponse:
     runtime = current()
     header.update(op="model_control", starting=runtime.phase == "starting")
     return runtime.bls.start(header, packer).next()[0]

@@ -7,7 +7,8 @@ the worker of a Python model, in any thread that the model uses.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Callable
 
 from conch.backends.python.tensor import Tensor
 
@@ -24,12 +25,12 @@ class OutputWatch:
         #: Whether tensors begin with a dimension for the rows of a batch.
         self.batches = False
         #: Datatypes as the protocol names them, by the names of the outputs.
-        self._declared: Dict[str, str] = {}
+        self._declared: dict[str, str] = {}
         #: The declared dimensions of what the model gives, without those of a batch; -1 is any.
-        self._dims: Dict[str, List[int]] = {}
+        self._dims: dict[str, list[int]] = {}
         #: The last shape of each output that was found to be as declared, likewise.
-        self._fitting: Dict[str, Sequence[int]] = {}
-        self._told: Set[Tuple[str, str]] = set()
+        self._fitting: dict[str, Sequence[int]] = {}
+        self._told: set[tuple[str, str]] = set()
 
     def declare(self, config: Mapping[str, Any]) -> None:
         """Take the outputs from the model's effective configuration."""
@@ -39,7 +40,7 @@ class OutputWatch:
         for state in config.get("sequence_batching", {}).get("state", ()):
             self._declared.setdefault(state["output_name"], _datatype(state["data_type"]))
 
-    def look(self, tensors: Sequence[Tensor], wanted: AbstractSet[str], whole: bool, rows: Optional[int]) -> None:
+    def look(self, tensors: Sequence[Tensor], wanted: Set[str], whole: bool, rows: int | None) -> None:
         """Look at a response to a request of ``rows`` for the outputs ``wanted``.
 
         ``whole``: no other response follows.  ``rows`` None: the response may have any number.
@@ -59,44 +60,44 @@ class OutputWatch:
                 return  # as nearly always
         self._explain(tensors, wanted, whole, rows)
 
-    def _explain(self, tensors: Sequence[Tensor], wanted: AbstractSet[str], whole: bool, rows: Optional[int]) -> None:
+    def _explain(self, tensors: Sequence[Tensor], wanted: Set[str], whole: bool, rows: int | None) -> None:
         """Warn of what is wrong with a response, if anything is and it has not been told."""
         for tensor in tensors:
             name = tensor._name
             if name in wanted:
                 self._explain_tensor(tensor, rows)
             elif name not in self._declared and self._is_news(name, "undeclared"):
-                declared = ", ".join("'%s'" % one for one in sorted(self._declared))
+                declared = ", ".join(f"'{one}'" for one in sorted(self._declared))
                 self._warn(
-                    "model '%s' gave the output '%s', which its configuration does not declare (it declares %s); "
-                    "clients do not get it" % (self._name, name, declared)
+                    f"model '{self._name}' gave the output '{name}', which its configuration does not declare "
+                    f"(it declares {declared}); clients do not get it"
                 )
         given = {tensor._name for tensor in tensors}
         for name in sorted(wanted - given) if whole else ():
             if self._is_news(name, "missing"):
                 self._warn(
-                    "model '%s' did not give the output '%s', which its configuration declares and a request wanted; "
-                    "its response came without it" % (self._name, name)
+                    f"model '{self._name}' did not give the output '{name}', which its configuration declares and a "
+                    "request wanted; its response came without it"
                 )
 
-    def _explain_tensor(self, tensor: Tensor, rows: Optional[int]) -> None:
+    def _explain_tensor(self, tensor: Tensor, rows: int | None) -> None:
         name = tensor._name
         datatype = self._declared.get(name, tensor._datatype)
         if tensor._datatype != datatype and self._is_news(name, "datatype"):
             self._warn(
-                "model '%s' gave the output '%s' as %s, but its configuration declares it as %s; clients get %s"
-                % (self._name, name, tensor._datatype, datatype, tensor._datatype)
+                f"model '{self._name}' gave the output '{name}' as {tensor._datatype}, but its configuration declares "
+                f"it as {datatype}; clients get {tensor._datatype}"
             )
         if rows is not None and list(tensor._shape[:1]) != [rows] and self._is_news(name, "rows"):
             self._warn(
-                "model '%s' gave the output '%s' in the shape %s to a request whose batch size is %d, which the first "
-                "dimension must be; clients get it as it is" % (self._name, name, list(tensor._shape), rows)
+                f"model '{self._name}' gave the output '{name}' in the shape {list(tensor._shape)} to a request whose "
+                f"batch size is {rows}, which the first dimension must be; clients get it as it is"
             )
         elif not self._fits(tensor) and self._is_news(name, "shape"):
             declared = [-1] * self.batches + self._dims[name]
             self._warn(
-                "model '%s' gave the output '%s' in the shape %s, but its configuration declares it as %s; clients get "
-                "it as it is" % (self._name, name, list(tensor._shape), declared)
+                f"model '{self._name}' gave the output '{name}' in the shape {list(tensor._shape)}, but its "
+                f"configuration declares it as {declared}; clients get it as it is"
             )
 
     def _fits(self, tensor: Tensor) -> bool:
@@ -121,10 +122,10 @@ class OutputWatch:
 
 def _datatype(declared: str) -> str:
     """The protocol's name of a datatype of the configuration: ``TYPE_STRING`` is ``BYTES``."""
-    return "BYTES" if declared == "TYPE_STRING" else declared[len("TYPE_") :]
+    return "BYTES" if declared == "TYPE_STRING" else declared.removeprefix("TYPE_")
 
 
-def _dims(output: Mapping[str, Any]) -> List[int]:
+def _dims(output: Mapping[str, Any]) -> list[int]:
     """The dimensions in which the model gives an output: those before a reshape."""
     reshape = output.get("reshape")
     return [int(dim) for dim in (output["dims"] if reshape is None else reshape.get("shape", ()))]

@@ -5,7 +5,7 @@ Gathers what models use from the modules beside it; runs in the worker of a Pyth
 
 from __future__ import annotations
 
-from typing import Any, Dict, Union
+from typing import Any
 
 from conch.backends.python.datatypes import (
     TRITON_STRING_TO_NUMPY,
@@ -80,20 +80,20 @@ def get_model_dir() -> str:
     return str(current().model["version_directory"])
 
 
-def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Union[Dict[str, Any], MaybeNone]:
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | MaybeNone:
     """The part of a configuration about that input; None if there is none."""
     return _by_name(model_config.get("input", ()), name)
 
 
-def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Union[Dict[str, Any], MaybeNone]:
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | MaybeNone:
     """The part of a configuration about that output; None if there is none."""
     return _by_name(model_config.get("output", ()), name)
 
 
-def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bool:
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
     """Whether a configuration (as a dictionary) says that the model is decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
-def _by_name(tensors: Any, name: str) -> Union[Dict[str, Any], MaybeNone]:
+def _by_name(tensors: Any, name: str) -> dict[str, Any] | MaybeNone:
     return next((tensor for tensor in tensors if tensor["name"] == name), None)

@@ -11,7 +11,7 @@ import inspect
 import os
 import threading
 from concurrent.futures import Future, TimeoutError
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from conch.backends.python.errors import PLACES, describe
 from conch.backends.python.runtime import Runtime
@@ -27,12 +27,12 @@ class Readiness:
     """Asks ``is_ready``, for the first time before it is made; its coroutines run on ``loop``, if there is one."""
 
     def __init__(
-        self, runtime: Runtime, is_ready: Callable[[], Any], loop: Optional[asyncio.AbstractEventLoop] = None
+        self, runtime: Runtime, is_ready: Callable[[], Any], loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         self._runtime = runtime
         self._is_ready = is_ready
         self._loop = loop
-        self._told: Optional[bool] = None
+        self._told: bool | None = None
         self._complaint = ""
         self._closed = threading.Event()
         self._asked = threading.Event()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
+from typing import Any
 
 from conch.backends.python import arguments
 from conch.backends.python.calls import BlsCall, ResponseIterator
@@ -49,12 +50,12 @@ class InferenceTrace:
 
     __slots__ = ("_context", "_serial")
 
-    def __init__(self, context: Optional[str] = None, serial: int = 0) -> None:
+    def __init__(self, context: str | None = None, serial: int = 0) -> None:
         self._context = context
         #: The serial number of the request that is traced; 0 for none.
         self._serial = serial
 
-    def get_context(self) -> Optional[str]:
+    def get_context(self) -> str | None:
         """The trace context as JSON text; None unless the request is traced and the trace goes to a collector."""
         return self._context
 
@@ -76,7 +77,7 @@ class InferenceRequest:
     def __init__(
         self,
         request_id: str = "",
-        correlation_id: Union[int, str] = 0,
+        correlation_id: int | str = 0,
         inputs: Sequence[Tensor] = _REQUIRED,
         requested_output_names: Sequence[str] = _REQUIRED,
         model_name: str = _REQUIRED,
@@ -85,7 +86,7 @@ class InferenceRequest:
         timeout: int = 0,
         preferred_memory: PreferredMemory = _ANY_MEMORY,
         trace: InferenceTrace = _NO_TRACE,
-        parameters: Optional[Mapping[str, Any]] = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         if inputs is _REQUIRED or requested_output_names is _REQUIRED or model_name is _REQUIRED:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
@@ -109,10 +110,10 @@ class InferenceRequest:
         )
         self._trace = arguments.instance(trace, "InferenceRequest: trace", InferenceTrace)
         self._parameters: Mapping[str, Any] = check_parameters(parameters)
-        self._reply: Optional[ResponseChannel] = None
+        self._reply: ResponseChannel | None = None
 
     @staticmethod
-    def received(fields: Dict[str, Any], inputs: List[Tensor], reply: ResponseChannel) -> InferenceRequest:
+    def received(fields: dict[str, Any], inputs: list[Tensor], reply: ResponseChannel) -> InferenceRequest:
         """The request that an ``execute`` frame describes in ``fields``."""
         request = InferenceRequest.__new__(InferenceRequest)
         request._id = fields["id"]
@@ -126,13 +127,13 @@ class InferenceRequest:
         request._reply = reply
         return request
 
-    def inputs(self) -> List[Tensor]:
+    def inputs(self) -> list[Tensor]:
         return list(self._inputs)
 
     def request_id(self) -> str:
         return self._id
 
-    def correlation_id(self) -> Union[int, str]:
+    def correlation_id(self) -> int | str:
         return self._correlation_id
 
     def flags(self) -> int:
@@ -151,7 +152,7 @@ class InferenceRequest:
             return json.dumps(self._parameters)
         return json.dumps(self._parameters, ensure_ascii=False, separators=(",", ":"))
 
-    def requested_output_names(self) -> Set[str]:
+    def requested_output_names(self) -> set[str]:
         return set(self._outputs)
 
     def trace(self) -> InferenceTrace:
@@ -219,7 +220,7 @@ class InferenceRequest:
         return self._reply
 
 
-def _correlation_id(value: Any) -> Union[int, str]:
+def _correlation_id(value: Any) -> int | str:
     if value is None:
         raise TypeError("InferenceRequest: correlation_id must be an int or a str, not None")
     if isinstance(value, str):
@@ -231,7 +232,7 @@ def _correlation_id(value: Any) -> Union[int, str]:
     return int(value)
 
 
-def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Union[Tensor, MaybeNone]:
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | MaybeNone:
     """The input of that name; None if the request has none."""
     for tensor in inference_request._inputs:
         if tensor._name == name:

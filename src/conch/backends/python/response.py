@@ -6,7 +6,8 @@ Runs in the worker of a Python model, in whatever thread the model uses.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from conch.backends.python import arguments
 from conch.backends.python.errors import TritonError, TritonModelException
@@ -18,7 +19,7 @@ from conch.workers.child.packing import Packer
 NO_PLACES: Mapping[str, OutputLoan] = {}
 
 
-def check_parameters(parameters: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+def check_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """A copy of parameters given by a model; raises TritonModelException for what cannot travel."""
     if parameters is None:
         return {}
@@ -40,8 +41,8 @@ class InferenceResponse:
     def __init__(
         self,
         output_tensors: Sequence[Tensor] = (),
-        error: Optional[TritonError] = None,
-        parameters: Optional[Mapping[str, Any]] = None,
+        error: TritonError | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(output_tensors, (list, tuple)):
             raise TypeError(f"InferenceResponse: output_tensors must be a list of Tensor, not {type(output_tensors)}")
@@ -58,13 +59,13 @@ class InferenceResponse:
         self._error = error
         self._parameters = check_parameters(parameters)
 
-    def output_tensors(self) -> List[Tensor]:
+    def output_tensors(self) -> list[Tensor]:
         return list(self._tensors)
 
     def has_error(self) -> bool:
         return self._error is not None
 
-    def error(self) -> Union[TritonError, MaybeNone]:
+    def error(self) -> TritonError | MaybeNone:
         return self._error
 
     def parameters(self) -> str:
@@ -72,8 +73,8 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def encode(
-        self, outputs: Set[str], packer: Packer, copy: bool = False, places: Mapping[str, OutputLoan] = NO_PLACES
-    ) -> Dict[str, Any]:
+        self, outputs: set[str], packer: Packer, copy: bool = False, places: Mapping[str, OutputLoan] = NO_PLACES
+    ) -> dict[str, Any]:
         """The part of a frame that describes this response, with only the ``outputs`` asked for.
 
         Those that have ``places`` are written there.
@@ -87,6 +88,6 @@ class InferenceResponse:
         return {"outputs": tensors, "parameters": self._parameters}
 
 
-def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Union[Tensor, MaybeNone]:
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | MaybeNone:
     """The output of that name; None if there is none."""
     return next((tensor for tensor in inference_response._tensors if tensor._name == name), None)

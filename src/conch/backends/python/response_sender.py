@@ -5,8 +5,6 @@ Runs in the worker of a Python model, in whatever thread the model uses.
 
 from __future__ import annotations
 
-from typing import Optional
-
 from conch.backends.python import arguments
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import InferenceResponse
@@ -23,7 +21,7 @@ class InferenceResponseSender:
     def __init__(self, reply: ResponseChannel) -> None:
         self._reply = reply
 
-    def send(self, response: Optional[InferenceResponse] = None, flags: int = 0) -> None:
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response, the end (``TRITONSERVER_RESPONSE_COMPLETE_FINAL``), or both."""
         reply = self._reply
         if response is not None and not isinstance(response, InferenceResponse):

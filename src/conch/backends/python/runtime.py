@@ -6,7 +6,7 @@ The backend makes one ``Runtime`` per worker; functions of ``pb_utils`` that tak
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional, Set, Tuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 from conch.backends.python.calls import BlsClient
@@ -19,7 +19,7 @@ from conch.workers.child.packing import Packer
 class Runtime:
     """Shared by all threads of a worker."""
 
-    def __init__(self, channel: Channel, model: Dict[str, Any], log: Dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, model: dict[str, Any], log: dict[str, Any]) -> None:
         self.channel = channel
         self.bls = BlsClient(channel)
         self.model = model
@@ -27,7 +27,7 @@ class Runtime:
         #: Requests that have not had their last response, by serial number, as long as the model keeps them.
         self.replies: WeakValueDictionary[int, ResponseChannel] = WeakValueDictionary()
         #: Those that the model wants to have again, when ``execute`` returns.
-        self.rescheduled: Set[int] = set()
+        self.rescheduled: set[int] = set()
         #: The name of the model's instance.
         self.instance = f"{model['name']}_0"
         #: ``starting``, ``serving`` once the model's object is initialised, ``stopping`` when it is to finalise.
@@ -37,7 +37,7 @@ class Runtime:
         self.metric_changes: Any = None
         channel.early = self._control_early
 
-    def reply_of_rescheduled(self, serial: int) -> Optional[ResponseChannel]:
+    def reply_of_rescheduled(self, serial: int) -> ResponseChannel | None:
         """What answers a request that is back, if the model has kept its sender."""
         return self.replies.get(serial)
 
@@ -104,7 +104,7 @@ class ResponseChannel:
     )
 
     def __init__(
-        self, runtime: Runtime, serial: int, outputs: Set[str], decoupled: bool, rows: Optional[int] = None
+        self, runtime: Runtime, serial: int, outputs: set[str], decoupled: bool, rows: int | None = None
     ) -> None:
         self.runtime = runtime
         self.serial = serial
@@ -119,7 +119,7 @@ class ResponseChannel:
         self.closed = True
         #: Whether the request has been rescheduled, and nothing ends when the model drops it.
         self.waiting = False
-        self.held: Optional[Tuple[Header, Packer]] = None
+        self.held: tuple[Header, Packer] | None = None
 
     def __del__(self) -> None:
         """The model has dropped the request and its sender: no further response can come, so this is the end."""
@@ -152,7 +152,7 @@ class ResponseChannel:
         else:
             self.runtime.rescheduled.discard(self.serial)
 
-    def send(self, response: Optional[InferenceResponse], final: bool) -> None:
+    def send(self, response: InferenceResponse | None, final: bool) -> None:
         """Send a response, or only the end.
 
         What a model that is not decoupled sends is kept until its end comes, since its client gets
@@ -176,7 +176,7 @@ class ResponseChannel:
             header["final"] = False
         self.runtime.channel.send(header, packer)
 
-    def encode(self, response: InferenceResponse, packer: Packer, copy: bool = False) -> Dict[str, Any]:
+    def encode(self, response: InferenceResponse, packer: Packer, copy: bool = False) -> dict[str, Any]:
         """The part of a frame that describes a response, with the outputs that the request wants."""
         if not response.has_error():
             self.runtime.outputs.look(response._tensors, self.outputs, not self.decoupled, self.rows)
@@ -192,10 +192,10 @@ class ResponseChannel:
         return {"op": "response", "serial": self.serial, "outputs": [], "parameters": {}, "final": True}
 
 
-_current: Optional[Runtime] = None
+_current: Runtime | None = None
 
 
-def install(runtime: Optional[Runtime]) -> Optional[Runtime]:
+def install(runtime: Runtime | None) -> Runtime | None:
     """Make ``runtime`` the one that ``current`` returns; returns the one that it was before."""
     global _current
     before, _current = _current, runtime

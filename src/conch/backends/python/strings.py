@@ -5,8 +5,9 @@ Called for every string that a model reads or writes; runs in the worker of a Py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
-from typing import Any, List, Sequence, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,10 @@ _unpack = _LENGTH.unpack_from
 _pack = _LENGTH.pack
 
 
-def decode(data: Union[Buffer, "np.ndarray[Any, Any]"], shape: Sequence[int]) -> "np.ndarray[Any, Any]":
+def decode(data: Buffer | np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
     """An object array of ``bytes``.  Raises TritonModelException when data and shape do not match."""
     raw = bytes(data)
-    elements: List[bytes] = []
+    elements: list[bytes] = []
     at, end = 0, len(raw)
     while at + 4 <= end:
         start = at + 4
@@ -39,9 +40,9 @@ def decode(data: Union[Buffer, "np.ndarray[Any, Any]"], shape: Sequence[int]) ->
         ) from None
 
 
-def encode(array: "np.ndarray[Any, Any]") -> bytes:
+def encode(array: np.ndarray[Any, Any]) -> bytes:
     """Serialise in row-major order: bytes as they are, str as UTF-8, anything else as its ``str()``."""
-    parts: List[bytes] = []
+    parts: list[bytes] = []
     for element in array.ravel().tolist():
         if type(element) is not bytes:
             element = bytes(element) if isinstance(element, bytes) else str(element).encode()
@@ -50,7 +51,7 @@ def encode(array: "np.ndarray[Any, Any]") -> bytes:
     return b"".join(parts)
 
 
-def serialize_byte_tensor(input_tensor: "np.ndarray[Any, Any]") -> Union[bytes, Tuple[()], None]:
+def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
     """The wire form of an array of objects or of byte strings; () of an empty array, None for one of another kind."""
     if not input_tensor.size:
         return ()
@@ -59,7 +60,7 @@ def serialize_byte_tensor(input_tensor: "np.ndarray[Any, Any]") -> Union[bytes, 
     return encode(input_tensor)
 
 
-def deserialize_bytes_tensor(encoded_tensor: Buffer) -> "np.ndarray[Any, Any]":
+def deserialize_bytes_tensor(encoded_tensor: Buffer) -> np.ndarray[Any, Any]:
     """A flat object array of the elements in the wire form."""
     elements = []
     at = 0

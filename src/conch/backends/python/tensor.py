@@ -6,7 +6,8 @@ model's array until they are sent.  Runs in the worker of a Python model.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_shape")
 
-    def __init__(self, name: str, numpy_array: "np.ndarray[Any, Any]") -> None:
+    def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
         if not isinstance(name, str):
             name = arguments.text(name, "Tensor: name")
         if not isinstance(numpy_array, np.ndarray):
@@ -43,12 +44,12 @@ class Tensor:
         self._name = name
         self._datatype = datatype
         self._shape: Sequence[int] = numpy_array.shape
-        self._data: Optional[Buffer] = None
+        self._data: Buffer | None = None
         if datatype == "BYTES":
             self._data = strings.encode(numpy_array)
         elif not numpy_array.flags.c_contiguous:
             numpy_array = numpy_array.copy(order="C")
-        self._array: Optional["np.ndarray[Any, Any]"] = numpy_array
+        self._array: np.ndarray[Any, Any] | None = numpy_array
 
     @staticmethod
     def received(name: str, datatype: str, shape: Sequence[int], data: Buffer) -> Tensor:
@@ -68,13 +69,13 @@ class Tensor:
         """The number of the configuration's enum ``DataType``."""
         return NUMBER[self._datatype]
 
-    def shape(self) -> List[int]:
+    def shape(self) -> list[int]:
         return list(self._shape)
 
     def is_cpu(self) -> bool:
         return True
 
-    def as_numpy(self) -> "np.ndarray[Any, Any]":
+    def as_numpy(self) -> np.ndarray[Any, Any]:
         """The data as an array: writable, and without a copy unless it is text or not aligned."""
         if self._datatype == "BF16":
             raise TritonModelException(
@@ -95,7 +96,7 @@ class Tensor:
     def __dlpack__(self, stream: Any = None, **kwargs: Any) -> Any:
         return self.to_dlpack()
 
-    def __dlpack_device__(self) -> Tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CPU, 0
 
     @staticmethod
@@ -110,7 +111,7 @@ class Tensor:
         result._data = None
         return result
 
-    def pack(self, packer: Packer, copy: bool = False, place: Optional[OutputLoan] = None) -> Descriptor:
+    def pack(self, packer: Packer, copy: bool = False, place: OutputLoan | None = None) -> Descriptor:
         """Add this tensor to a frame, or write it to its ``place``; with ``copy``, later changes are not seen."""
         data: Any = self._data
         if data is None:
@@ -119,7 +120,7 @@ class Tensor:
             data = array.tobytes() if copy or array.nbytes < INLINE_LIMIT else array.reshape(-1).view(np.uint8)
         return packer.add(self._name, self._datatype, self._shape, data, place)
 
-    def _decode(self) -> "np.ndarray[Any, Any]":
+    def _decode(self) -> np.ndarray[Any, Any]:
         data: Any = self._data
         if self._datatype == "BYTES":
             return strings.decode(data, self._shape)
@@ -133,5 +134,5 @@ class Tensor:
 class ArrayUnpacker(BorrowingUnpacker):
     """Makes a request's input tensors."""
 
-    def tensors(self, descriptors: Sequence[Descriptor]) -> List[Tensor]:
+    def tensors(self, descriptors: Sequence[Descriptor]) -> list[Tensor]:
         return [Tensor.received(*self.take(descriptor)) for descriptor in descriptors]

@@ -1,6 +1,6 @@
 """Text to token ids: the first step of an ensemble that ``conch convert --layout triton`` wrote.
 
-Runs on conch and on NVIDIA's server, in any Python from 3.8 with numpy and ``tokenizers`` (or ``transformers``).
+Runs on conch and on NVIDIA's server, in any Python from 3.9 with numpy and ``tokenizers`` (or ``transformers``).
 """
 
 from __future__ import annotations

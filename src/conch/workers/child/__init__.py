@@ -1,1 +1,1 @@
-"""What runs in a worker process, under a model's own interpreter (Python 3.8 and later) with numpy and nothing else."""
+"""What runs in a worker process, under a model's own interpreter (Python 3.9 and later) with numpy and nothing else."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ class BorrowingUnpacker(Unpacker):
     def __init__(self, payload: bytearray, channel: Channel) -> None:
         super().__init__(payload, channel.regions)
         self._channel = channel
-        self._arrays: "Dict[int, np.ndarray[Any, Any]]" = {}
+        self._arrays: dict[int, np.ndarray[Any, Any]] = {}
 
     def borrow(self, region: Any, id: int, offset: int, size: int) -> Any:
         array = self._arrays.get(id)

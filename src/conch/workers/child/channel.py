@@ -11,7 +11,7 @@ import socket
 import threading
 from array import array
 from collections import deque
-from typing import Callable, Deque, List, Optional, Tuple
+from typing import Callable
 
 from conch.errors import internal
 from conch.tensors import Buffer
@@ -22,7 +22,7 @@ from conch.workers.child.packing import Packer
 __all__ = ["Channel", "Endpoint", "Frame", "Header", "Message", "write"]
 
 #: Buffers to write in this order, and file descriptors to send along with the first byte.
-Message = Tuple[List[Buffer], List[int]]
+Message = tuple[list[Buffer], list[int]]
 
 _MAX_BUFFERS = 64
 # A plain integer: enum members are slow to combine.
@@ -41,7 +41,7 @@ class Endpoint:
         self.regions = RegionMap()
         self._reader = FrameReader()
 
-    def encode(self, header: Header, packer: Optional[Packer] = None) -> Message:
+    def encode(self, header: Header, packer: Packer | None = None) -> Message:
         """The buffers and descriptors to write for one frame, after announcements of the regions that it refers to.
 
         The descriptors in ``header`` that came from ``packer`` are completed.  The file descriptors
@@ -58,7 +58,7 @@ class Endpoint:
         before, fds = self._announcements()
         return [*before, *frame], fds
 
-    def flush(self) -> Optional[Message]:
+    def flush(self) -> Message | None:
         """A message about regions given back or dropped that no frame has carried yet; None if there are none."""
         if self.regions.returned:
             return self.encode({"op": "release", "regions": _drain(self.regions.returned)})
@@ -76,7 +76,7 @@ class Endpoint:
         self.pool.trim()
         return self.encode({"op": "trim"})
 
-    def receive(self, connection: socket.socket, flags: int = 0) -> List[Frame]:
+    def receive(self, connection: socket.socket, flags: int = 0) -> list[Frame]:
         """Read once; the frames that this completed.  Raises as ``FrameReader.receive`` does."""
         frames = self._reader.receive(connection, flags)
         for header, _ in frames:
@@ -92,7 +92,7 @@ class Endpoint:
 
     def _announcements(self) -> Message:
         created, dropped = self.pool.take_changes()
-        buffers: List[Buffer] = []
+        buffers: list[Buffer] = []
         for id in dropped:
             buffers += encode_frame({"op": "forget", "region": id})
         for region in created:
@@ -149,7 +149,7 @@ class Channel:
     has gone; it does not return in a worker, where all that is left to do is to end.
     """
 
-    def __init__(self, connection: socket.socket, on_closed: Optional[Callable[[], None]] = None) -> None:
+    def __init__(self, connection: socket.socket, on_closed: Callable[[], None] | None = None) -> None:
         connection.setblocking(True)
         self._connection = connection
         # The kernel ends a wait in ``recvmsg`` in vain whenever the server has read a frame, as there is room to write.
@@ -159,11 +159,11 @@ class Channel:
         #: Is shown every frame as it arrives, by whichever thread receives; True keeps it from ``receive``.
         self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
         #: Makes what has to arrive before the frame that is about to be sent, if there is anything.
-        self.ahead: Optional[Callable[[], Optional[Header]]] = None
+        self.ahead: Callable[[], Header | None] | None = None
         self._endpoint = Endpoint()
-        self._frames: Deque[Frame] = deque()
+        self._frames: deque[Frame] = deque()
         self._keeping = threading.Lock()
-        self._posted: Deque[Tuple[Header, Optional[Packer]]] = deque()
+        self._posted: deque[tuple[Header, Packer | None]] = deque()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._received = threading.Condition()
@@ -175,7 +175,7 @@ class Channel:
         """The server's regions, for an ``Unpacker``."""
         return self._endpoint.regions
 
-    def send(self, header: Header, packer: Optional[Packer] = None) -> None:
+    def send(self, header: Header, packer: Packer | None = None) -> None:
         """Write one frame, waiting while the socket is full."""
         with self._sending:
             message = self._endpoint.encode(header, packer)
@@ -266,7 +266,7 @@ class Channel:
         if self._waiting:
             self._flush()
 
-    def post(self, header: Header, packer: Optional[Packer] = None) -> None:
+    def post(self, header: Header, packer: Packer | None = None) -> None:
         """Have a frame sent as soon as nobody else is sending; for the garbage collector, as ``release_region``."""
         self._posted.append((header, packer))
         self._flush()
@@ -275,7 +275,7 @@ class Channel:
         self._endpoint.close()
         self._connection.close()
 
-    def _with_ahead(self, header: Optional[Header], message: Message) -> Message:
+    def _with_ahead(self, header: Header | None, message: Message) -> Message:
         """``message`` after a frame with ``header``."""
         if header is None:
             return message
@@ -285,7 +285,7 @@ class Channel:
     def _has_frames(self) -> bool:
         return bool(self._frames)
 
-    def _keep(self, frames: List[Frame]) -> None:
+    def _keep(self, frames: list[Frame]) -> None:
         left = [frame for frame in frames if not self.early(*frame)]
         if left:
             with self._keeping:
@@ -310,7 +310,7 @@ class Channel:
             with self._received:
                 self._received.notify_all()
 
-    def _read(self, flags: int) -> List[Frame]:
+    def _read(self, flags: int) -> list[Frame]:
         try:
             return self._endpoint.receive(self._connection, flags)
         except (EOFError, ConnectionError):
@@ -347,6 +347,6 @@ class Channel:
 _OWN = frozenset(("region", "file", "forget", "release", "trim"))
 
 
-def _drain(ids: Deque[int]) -> List[int]:
+def _drain(ids: deque[int]) -> list[int]:
     """Take all; others may append meanwhile."""
     return [ids.popleft() for _ in range(len(ids))]

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable
 
 from conch.workers.child.channel import Channel
 from conch.workers.child.frames import Header
@@ -22,7 +22,7 @@ _WORKER_ONLY = frozenset(("done", "failed", "completed", "ready", "stopped"))
 class ForkedChannel(Channel):
     """A worker's channel in a process forked from it: log lines go to standard error, all else is refused."""
 
-    def send(self, header: Header, packer: Optional[Packer] = None) -> None:
+    def send(self, header: Header, packer: Packer | None = None) -> None:
         if header["op"] == "log":
             _say(header["message"])
         elif header["op"] in _WORKER_ONLY:
@@ -31,7 +31,7 @@ class ForkedChannel(Channel):
         else:
             raise self.refusal()
 
-    def post(self, header: Header, packer: Optional[Packer] = None) -> None:
+    def post(self, header: Header, packer: Packer | None = None) -> None:
         """Leave it to the worker, which has the same objects."""
 
     def release_region(self, region: int) -> None:
@@ -63,7 +63,7 @@ def _say(line: str) -> None:
 
 def keep_from_children(channel: Channel) -> None:
     """From now on, processes that this one forks have no part in ``channel``, and signals end them as any other."""
-    masks: List[Any] = []
+    masks: list[Any] = []
 
     def before() -> None:
         # A child that is ended at once is not to take the signal for one to its worker, which ignores it.

@@ -14,13 +14,14 @@ import os
 import socket
 import struct
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from conch.errors import internal
 from conch.tensors import Buffer
 
-Header = Dict[str, Any]
-Frame = Tuple[Header, bytearray]
+Header = dict[str, Any]
+Frame = tuple[Header, bytearray]
 
 #: A header or a payload that claims more than this is a broken frame.
 FRAME_LIMIT = 256 << 20
@@ -54,7 +55,7 @@ def dumps(header: Header) -> bytes:
         return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def encode_frame(header: Header, payload: Sequence[Buffer] = (), size: int = 0) -> List[Buffer]:
+def encode_frame(header: Header, payload: Sequence[Buffer] = (), size: int = 0) -> list[Buffer]:
     """A frame as buffers; ``size`` is what the buffers of ``payload`` add up to, in bytes."""
     text = dumps(header)
     if size > _JOIN_LIMIT:
@@ -66,13 +67,13 @@ class FrameReader:
     """Cuts a stream into frames: reads into one buffer, and keeps received descriptors in order."""
 
     def __init__(self) -> None:
-        self.fds: Deque[int] = deque()
+        self.fds: deque[int] = deque()
         self._buffer = bytearray(_CAPACITY)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
 
-    def receive(self, connection: socket.socket, flags: int = 0) -> List[Frame]:
+    def receive(self, connection: socket.socket, flags: int = 0) -> list[Frame]:
         """Read once and return the frames that are complete by now, possibly none.
 
         Raises EOFError when the peer has closed, BlockingIOError from a socket that would block,
@@ -95,8 +96,8 @@ class FrameReader:
         while self.fds:
             os.close(self.fds.popleft())
 
-    def _cut(self) -> List[Frame]:
-        frames: List[Frame] = []
+    def _cut(self) -> list[Frame]:
+        frames: list[Frame] = []
         start, end, buffer = self._start, self._end, self._buffer
         needed = 8
         while end - start >= 8:

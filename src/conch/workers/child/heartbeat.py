@@ -10,7 +10,7 @@ from __future__ import annotations
 import _thread
 from struct import Struct
 from time import sleep
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from conch.workers.child.channel import Channel
 
@@ -33,7 +33,7 @@ class Pulse(NamedTuple):
     stepping: bool = False
 
 
-def read_pulse(memory: Union[memoryview, bytearray]) -> Pulse:
+def read_pulse(memory: memoryview | bytearray) -> Pulse:
     """The counts in a worker's memory, as the server reads them."""
     beats, steps, stepping = _ALL.unpack_from(memory)
     return Pulse(beats, steps, bool(stepping))

@@ -7,7 +7,6 @@ is killed.  Used at both ends of a channel, in any environment (standard library
 from __future__ import annotations
 
 import os
-from typing import Optional, Tuple
 
 from conch.tensors import Buffer
 
@@ -40,7 +39,7 @@ class OutputLoan:
         self._offset = offset
         self._size = size
 
-    def take(self, data: Buffer) -> Optional[Tuple[int, int]]:
+    def take(self, data: Buffer) -> tuple[int, int] | None:
         """Write an output; what completes its descriptor, or None where the server has to see to it."""
         if len(data) > self._size:
             return None

@@ -13,7 +13,8 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from typing import Callable, Deque, Dict, Iterable, List, Tuple, Union
+from collections.abc import Iterable
+from typing import Callable
 
 from conch.errors import ConchError, internal
 from conch.tensors import Loan
@@ -79,16 +80,16 @@ class RegionPool:
 
     def __init__(self, idle_limit: int = IDLE_LIMIT) -> None:
         self.idle_limit = idle_limit
-        self.lent: Dict[int, Region] = {}
-        self.free: Dict[int, Region] = {}
+        self.lent: dict[int, Region] = {}
+        self.free: dict[int, Region] = {}
         #: Whether the reader is behind: there are regions to announce or to have unmapped.
         self.has_changes = False
         #: Called when the reader is to close a file, in any thread.
         self.on_loan_ended: Callable[[], None] = _nothing
-        self._created: List[Union[Region, OfferedFile]] = []
-        self._files: Dict[int, OfferedFile] = {}
+        self._created: list[Region | OfferedFile] = []
+        self._files: dict[int, OfferedFile] = {}
         self._loans: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
-        self._dropped: List[int] = []
+        self._dropped: list[int] = []
         self._idle = 0
         self._last = 0
         # Re-entrant, since the garbage collector may come back here through Channel.release_region.
@@ -167,7 +168,7 @@ class RegionPool:
             self._dropped.append(region.id)
             self.has_changes = True
 
-    def take_changes(self) -> Tuple[List[Union[Region, OfferedFile]], List[int]]:
+    def take_changes(self) -> tuple[list[Region | OfferedFile], list[int]]:
         """Return, once, new regions and files and the ids of those dropped, where the reader has not been told yet."""
         with self._lock:
             created, self._created = self._created, []
@@ -195,11 +196,11 @@ class RegionMap:
     """Regions of the other process that this one has mapped, and ``files`` that it has lent, by id."""
 
     def __init__(self) -> None:
-        self._regions: Dict[int, mmap.mmap] = {}
-        self.files: Dict[int, LentFile] = {}
+        self._regions: dict[int, mmap.mmap] = {}
+        self.files: dict[int, LentFile] = {}
         #: Ids that this side has done with; the next frame out carries them.  Appending is safe
         #: from any thread and from the garbage collector.
-        self.returned: Deque[int] = deque()
+        self.returned: deque[int] = deque()
 
     def __len__(self) -> int:
         return len(self._regions)

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import warnings
-from typing import Any, Optional, TextIO, Type, Union
+from typing import Any, TextIO
 
 from conch.workers.child.channel import Channel
 from conch.workers.child.tracebacks import log_frame
@@ -22,12 +22,12 @@ def send_messages(channel: Channel) -> None:
     logging.lastResort = _ChannelHandler(channel)
 
     def show_warning(
-        message: Union[Warning, str],
-        category: Type[Warning],
+        message: Warning | str,
+        category: type[Warning],
         filename: str,
         lineno: int,
-        file: Optional[TextIO] = None,
-        line: Optional[str] = None,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
         if file is not None:
             file.write(warnings.formatwarning(message, category, filename, lineno, line))

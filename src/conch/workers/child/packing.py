@@ -5,8 +5,9 @@ Used at both ends of a channel, in any environment (standard library only).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Protocol
 
 from conch.errors import internal
 from conch.tensors import ELEMENT_SIZE, Buffer, Loan, StoredData, WireTensor
@@ -15,7 +16,7 @@ from conch.workers.child.memory import RegionMap, RegionPool
 
 #: ``[name, datatype, shape, size]``, followed by ``region, offset`` for bytes in a memory region, or in a file that has
 #: been lent; ``-file, offset`` for an output that its worker has written there.
-Descriptor = List[Any]
+Descriptor = list[Any]
 
 #: Tensors of this many bytes and more go through memory regions.
 INLINE_LIMIT = 64 << 10
@@ -41,13 +42,13 @@ class Packer:
     __slots__ = ("large", "payload", "places", "size")
 
     def __init__(self) -> None:
-        self.payload: List[Buffer] = []
+        self.payload: list[Buffer] = []
         self.size = 0
-        self.large: List[Tuple[Descriptor, Buffer]] = []
-        self.places: List[Tuple[List[int], Loan]] = []
+        self.large: list[tuple[Descriptor, Buffer]] = []
+        self.places: list[tuple[list[int], Loan]] = []
 
     def add(
-        self, name: str, datatype: str, shape: Sequence[int], data: Buffer, place: Optional[OutputLoan] = None
+        self, name: str, datatype: str, shape: Sequence[int], data: Buffer, place: OutputLoan | None = None
     ) -> Descriptor:
         """The descriptor of a tensor whose ``data`` is a flat buffer of bytes, which goes to ``place`` if it can."""
         size = len(data)
@@ -63,11 +64,11 @@ class Packer:
             self.size += size
         return descriptor
 
-    def pack(self, tensors: Sequence[WireTensor]) -> List[Descriptor]:
+    def pack(self, tensors: Sequence[WireTensor]) -> list[Descriptor]:
         """Descriptors of tensors, in order."""
         return [self.add(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in tensors]
 
-    def offer(self, loan: Loan) -> List[int]:
+    def offer(self, loan: Loan) -> list[int]:
         """Where the other process may write an output: ``[file, offset, size]``, complete when the frame is encoded."""
         place = [loan.offset, loan.size]
         self.places.append((place, loan))
@@ -78,7 +79,7 @@ class Packer:
         for place, offered in self.places:
             place.insert(0, pool.lend(offered))
         at = 0
-        copied: List[Tuple[Descriptor, Buffer]] = []
+        copied: list[tuple[Descriptor, Buffer]] = []
         for descriptor, data in self.large:
             loan = data.lend() if isinstance(data, StoredData) else None
             if loan is not None:
@@ -102,7 +103,7 @@ class Packer:
         target.release()
 
 
-def output_places(places: Mapping[str, Sequence[int]], regions: RegionMap) -> Dict[str, OutputLoan]:
+def output_places(places: Mapping[str, Sequence[int]], regions: RegionMap) -> dict[str, OutputLoan]:
     """Where outputs of a received request go that the worker can write for itself, by name."""
     return {name: OutputLoan(regions.files[place[0]], *place) for name, place in places.items()}
 
@@ -118,10 +119,10 @@ class Unpacker:
         self._payload = memoryview(payload)
         self._at = 0
         self._regions = regions
-        self._used: Set[int] = set()
-        self._elsewhere: Optional[Elsewhere] = None
+        self._used: set[int] = set()
+        self._elsewhere: Elsewhere | None = None
 
-    def unpack(self, descriptors: Sequence[Descriptor], elsewhere: Optional[Elsewhere] = None) -> List[WireTensor]:
+    def unpack(self, descriptors: Sequence[Descriptor], elsewhere: Elsewhere | None = None) -> list[WireTensor]:
         """Tensors whose data is memory of the frame or of their own; of those that are ``elsewhere``, it is empty.
 
         Raises INTERNAL for descriptors that lie about sizes or reach outside of the frame.
@@ -129,7 +130,7 @@ class Unpacker:
         self._elsewhere = elsewhere
         return [WireTensor(*self.take(descriptor)) for descriptor in descriptors]
 
-    def take(self, descriptor: Descriptor) -> Tuple[str, str, Tuple[int, ...], Buffer]:
+    def take(self, descriptor: Descriptor) -> tuple[str, str, tuple[int, ...], Buffer]:
         """Name, datatype, shape and data of the next tensor."""
         try:
             name, datatype, shape, size = descriptor[:4]

@@ -19,7 +19,7 @@ import sys
 import traceback
 from array import array
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 from conch.workers.child.parentage import become_child_of, take_name
 
@@ -46,7 +46,7 @@ class TemplateProgram:
             else:
                 self._fork(message, *fds)
 
-    def _receive(self) -> Tuple[Dict[str, Any], List[int]]:
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
         fds = array("i")
         data, ancillary, _, _ = self._control.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(_DESCRIPTORS * fds.itemsize))
         if not data:
@@ -58,7 +58,7 @@ class TemplateProgram:
     def _answer(self, **answer: Any) -> None:
         self._control.send(json.dumps(answer).encode())
 
-    def _import(self, modules: List[str]) -> None:
+    def _import(self, modules: list[str]) -> None:
         """Import what is there of ``modules``, and tell what forbids a fork now, if anything does."""
         # What is imported stays: looking for garbage takes a quarter of the time, for a few megabytes.
         gc.disable()
@@ -69,7 +69,7 @@ class TemplateProgram:
         gc.enable()
         self._answer(hindrance=_hindrance())
 
-    def _fork(self, message: Dict[str, Any], fd: int, output: int) -> None:
+    def _fork(self, message: dict[str, Any], fd: int, output: int) -> None:
         pid = os.fork()
         if pid:
             os.close(fd)
@@ -86,7 +86,7 @@ class TemplateProgram:
             traceback.print_exc()
         os._exit(1)
 
-    def _go_on(self, message: Dict[str, Any], fd: int, output: int) -> None:
+    def _go_on(self, message: dict[str, Any], fd: int, output: int) -> None:
         """Be the worker, or the template, that the server asked for; does not return."""
         self._answer(pid=os.getpid())
         self._control.close()

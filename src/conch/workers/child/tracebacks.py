@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import traceback
 from types import TracebackType
-from typing import Any, Dict, Optional
+from typing import Any
 
 #: The modules whose functions call a model, or import it.
 _CALLERS = ("conch.", "importlib.", "threading", "asyncio.", "concurrent.")
 
 
-def log_frame(error: BaseException, heading: str = "") -> Dict[str, Any]:
+def log_frame(error: BaseException, heading: str = "") -> dict[str, Any]:
     """The ``log`` frame for an exception: ``heading``, then the traceback from the model's first frame on."""
     trace = _frames_of_model(error.__traceback__)
     if trace is None and not isinstance(error, SyntaxError):  # of a file that cannot be read, Python shows the line
@@ -25,18 +25,18 @@ def log_frame(error: BaseException, heading: str = "") -> Dict[str, Any]:
     return {"op": "log", "level": "ERROR", "file": file, "line": line, "message": message}
 
 
-def of_model(trace: Optional[TracebackType]) -> Optional[TracebackType]:
+def of_model(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without its first frames, which called the model; all of it when there are no others."""
     return _frames_of_model(trace) or trace
 
 
-def _frames_of_model(trace: Optional[TracebackType]) -> Optional[TracebackType]:
+def _frames_of_model(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
         trace = trace.tb_next
     return trace
 
 
-def _place(error: BaseException, trace: Optional[TracebackType]) -> Any:
+def _place(error: BaseException, trace: TracebackType | None) -> Any:
     if isinstance(error, SyntaxError) and error.filename and os.path.isfile(error.filename):
         return os.path.basename(error.filename), error.lineno or 0
     if trace is None:

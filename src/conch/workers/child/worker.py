@@ -2,7 +2,7 @@
 
 With ``--template`` it is that of a process which forks workers (``template.py``).  The server starts it
 (``workers/host/spawn.py``) by its path, so that it runs in any environment that has numpy and
-Python 3.8: of the server's packages it sees only ``conch`` itself, and nothing of what conch needs.
+Python 3.9: of the server's packages it sees only ``conch`` itself, and nothing of what conch needs.
 The main thread reads frames and makes the backend's calls; a backend may ask for more threads that do
 the same.  Every failure is answered with a frame.
 """
@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 import types
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conch.workers.child.channel import Channel
@@ -189,7 +189,7 @@ class Worker:
             self._open_error = error
 
 
-def _none(instance: Any) -> Tuple[List[str], Dict[str, str]]:
+def _none(instance: Any) -> tuple[list[str], dict[str, str]]:
     """What a backend imports before it loads a model, and the variables to set before: nothing worth sharing."""
     return [], {}
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Mapping
@@ -20,6 +22,10 @@ from conch.errors import ConchError, internal
 from conch.temporary import TemporaryFolder
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+#: The oldest Python that workers run under.
+_OLDEST = (3, 9)
+#: How long the interpreter of an environment may take to tell its version (s).
+_VERSION_SECONDS = 10.0
 #: How many archives are unpacked at the same time.
 _AT_A_TIME = 2
 
@@ -51,7 +57,7 @@ class Environments:
         self._closed = False
 
     async def python(self, execution_env_path: str, model_directory: Path) -> str:
-        """The path of the interpreter.  Raises INTERNAL for an environment that is not there or has none."""
+        """The path of the interpreter.  Raises INTERNAL if the environment is missing, has none, or has an old one."""
         if not execution_env_path:
             return sys.executable
         path = Path(execution_env_path.replace(_MODEL_DIRECTORY, str(model_directory)))
@@ -134,4 +140,20 @@ def _interpreter_in(home: Path) -> str:
     activate, python = home / "bin" / "activate", home / "bin" / "python"
     if not activate.exists() or not python.exists():
         raise internal(f"Path {activate} does not exist. The Python environment should contain an 'activate' script.")
+    _check_version(home, python)
     return str(python)
+
+
+def _check_version(home: Path, python: Path) -> None:
+    """Raise INTERNAL if the interpreter is too old for workers; one that does not run fails when its worker starts."""
+    program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        ended = subprocess.run(
+            [python, "-ES", "-c", program], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    version = ended.stdout.decode(errors="replace").strip()
+    if re.fullmatch(r"\d+\.\d+", version) and tuple(map(int, version.split("."))) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise internal(f"the execution environment {home} has Python {version}; models need Python {oldest} or newer")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 #: From the oldest that a Python model's environment may have to the newest that is released.
-VERSIONS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 
 #: Runs a test of the fixture ``launch`` once for each version; one that this machine lacks is skipped.
 every_python = pytest.mark.parametrize("python", VERSIONS, indirect=True)

@@ -67,6 +67,16 @@ async def test_without_the_parameter_it_is_the_servers_own(tmp_path: Path) -> No
     assert await Environments().python("", tmp_path) == sys.executable
 
 
+@pytest.mark.parametrize("version", ["2.7", "3.8"])
+async def test_an_environment_with_an_old_python_is_refused(tmp_path: Path, version: str) -> None:
+    python = make_environment(tmp_path / "env") / "bin" / "python"
+    python.unlink()
+    python.write_text(f"#!/bin/sh\necho {version}\n")
+    python.chmod(0o755)
+    with pytest.raises(ConchError, match=rf"env has Python {version}; models need Python 3\.9 or newer$"):
+        await Environments().python(str(tmp_path / "env"), tmp_path)
+
+
 async def test_directory_may_be_named_relative_to_the_model(tmp_path: Path) -> None:
     make_environment(tmp_path / "model" / "env")
     python = await Environments().python("$$TRITON_MODEL_DIRECTORY/env", tmp_path / "model")

@@ -75,8 +75,8 @@ def _pairs(config):
 
 def _index(name, prefix, kind):
     if not name.startswith(prefix):
-        raise ValueError("expected {0} name to follow {1}<index> pattern, got '{2}'".format(kind, prefix, name))
-    return name[len(prefix) :]
+        raise ValueError(f"expected {kind} name to follow {prefix}<index> pattern, got '{name}'")
+    return name.removeprefix(prefix)
 
 
 def _shape(tensor):

@@ -46,7 +46,7 @@ class TritonPythonModel:
             )
             waits.append(int(wait.ravel()[0]))
             if values.shape != delays.shape:
-                shapes = "{} and {}".format(list(values.shape), list(delays.shape))
+                shapes = f"{list(values.shape)} and {list(delays.shape)}"
                 message = "expected IN and DELAY shape to match, got " + shapes.replace(", ", ",").replace("'", "")
                 error = pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
                 sender.send(pb_utils.InferenceResponse(error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -74,7 +74,7 @@ class TritonPythonModel:
 
 def _check(tensors, kind, wanted):
     if len(tensors) != len(wanted):
-        raise ValueError("expected {} {}s, got {}".format(len(wanted), kind, len(tensors)))
+        raise ValueError(f"expected {len(wanted)} {kind}s, got {len(tensors)}")
     found = {tensor["name"]: tensor for tensor in tensors}
     for name, data_type in wanted.items():
         if name not in found:
@@ -84,4 +84,4 @@ def _check(tensors, kind, wanted):
             raise ValueError("expected {} datatype to be {}, got {}".format(name, data_type[5:], tensor["data_type"]))
         dims = [int(size) for size in tensor["dims"]]
         if len(dims) != 1 or (name not in LONG and dims != [1]):
-            raise ValueError("expected {} shape to have one dimension, got {}".format(name, dims))
+            raise ValueError(f"expected {name} shape to have one dimension, got {dims}")

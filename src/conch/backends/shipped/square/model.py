@@ -31,7 +31,7 @@ class TritonPythonModel:
         for kind, name in (("input", "IN"), ("output", "OUT")):
             tensors = [(one["name"], one["data_type"], [int(size) for size in one["dims"]]) for one in config[kind]]
             if tensors != [(name, "TYPE_INT32", [1])]:
-                raise ValueError("expected 1 {}, of the name {}, datatype INT32 and shape [1]".format(kind, name))
+                raise ValueError(f"expected 1 {kind}, of the name {name}, datatype INT32 and shape [1]")
         self._infer_delay = _number(config, "CUSTOM_INFER_DELAY_NS") / 1e9
         self._output_delay = _number(config, "CUSTOM_OUTPUT_DELAY_NS") / 1e9
         self._failures = _number(config, "CUSTOM_FAIL_COUNT")
