@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 from conch.inference import InferRequest, InferResponse
+
+LOG = logging.getLogger("conch")
 
 
 class InOrder:
@@ -27,7 +30,11 @@ class InOrder:
                 response = first.responses.popleft()
                 if response.final:
                     self._held.popleft()
-                first.deliver(response)
+                try:
+                    first.deliver(response)
+                except Exception:
+                    # The receivers of other requests wait for theirs.
+                    LOG.exception("a response could not be passed on in its order")
                 response.forget_frames()
                 if response.final:
                     break

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from conch.caching.cache import CacheArea
 from conch.caching.entries import CachedResponse, kept
@@ -190,7 +190,7 @@ def uncached(executor: Executor) -> Executor:
 def repeats_of(executor: Executor) -> RepeatedMessages | None:
     """What answers repeated messages, where the cache is in the server and answers need not wait for others."""
     if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.area(), LocalArea):
-        return RepeatedMessages(cast(Callable[[], LocalArea], executor.area), executor.statistics)
+        return RepeatedMessages(executor.area, executor.statistics)
     return None
 
 

@@ -21,6 +21,19 @@ def test_early_answers_wait_for_those_before_them() -> None:
     assert heard == [(0, True), (1, True), (2, True)]
 
 
+def test_receiver_that_fails_keeps_no_other_from_its_response() -> None:
+    def fail(response: InferResponse) -> None:
+        raise ValueError
+
+    order = InOrder()
+    failing = InferRequest("m", {}, fail)
+    order.admit(failing)
+    (first, second), heard = admitted(order, 2)
+    for request in (second, first, failing):
+        request.respond(InferResponse())
+    assert heard == [(0, True), (1, True)]
+
+
 def test_responses_of_the_first_pass_at_once() -> None:
     (first, second), heard = admitted(InOrder(), 2)
     first.respond(InferResponse(final=False))

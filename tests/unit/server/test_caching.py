@@ -4,16 +4,18 @@ import asyncio
 
 import pytest
 
-from conch.caching.cache import CacheArea
+from conch.caching.cache import CacheArea, NoEntries
 from conch.caching.entries import CachedResponse
-from conch.caching.local import LocalCache
+from conch.caching.local import LocalArea, LocalCache
 from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse, SharedTensors
+from conch.repository.identity import NO_IDENTITY
 from conch.schedulers.ordering import InOrder
 from conch.server import caching
 from conch.server.caching import CachedExecutor
 from conch.server.model import Model
+from conch.server.origins import MembersArea, entries_of
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import Buffer, WireTensor
 from tests.unit.fake_clock import settle
@@ -93,6 +95,18 @@ async def test_request_whose_inputs_would_be_copied_from_shared_memory_is_refuse
     await rig.ask()
     rig.answer()
     assert (await rig.ask()).finals == 1
+
+
+async def test_responses_of_an_ensemble_with_a_step_that_takes_sequences_are_not_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = "sequence_batching { }"
+    origins: list[Model] = []
+    area = MembersArea(lambda: origins, lambda found: entries_of(LocalCache(1000), "e", 1, NO_IDENTITY, found))
+    assert isinstance(area(), LocalArea)
+    origins.append(Model(parse(f"{CONFIG} {text}", "x"), 1, FakeExecutor(), ModelStatistics("m", 1), {}))
+    assert isinstance(area(), NoEntries)
+    assert "not kept in the response cache, as its step 'm' takes sequences" in caplog.text
 
 
 async def test_same_requests_at_the_same_time_both_run_and_one_is_counted_as_a_miss() -> None:
