@@ -63,6 +63,11 @@ class SequenceDispatcher(Dispatcher):
             self._sequences.lose(key, internal(f"Stub process '{worker.name}' is not healthy."), monotonic_ns())
         self._schedule_dispatch()
 
+    def retire(self) -> None:
+        """Its sequences end with it; those that wait for a slot do not wait for others to end."""
+        self._sequences.note_replaced()
+        self._schedule_dispatch()
+
     def keep(self, placements: Collection[WorkerPlacement]) -> None:
         """Retire the workers whose placement is not among ``placements`` when their sequences have ended."""
         leaving = [worker for worker in self._workers if worker.placement not in placements]

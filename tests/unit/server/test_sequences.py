@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import monotonic_ns
 
 import pytest
 
@@ -65,6 +66,21 @@ async def test_sequences_stay_with_their_workers() -> None:
     bench.workers[1].finish_batch()
     await bench.send(2)
     assert [bench.batches(0), bench.batches(1)] == [[[1]], [[2]]]
+
+
+async def test_sequence_that_waits_when_its_version_is_replaced_gets_the_slot_of_an_idle_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    for sequence in (1, 2, 3):
+        await bench.send(sequence, "s")
+    while bench.workers[0].batches:
+        bench.workers[0].finish_batch()
+        await settle()
+    monkeypatch.setattr("conch.server.sequences.monotonic_ns", lambda: monotonic_ns() + 2 * SECOND)
+    bench.dispatcher.retire()
+    await settle()
+    assert [3] in bench.batches()
 
 
 async def test_rows_without_a_request_count_in_the_batch_and_nowhere_else() -> None:

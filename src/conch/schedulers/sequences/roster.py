@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
+from typing import Final
 
 from conch.errors import ConchError
 from conch.inference import InferRequest
 from conch.schedulers.queue import NS_PER_US
 from conch.schedulers.sequences.slots import LiveSequence
+
+#: How long a sequence of a replaced version may be idle before one of the backlog gets its slot (ns).
+_REPLACED_IDLE: Final = 1_000_000_000
 
 
 class SequenceRoster:
@@ -19,6 +23,7 @@ class SequenceRoster:
 
     def __init__(self, max_idle: int) -> None:
         self._max_idle = max_idle
+        self._replaced = False
         #: Those that a further request may join, by their ids.
         self._open: dict[int | str, LiveSequence] = {}
         #: Those without a slot, in the order of their arrival.
@@ -103,7 +108,7 @@ class SequenceRoster:
         """Forget, one by one, the settled sequences that have had no request for too long."""
         while self.settled:
             sequence = next(iter(self.settled))
-            if sequence.last + self._max_idle > now:
+            if sequence.last + self._idle_limit() > now:
                 return
             if sequence.idle:
                 self.forget(sequence)
@@ -114,8 +119,16 @@ class SequenceRoster:
     def next_expiry(self) -> int:
         """When the next sequence will have been idle or in the backlog for too long (ns, never late); 0 for never."""
         first = next(iter(self.settled), None)
-        idle = first.last + self._max_idle if first is not None else 0
+        idle = first.last + self._idle_limit() if first is not None else 0
         return min(idle, self._first_expiry) if idle and self._first_expiry else idle or self._first_expiry
+
+    def note_replaced(self) -> None:
+        """Requests go to another version, except some that are being decoded."""
+        self._replaced = True
+
+    def _idle_limit(self) -> int:
+        """How long a settled sequence may be idle (ns)."""
+        return min(self._max_idle, _REPLACED_IDLE) if self._replaced and self.backlog else self._max_idle
 
     def lose(self, sequence: LiveSequence, error: ConchError, now: int) -> None:
         """Remember why a sequence has ended, as long as it might have been idle."""

@@ -130,6 +130,10 @@ class SequenceScheduler:
 
     # Requests.
 
+    def note_replaced(self) -> None:
+        """Another version gets the requests from now on: idle sequences leave their slots to those that wait."""
+        self._roster.note_replaced()
+
     def add(self, request: InferRequest, now: int) -> None:
         """Enqueue a request of a sequence.
 

@@ -167,6 +167,20 @@ def test_idle_sequence_leaves_its_row() -> None:
     assert bench.scheduler.live == 1
 
 
+def test_idle_sequence_of_a_replaced_version_leaves_its_row_to_one_that_waits() -> None:
+    bench = Bench(replace(POLICY, slots=1, max_batch_size=1, max_idle=60 * SECOND))
+    bench.add("a1", 1, "s")
+    bench.turn()
+    bench.scheduler.note_replaced()
+    bench.wait(2 * SECOND)
+    bench.add("a2", 1)
+    bench.add("b1", 2, "s")
+    assert bench.turn() == ["a2"]
+    assert bench.batch() == [] and bench.wake_at == bench.now + SECOND
+    bench.wait(SECOND)
+    assert bench.turn() == ["b1"]
+
+
 def test_sequence_whose_request_runs_is_not_idle() -> None:
     bench = Bench()
     bench.add("a", 1, "s")
