@@ -77,11 +77,22 @@ _NOT_EXPLICIT = (
     r"--model-control-mode=none: start it with explicit"
 )
 
+_NO_INPUT = "a list or an object can only be meant for an input, so conch adds that the model does not have it"
+_BAD_TYPE = (
+    r"parameter '{0}' has invalid type. It should be either 'int', 'bool', or 'string'. Model 'generate' has no "
+)
+_BAD_TYPE += r"input '{0}', only 'PROMPT', 'STREAM'"
+
 HTTP: dict[str, Difference] = {
     case: Difference(_MODE, 503, _NOT_EXPLICIT)
     for case in (
         "load when not explicit", "unload when not explicit", "load unknown when not explicit", "unload bad parameter",
     )
+} | {
+    "generate parameter list": Difference(_NO_INPUT, 400, _BAD_TYPE.format("times")),
+}  | {
+    case: Difference(_NO_INPUT, 400, f"Converting keyword: 'parameters': {_BAD_TYPE.format(name)}")
+    for case, name in (("generate nested bad parameter", "a"), ("generate deeper parameters", "parameters"))
 } | {
     "shape too large": Difference(
         _TOO_LARGE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from conch.config.parameters import nearest
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
 from conch.inference import ModelSignature, TensorSpec
 
@@ -25,6 +26,14 @@ def signature(config: ModelConfig, version: int) -> ModelSignature:
         outputs={tensor.name: _spec(tensor) for tensor in config.output},
         decoupled=config.model_transaction_policy.decoupled,
     )
+
+
+def no_such_input(signature: ModelSignature, name: str) -> str:
+    """A sentence that says that a model does not have an input, and which ones it has."""
+    near = nearest(name, signature.inputs, 0.6)
+    hint = f"; did you mean '{near}'?" if near else ""
+    known = ", ".join(f"'{input}'" for input in signature.inputs)
+    return f"model '{signature.name}' has no input '{name}'{', only ' + known if known else ''}{hint}"
 
 
 def _spec(tensor: ModelInput | ModelOutput, *, optional: bool = False, ragged: bool = False) -> TensorSpec:

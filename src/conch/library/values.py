@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.config.parameters import nearest
+from conch.config.signature import no_such_input
 from conch.errors import invalid
 from conch.inference import ModelSignature, TensorSpec
 from conch.tensors import WireTensor, format_shape, pack_bytes, split_bytes
@@ -36,7 +36,7 @@ def encode_inputs(signature: ModelSignature, values: Mapping[str, Any]) -> dict[
     for name, value in values.items():
         spec = signature.inputs.get(name)
         if spec is None:
-            raise invalid(_no_input(signature, name))
+            raise invalid(no_such_input(signature, name))
         arrays[name] = _array(signature, spec, value)
     batched = signature.max_batch_size > 0
     shapes = {
@@ -79,13 +79,6 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -
         return decode(WireTensor(name, datatype, shape, pack_bytes(text.encode() for text in texts)))
     kind = np.dtype("<f4") if datatype == "BF16" else _TYPES[datatype]
     return np.array(values, kind).reshape(shape)
-
-
-def _no_input(signature: ModelSignature, name: str) -> str:
-    near = nearest(name, signature.inputs, 0.6)
-    hint = f"; did you mean '{near}'?" if near else ""
-    known = ", ".join(f"'{one}'" for one in signature.inputs)
-    return f"model '{signature.name}' has no input '{name}'{', only ' + known if known else ''}{hint}"
 
 
 def _array(signature: ModelSignature, spec: TensorSpec, value: Any) -> NDArray[Any]:

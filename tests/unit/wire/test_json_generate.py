@@ -101,8 +101,7 @@ NO_SHAPE = "The schema can not convert input '{}' to tensor with proper shape"
             "receiving FP16 data via JSON is not supported. Please use the binary data format for input half",
         ),
         ({"a": None}, Code.INVALID_ARG, BAD_PARAMETER),
-        ({"a": [1]}, Code.INVALID_ARG, BAD_PARAMETER),
-        ({"parameters": {"a": {}}}, Code.INVALID_ARG, f"Converting keyword: 'parameters': {BAD_PARAMETER}"),
+        ({"parameters": {"a": None}}, Code.INVALID_ARG, f"Converting keyword: 'parameters': {BAD_PARAMETER}"),
         ({"parameters": {"text": 5}}, Code.INTERNAL, f"Converting keyword: 'parameters': {NOT_A_STRING}"),
         (
             {"parameters": 5},
@@ -125,12 +124,19 @@ def test_wrong_bodies_are_refused_with_tritons_words(document: Any, code: Code, 
     assert refusal(document) == (code, message)
 
 
-def test_a_list_under_a_misspelt_name_is_answered_with_the_input_that_was_meant() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [("texts", ["a"], "; did you mean 'text'?"), ("y", [1], ""), ("y", {"a": 1}, "")],
+)
+def test_a_list_or_an_object_under_another_name_is_answered_with_the_inputs(name: str, value: Any, hint: str) -> None:
+    known = "only 'text', 'row', 'grid', 'mixed', 'flag', 'half'"
     message = (
-        "parameter 'texts' has invalid type. It should be either 'int', 'bool', or 'string'. "
-        "Model 'm' has no input 'texts'; did you mean 'text'?"
+        f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'. "
+        f"Model 'm' has no input '{name}', {known}{hint}"
     )
-    assert refusal({"texts": ["a"]}) == (Code.INVALID_ARG, message)
+    assert refusal({name: value}) == (Code.INVALID_ARG, message)
+    prefixed = f"Converting keyword: 'parameters': {message}"
+    assert refusal({"parameters": {name: value}}) == (Code.INVALID_ARG, prefixed)
 
 
 @pytest.mark.parametrize(

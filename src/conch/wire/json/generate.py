@@ -14,7 +14,7 @@ from enum import Enum, auto
 from math import prod
 from typing import Any, Final
 
-from conch.config.parameters import nearest
+from conch.config.signature import no_such_input
 from conch.errors import ConchError, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue, TensorSpec
 from conch.tensors import Buffer, WireTensor
@@ -131,12 +131,11 @@ class _Members:
         try:
             return as_parameter(key, value)
         except ConchError as error:
-            near = nearest(key, self.signature.inputs, 0.6)
-            if not near:
+            if not isinstance(value, list | dict):
                 raise
-            raise invalid(
-                f"{error.message} Model '{self.signature.name}' has no input '{key}'; did you mean '{near}'?"
-            ) from None
+            # Only an input can be meant by it.
+            sentence = no_such_input(self.signature, key)
+            raise invalid(f"{error.message} {sentence[0].upper()}{sentence[1:]}") from None
 
     def spread(self) -> int:
         """Repeat what was given for one row as often as there are rows; returns their number.
