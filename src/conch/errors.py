@@ -31,15 +31,17 @@ class Code(Enum):
 
 
 class ConchError(Exception):
-    """A failure with a code and a message meant for the client.
+    """A failure with a code and a message.
 
-    ``str(error)`` is the message alone; ``error.status`` is ``<Code name>: <message>``, the form
-    that index reasons and log lines use.
+    ``str(error)`` is the message alone; ``error.status`` is ``<Code name>: <message>``, the form that log lines use.
+    ``public`` replaces the message for clients of other processes, where it tells the operator more than them: a
+    command that installs something, or paths of this machine.
     """
 
-    def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
+    def __init__(self, message: str, code: Code = Code.INTERNAL, *, public: str | None = None) -> None:
         super().__init__(message if message.isascii() else _text(message))
         self.code = code
+        self.public = self.message if public is None else _text(public)
 
     @property
     def message(self) -> str:
@@ -48,6 +50,11 @@ class ConchError(Exception):
     @property
     def status(self) -> str:
         return f"{self.code.value}: {self.message}"
+
+    @property
+    def public_status(self) -> str:
+        """The status with the public message, as index reasons have it."""
+        return f"{self.code.value}: {self.public}"
 
 
 def _text(message: str) -> str:
@@ -70,9 +77,9 @@ def unavailable(message: str) -> ConchError:
     return ConchError(message, Code.UNAVAILABLE)
 
 
-def unsupported(message: str) -> ConchError:
+def unsupported(message: str, *, public: str | None = None) -> ConchError:
     """The protocol has it, this server or this model does not."""
-    return ConchError(message, Code.UNSUPPORTED)
+    return ConchError(message, Code.UNSUPPORTED, public=public)
 
 
 def internal(message: str) -> ConchError:

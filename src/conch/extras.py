@@ -113,7 +113,8 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
             absent.append(module)
     if absent:
         listed = ", ".join(wanted[:-1]) + " and " + wanted[-1] if len(wanted) > 1 else wanted[0]
-        raise unsupported(f"{purpose} needs {listed}: {command_for(*absent, extra=extra)}")
+        reason = f"{purpose} needs {listed}"
+        raise unsupported(f"{reason}: {command_for(*absent, extra=extra)}", public=reason)
 
 
 def command_for(*modules: str, extra: str = "") -> str:
@@ -148,11 +149,12 @@ def command(*extras: str) -> str:
     return f'{pip()} install {options}{"-e " if editable else ""}"{"." if here else checkout}[{names}]"'
 
 
-def advice(error: ImportError) -> str:
-    """The command that installs what an import inside a library did not find, else the import's own message."""
+def lacks_library(purpose: str, error: ImportError) -> ConchError:
+    """The error for a ``purpose`` that needs what an import inside a library did not find or could not import."""
+    reason = f"{purpose} needs a library"
     if error.name and isinstance(error, ModuleNotFoundError):
-        return command_for(error.name)
-    return one_line(error)
+        return unsupported(f"{reason}: {command_for(error.name)}", public=f"{reason}: {_package(error.name).name}")
+    return unsupported(f"{reason}: {one_line(error)}")
 
 
 def version_of(module: str) -> str:
@@ -220,13 +222,13 @@ def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchErr
     installed = f"{name} {version}".strip()
     lacking = _not_found(error)
     if lacking:
-        what = f"{installed} is installed, but {lacking}, which it imports, is not: {command_for(lacking)}"
+        what = f"{installed} is installed, but {lacking}, which it imports, is not"
+        advice = f": {command_for(lacking)}"
     else:
-        what = (
-            f"{installed} is installed, but cannot be imported: {type(error).__name__}: {one_line(error)}; "
-            f"reinstall it: {pip()} install --force-reinstall --no-deps {_quoted(name)}"
-        )
-    return unsupported(f"{purpose} needs {name}: {what}")
+        what = f"{installed} is installed, but cannot be imported: {type(error).__name__}: {one_line(error)}"
+        advice = f"; reinstall it: {pip()} install --force-reinstall --no-deps {_quoted(name)}"
+    reason = f"{purpose} needs {name}: {what}"
+    return unsupported(f"{reason}{advice}", public=reason)
 
 
 def _packages_of(extras: tuple[str, ...]) -> list[str]:

@@ -186,12 +186,13 @@ class SimulatedWorker:
         try:
             self._spec = self._spec or json.loads((self._directory / "model.py").read_text())
         except OSError as error:
-            self._send({"op": "failed", "error": ["INTERNAL", str(error)]})
+            self._send({"op": "failed", "error": ["INTERNAL", str(error), str(error)]})
             return
         seconds = self._loop.latency(typical) + self._spec.get("load_seconds", 0)
         match self._surroundings.next_fault(self.model, "load"):
             case "fail":
-                answer = {"op": "failed", "error": ["INTERNAL", "the model could not be initialized"]}
+                reason = "the model could not be initialized"
+                answer = {"op": "failed", "error": ["INTERNAL", reason, reason]}
             case "die":
                 self._after(seconds, lambda: self._end(-11))
                 return

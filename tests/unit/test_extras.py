@@ -163,11 +163,14 @@ def test_package_that_is_there_is_returned_in_any_version(package: Any) -> None:
 
 
 def test_import_error_of_a_library_gives_the_command(checkout: None) -> None:
-    assert extras.advice(ModuleNotFoundError("No module named 'timm'", name="timm")) == "pip install timm"
-    assert extras.advice(ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image")) == (
-        'pip install -c constraints.txt -e ".[image]"'
-    )
-    assert extras.advice(ImportError("it needs a newer glibc. Sorry")) == "it needs a newer glibc"
+    error = extras.lacks_library("task 't'", ModuleNotFoundError("No module named 'timm'", name="timm"))
+    assert error.message == "task 't' needs a library: pip install timm"
+    assert error.public == "task 't' needs a library: timm"
+    error = extras.lacks_library("task 't'", ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image"))
+    assert error.message == "task 't' needs a library: pip install -c constraints.txt -e \".[image]\""
+    assert error.public == "task 't' needs a library: pillow"
+    error = extras.lacks_library("task 't'", ImportError("it needs a newer glibc. Sorry"))
+    assert error.message == error.public == "task 't' needs a library: it needs a newer glibc"
     assert extras.command_for("tritonclient.http") == 'pip install "tritonclient[http]"'
 
 

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 from conch.errors import Code, ConchError
+
+#: An absolute path of several parts, not one of a URL or an endpoint; or a frame of a model's traceback.
+_PATHS = re.compile(
+    r"""^[ ]{2}.+[(]\d+[)]:[ ].*$ | (?<![\w./:~-]) (?P<path> / (?!v\d+/) [^\s'"`,;:()<>]+ / [^\s'"`,;:()<>]* )""",
+    re.MULTILINE | re.VERBOSE,
+)
+
+
+def without_directories(text: str) -> str:
+    """Shorten the absolute paths in a reason to their last two parts, for clients of other processes.
+
+    Frames of a Python model's traceback stay as Triton sends them.
+    """
+    return _PATHS.sub(_shortened, text)
+
+
+def _shortened(found: re.Match[str]) -> str:
+    if found["path"] is None:
+        return found[0]
+    parts = found["path"].strip("/").split("/")
+    return "/".join(parts[1:][-2:])
 
 
 class PollError(ConchError):

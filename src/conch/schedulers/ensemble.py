@@ -295,8 +295,8 @@ class _Run:
         if error.code is Code.CANCELLED:
             self._request.fail(error)
         else:
-            message = f"in ensemble '{self._ensemble.signature.name}', {error.message}"
-            self._request.fail(ConchError(message, error.code))
+            where = f"in ensemble '{self._ensemble.signature.name}', "
+            self._request.fail(ConchError(where + error.message, error.code, public=where + error.public))
         self._give_up()
 
     def _cancel(self, request: InferRequest) -> None:

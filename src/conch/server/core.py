@@ -19,6 +19,7 @@ from conch.config.reading import shown_name
 from conch.errors import ConchError, invalid, unavailable
 from conch.inference import ModelSignature
 from conch.logs import LogSettings
+from conch.repository.errors import without_directories
 from conch.repository.names import check_model_name
 from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
@@ -195,6 +196,14 @@ class InferenceServer:
         if self._on_demand is not None and not ready_only:
             self._on_demand.known = frozenset(directories)
         return self._table.index(directories, ready_only)
+
+    async def public_index(self, ready_only: bool = False) -> list[dict[str, str]]:
+        """The index for clients of other processes, with reasons that do not name directories of this machine."""
+        entries = await self.index(ready_only)
+        for entry in entries:
+            if "reason" in entry:
+                entry["reason"] = without_directories(entry["reason"])
+        return entries
 
     def ready_models(self) -> list[str]:
         """The names of the models of which a version serves, or could be loaded on demand."""

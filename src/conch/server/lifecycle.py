@@ -174,7 +174,7 @@ class Lifecycle:
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", ensemble.name, version, error.status)
                     self._rollout.end(model, None)
-                    version_state.make_unavailable(error.status)
+                    version_state.make_unavailable(error.public_status)
                     self._revalidate([ensemble.name])
 
     async def _restore(self, loaded: Iterable[str]) -> None:

@@ -14,9 +14,9 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from conch.errors import Code, ConchError, invalid, not_found, one_line, unavailable
+from conch.errors import Code, ConchError, invalid, not_found, one_line
 from conch.inference import ModelSignature
-from conch.repository.errors import NotFoundError
+from conch.repository.errors import NotFoundError, without_directories
 from conch.repository.names import is_directory_name
 from conch.repository.scan import ModelRepository
 from conch.schedulers.residency.machine import Residency
@@ -387,15 +387,17 @@ def on_demand_limits(settings: Settings) -> ResidencyLimits:
 
 def _again(error: ConchError) -> ConchError:
     """An error of the same meaning, for one of several that get it: what is raised keeps its caller's variables."""
-    return ConchError(error.message, error.code)
+    return ConchError(error.message, error.code, public=error.public)
 
 
 def _failure(name: str, error: Exception) -> ConchError:
     """The error for requests whose model could not be loaded; an unexpected error is also logged."""
     if isinstance(error, ConchError):
-        return unavailable(error.message.strip())
+        public = without_directories(error.public.strip())
+        return ConchError(error.message.strip(), Code.UNAVAILABLE, public=public)
     LOG.error("failed to load '%s'", name, exc_info=error)
-    return unavailable(f"load failed for model '{name}': {error!r}")
+    message = f"load failed for model '{name}': {error!r}"
+    return ConchError(message, Code.UNAVAILABLE, public=without_directories(message))
 
 
 async def _regularly(work: Callable[[], Awaitable[None]], seconds: float, what: str) -> None:

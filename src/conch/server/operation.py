@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import circular_dependency, cycle_of
-from conch.errors import ConchError, invalid, unavailable
-from conch.repository.errors import NotFoundError, NotUniqueError, PollError
+from conch.errors import Code, ConchError, unavailable
+from conch.repository.errors import NotFoundError, NotUniqueError, PollError, without_directories
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.override import (
@@ -227,7 +227,8 @@ class LoadOperation:
             self._loader.check_ensemble(config, self._rollout.members_of(config, steps))
         except ConchError as error:
             LOG.error("%s", error.status)
-            raise invalid(f"load failed for model '{config.name}': {error.message}\n") from error
+            message = f"load failed for model '{config.name}': {error.message}\n"
+            raise ConchError(message, Code.INVALID_ARG, public=without_directories(message)) from error
 
     def _configure(self, files: ModelFiles) -> ModelConfig:
         try:

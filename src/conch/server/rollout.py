@@ -15,7 +15,8 @@ from functools import partial
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, is_ensemble, with_placement, without_placement
 from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
-from conch.errors import ConchError, internal, invalid
+from conch.errors import Code, ConchError, internal, invalid
+from conch.repository.errors import without_directories
 from conch.repository.fingerprint import Fingerprint, take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.override import UploadedModel
@@ -217,7 +218,7 @@ class Rollout:
                 del model_state.versions[version]
             else:
                 version_state.state = State.UNAVAILABLE
-                version_state.reason = error.status
+                version_state.reason = error.public_status
 
     def _swap(self, model_state: ModelState, models: Sequence[Model]) -> None:
         new = {model.version: model for model in models}
@@ -357,5 +358,13 @@ def _as_error(name: str, version: int, error: BaseException) -> ConchError:
 
 
 def _load_failed(name: str, failed: Mapping[int, ConchError]) -> ConchError:
-    reasons = [at_state(version, State.UNAVAILABLE, error.status) for version, error in sorted(failed.items())]
-    return invalid(f"load failed for model '{name}': {' '.join(reasons)}\n")
+    def message(reasons: Mapping[int, str]) -> str:
+        told = [at_state(version, State.UNAVAILABLE, reason) for version, reason in sorted(reasons.items())]
+        return f"load failed for model '{name}': {' '.join(told)}\n"
+
+    public = message({version: error.public_status for version, error in failed.items()})
+    return ConchError(
+        message({version: error.status for version, error in failed.items()}),
+        Code.INVALID_ARG,
+        public=without_directories(public),
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import Code, ConchError, internal
+from conch.errors import Code, ConchError, internal, unsupported
 from conch.inference import InferResponse
 from conch.repository.model_files import ModelFiles
 from conch.repository.override import Override
@@ -55,6 +55,18 @@ async def test_load_that_fails_says_why_in_the_index(house: House) -> None:
     with pytest.raises(ConchError):
         await house.lifecycle.load("m")
     assert house.states("m") == {1: (State.UNAVAILABLE, "Internal: broken")}
+
+
+async def test_load_that_fails_tells_clients_less_than_the_operator(house: House) -> None:
+    reason = "checkpoint /srv/models/m/1 needs torch"
+    house.write("m")
+    house.loader.failures["m:1"] = [unsupported(f"{reason}: pip install -c /srv/c.txt torch", public=reason)]
+    with pytest.raises(ConchError) as raised:
+        await house.lifecycle.load("m")
+    failed = "load failed for model 'm': version 1 is at UNAVAILABLE state: Unsupported: checkpoint "
+    assert raised.value.message == f"{failed}/srv/models/m/1 needs torch: pip install -c /srv/c.txt torch;\n"
+    assert raised.value.public == f"{failed}m/1 needs torch;\n"
+    assert house.states("m") == {1: (State.UNAVAILABLE, f"Unsupported: {reason}")}
 
 
 async def test_versions_are_swapped_in_all_or_none(house: House) -> None:

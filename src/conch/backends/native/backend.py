@@ -6,6 +6,7 @@ Runs in workers; ``workers/child/worker.py`` calls it.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -32,6 +33,8 @@ from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame
+
+_logger = logging.getLogger(__name__)
 
 
 class NativeBackend(ABC):
@@ -155,7 +158,9 @@ class NativeBackend(ABC):
             ]
         except Exception as raised:
             error = failure(raised)
-            return {"outputs": [], "parameters": {}, "error": [error.code.name, error.message]}
+            if error.public != error.message:
+                _logger.error("%s", error.message)
+            return {"outputs": [], "parameters": {}, "error": [error.code.name, error.public]}
         outputs = [packer.add(*tensor, request.places.get(tensor[0])) for tensor in wired]
         return {"outputs": outputs, "parameters": result.parameters}
 

@@ -14,7 +14,7 @@ from conch import extras
 from conch.backends.native.weights import example_ids, report_of, require_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid, one_line, unsupported
+from conch.errors import ConchError, invalid, one_line
 
 #: Tokens that a pipeline writes when it is tried out.
 EXAMPLE_TOKENS: Final = 2
@@ -46,7 +46,7 @@ def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
     except ConchError:
         raise
     except ImportError as error:
-        raise unsupported(f"the {what} of '{checkpoint.source}' needs a library: {extras.advice(error)}") from error
+        raise extras.lacks_library(f"the {what} of '{checkpoint.source}'", error) from error
     except Exception as error:
         # Readers of configurations and weights raise whatever they meet.
         if "trust_remote_code" in str(error) and not checkpoint.options.trust_remote_code:

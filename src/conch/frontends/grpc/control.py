@@ -66,7 +66,7 @@ class ControlMethods:
 
     async def repository_index(self, request: pb.RepositoryIndexRequest) -> Any:
         control.check_repository_name(request.repository_name)
-        return control.index(await self._slices.one(self._server.index(request.ready)))
+        return control.index(await self._slices.one(self._server.public_index(request.ready)))
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         config, files = control.read_load(request)

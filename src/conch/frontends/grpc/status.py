@@ -64,7 +64,7 @@ def status_of(error: ConchError | CallFault) -> tuple[Status, str]:
     """The status and the message that a client gets for an error."""
     if isinstance(error, CallFault):
         return error.status, str(error)
-    return STATUS[error.code], error.message
+    return STATUS[error.code], error.public
 
 
 _RESPONSE: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"))

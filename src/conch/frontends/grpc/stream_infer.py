@@ -177,7 +177,7 @@ class StreamInferCall(Call):
         if self._all_strict:
             self.fail(error)
         else:
-            self.deliver(slot, encode_stream_error(error.message, request_id))
+            self.deliver(slot, encode_stream_error(error.public, request_id))
 
     def on_ended(self, request: InferRequest, size: int) -> None:
         """A request, of whose message ``size`` bytes were held, has had its last response."""
@@ -323,5 +323,5 @@ class _StreamedRequest:
             if call.strict:
                 call.fail(error)
                 return
-            message = encode_execution_error(error.message, self.request, self.plan, response.final)
+            message = encode_execution_error(error.public, self.request, self.plan, response.final)
         call.deliver(self.slot, message)

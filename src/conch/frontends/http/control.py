@@ -106,7 +106,7 @@ class ControlRoutes:
         exchange.respond(200, [JSON], wire.statistics_body(entries))
 
     async def _respond_with_index(self, exchange: HttpExchange, ready_only: bool) -> None:
-        exchange.respond(200, [JSON], wire.document_body(await self._slices.one(self._server.index(ready_only))))
+        exchange.respond(200, [JSON], wire.document_body(await self._slices.one(self._server.public_index(ready_only))))
 
     async def _load(self, exchange: HttpExchange, name: str) -> None:
         body, exchange.body = exchange.body, b""

@@ -140,7 +140,7 @@ def _in_its_words() -> Iterator[None]:
     except ConchError as error:
         if error.code is not Code.NOT_FOUND:
             raise
-        raise _unknown(error.message) from None
+        raise _unknown(error.public) from None
 
 
 def _unknown(message: str) -> ApiError:

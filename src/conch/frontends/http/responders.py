@@ -303,7 +303,7 @@ class GenerateStreamResponder(Responder):
         try:
             body = await large.encode_generate(self._codec, self.request, response, self.layout)
         except ConchError as error:
-            return STATUS[error.code], error_body(error.message)
+            return STATUS[error.code], error_body(error.public)
         return 200, b"".join(body)
 
     def _send(self, response: InferResponse, status: int, event: bytes) -> None:
@@ -327,7 +327,7 @@ class GenerateStreamResponder(Responder):
                 raise response.error
             return 200, encode_generate(self.request, response, self.layout)
         except ConchError as error:
-            return STATUS[error.code], error_body(error.message)
+            return STATUS[error.code], error_body(error.public)
 
 
 def _is_only_response(response: InferResponse, earlier: int, *, decoupled: bool) -> bool:

@@ -81,7 +81,7 @@ class SageMakerModels:
             given.pop(name, None)
             if isinstance(error, ConchError) and error.code is Code.UNAVAILABLE:
                 # By this status the platform knows that it has to unload others first.
-                exchange.respond(507, [JSON], wire.error_body(error.message))
+                exchange.respond(507, [JSON], wire.error_body(error.public))
                 return
             raise
         exchange.respond(200, [JSON])

@@ -31,4 +31,4 @@ def refuse(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
     status = status or STATUS[error.code]
     retry = [RETRY] if status == 503 else []
     encodings = [_ENCODINGS] if error.message == UNSUPPORTED_COMPRESSION else []
-    exchange.respond(status, [JSON, *retry, *encodings], error_body(error.message))
+    exchange.respond(status, [JSON, *retry, *encodings], error_body(error.public))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from conch.errors import ConchError, unavailable
+from conch.errors import Code, ConchError
 
 #: Seconds before a model is loaded again after its first, second, third … failure in a row; the last one repeats.
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -16,7 +16,7 @@ RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 class _Failure:
     count: int
     until: float
-    reason: str
+    error: ConchError
 
 
 class LoadBackOff:
@@ -29,7 +29,7 @@ class LoadBackOff:
         """A load has failed: the next is allowed later than after the failure before."""
         count = self._failures[name].count + 1 if name in self._failures else 1
         seconds = RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1]
-        self._failures[name] = _Failure(count, now + seconds, error.message.strip())
+        self._failures[name] = _Failure(count, now + seconds, error)
 
     def forget(self, name: str) -> None:
         """The model was loaded, or somebody who may know better asks for it."""
@@ -42,7 +42,9 @@ class LoadBackOff:
             return None
         times = "" if failure.count == 1 else f" {failure.count} times"
         seconds = ceil(failure.until - now)
-        return unavailable(f"model '{name}' failed to load{times}, and is tried again in {seconds} s: {failure.reason}")
+        told = f"model '{name}' failed to load{times}, and is tried again in {seconds} s: "
+        error = failure.error
+        return ConchError(told + error.message.strip(), Code.UNAVAILABLE, public=told + error.public.strip())
 
     def failing(self, now: float) -> list[str]:
         """The models that are not loaded now because their last load failed."""

@@ -41,5 +41,5 @@ def error_body(status: int, error: ConchError) -> bytes:
         param, reason = error.param, error.reason
     else:
         # Workers know inputs, of which these are named as the members that they come from.
-        param, reason = next((name for name in _INPUTS if error.message.startswith(f"input '{name}' ")), None), None
-    return text.dumps(error_object(status, error.message, param, reason))
+        param, reason = next((name for name in _INPUTS if error.public.startswith(f"input '{name}' ")), None), None
+    return text.dumps(error_object(status, error.public, param, reason))

@@ -163,12 +163,13 @@ class Worker:
             except Exception as error:
                 code = error.code if isinstance(error, ConchError) else Code.INTERNAL
                 message = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"
+                public = error.public if isinstance(error, ConchError) else message
                 self._log_cause(error, message.partition("\n")[0])
-                failed = {"error": [code.name, message]}
                 if op == "execute":
+                    failed = {"error": [code.name, public]}
                     channel.send({"op": "done", "batch": header.get("batch"), "times": (0, 0, 0), **failed})
                 else:
-                    channel.send({"op": "failed", **failed})
+                    channel.send({"op": "failed", "error": [code.name, message, public]})
 
     def _log_cause(self, error: Exception, heading: str) -> None:
         """Log the traceback of what was not foreseen, or of what the model raised; who asked gets the message alone."""

@@ -107,7 +107,7 @@ class BlsHandler:
                 self._trace(request, header["trace"])
             self._models.infer(request, decoupled)
         except ConchError as error:
-            message = f"Model {request.model_name} - Error when running inference: {error.message}"
+            message = f"Model {request.model_name} - Error when running inference: {error.public}"
             self._respond(number, InferResponse(error=internal(message)))
 
     def _trace(self, request: InferRequest, caller: int) -> None:
@@ -121,7 +121,7 @@ class BlsHandler:
             return
         error = response.error
         if error is not None and decoupled:
-            error = internal(error.message)  # whatever code the model gave it, as in Triton
+            error = internal(error.public)  # whatever code the model gave it, as in Triton
         if response.final:
             del self._requests[number]
         packer = Packer()
@@ -191,7 +191,7 @@ class BlsHandler:
             "final": final,
         }
         if error is not None:
-            header["error"] = [error.code.name, error.message]
+            header["error"] = [error.code.name, error.public]
         self._send(header, packer)
 
 

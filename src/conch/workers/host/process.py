@@ -132,8 +132,8 @@ class WorkerProcess:
         self._link.send(header)
         answer = await self._answer
         if answer["op"] == "failed":
-            code, message = answer["error"]
-            raise ConchError(message, Code[code])
+            code, message, public = answer["error"]
+            raise ConchError(message, Code[code], public=public)
         return answer
 
     def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:

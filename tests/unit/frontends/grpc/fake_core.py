@@ -138,7 +138,7 @@ class FakeServer:
             return False
         return True
 
-    async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
+    async def public_index(self, ready_only: bool = False) -> list[dict[str, str]]:
         entries = [{"name": name, "version": "1", "state": "READY"} for name in self.models]
         return entries if ready_only else [*entries, {"name": "never_loaded"}]
 

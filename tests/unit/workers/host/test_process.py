@@ -132,10 +132,11 @@ async def test_answer_that_says_failed_is_raised_with_its_code() -> None:
     process, child = make_process()
     asking = asyncio.create_task(process.ask({"op": "complete"}))
     await settle()
-    child.send({"op": "failed", "error": ["INVALID_ARG", "no such input"]})
+    child.send({"op": "failed", "error": ["INVALID_ARG", "no such input: fix it", "no such input"]})
     with pytest.raises(ConchError, match="no such input") as failed:
         await asking
-    assert failed.value.code is Code.INVALID_ARG
+    error = failed.value
+    assert (error.code, error.message, error.public) == (Code.INVALID_ARG, "no such input: fix it", "no such input")
 
 
 @fake_clock

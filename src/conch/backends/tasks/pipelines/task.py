@@ -30,7 +30,7 @@ from conch.backends.tasks.pipelines.calls import arguments, call
 from conch.backends.tasks.pipelines.inputs import check_task, inputs_of, own_pipeline, require_libraries
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, cancelled, invalid, unsupported
+from conch.errors import ConchError, cancelled, invalid
 from conch.inference import TensorSpec
 from conch.temporary import TemporaryFolder
 
@@ -131,7 +131,7 @@ class PipelineTask(Task):
             except ConchError as error:
                 return error
             except ImportError as error:
-                return unsupported(f"task '{self._task}' needs a library: {extras.advice(error)}")
+                return extras.lacks_library(f"task '{self._task}'", error)
             except Exception as error:
                 # Pipelines check little beforehand: what does not suit them fails wherever it is used.
                 return library_failure(f"task '{self._task}'", error, of_request=bool(given))
