@@ -37,6 +37,13 @@ _BLOCKS: Final[Mapping[int, tuple[int, int]]] = {
     26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
     40: (64, 36), 41: (128, 18),
 }  # fmt: skip
+#: Names of types of tensors in ggml.
+_NAMES: Final[Mapping[int, str]] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
 #: Types of tensors that are float32, float16 and bfloat16.
 _UNQUANTISED: Final = (0, 1, 30)
 #: More than any model has; reading as many takes seconds, not hours.
@@ -107,6 +114,11 @@ class GgufFile:
         if type(value) is not kind:
             raise invalid(f"{self.path}: {key} must be {wanted}")
         return value
+
+
+def type_name(kind: int) -> str:
+    """The name of a type of tensors in ggml."""
+    return _NAMES[kind]
 
 
 def read_gguf(path: Path) -> GgufFile:

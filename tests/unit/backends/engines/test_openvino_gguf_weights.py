@@ -15,70 +15,112 @@ import gguf
 import openvino
 from openvino import opset13 as ops
 
-from conch.backends.engines.openvino.gguf_weights import correct, needs_correction
-from conch.checkpoints.gguf.reader import read_gguf
+from benchmarks.generation.k_quants import ENCODERS, encode
+from conch.backends.engines.openvino.gguf_weights import correct
+from conch.checkpoints.gguf.blocks import Blocks, read_blocks
+from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.errors import ConchError
 
-ROWS, COLUMNS = 6, 64
+ROWS, COLUMNS = 8, 512
+QUERIES = "blk.0.attn_q.weight"
 
 
-def written(path: Path, packed: Any, kind: Any) -> Path:
+def packed(values: Any, kind: str) -> Any:
+    return encode(values, kind) if kind in ENCODERS else gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+
+
+def written(path: Path, tensors: dict[str, tuple[Any, str]]) -> GgufFile:
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("blk.0.ffn_up.weight", packed, raw_dtype=kind)
+    writer.add_uint32("llama.attention.head_count", 2)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return read_gguf(path)
 
 
-def graph(packed: Any, order: Any) -> Any:
-    """The graph that GenAI makes of a Q4_1 matrix, with rows in another order and whole zero points."""
-    blocks = packed.reshape(ROWS, -1, 20)[order]
-    pairs = np.ascontiguousarray(blocks[..., :4]).view(np.float16)
-    scales, minima = np.ascontiguousarray(pairs[..., 0]), pairs[..., 1].astype(np.float32)
-    zeros = np.clip(np.round(-minima / np.where(scales == 0, 1, scales)), 0, 15).astype(np.float16)
-    numbers = np.concatenate([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1).reshape(ROWS, -1, 32)
-    held = openvino.Tensor(openvino.Type.u4, [ROWS, COLUMNS // 32, 32])
-    held.data[:] = (numbers[..., 0::2] | numbers[..., 1::2] << 4).reshape(held.data.shape)
-    whole = ops.subtract(ops.convert(ops.constant(held), "f16"), ops.constant(np.array(zeros[..., None])))
-    exact = ops.multiply(whole, ops.constant(np.array(scales[..., None])))
-    matrix = ops.convert(ops.reshape(exact, ops.constant(np.array([ROWS, COLUMNS])), False), "f32")
+def values() -> Any:
+    weights = np.random.default_rng(3).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    weights[1, :32] = 0.25  # a group without a scale
+    return weights
+
+
+def of_transformers(weights: Any) -> Any:
+    """The rows of queries of two heads in the order of transformers."""
+    return weights.reshape(2, ROWS // 4, 2, -1).swapaxes(1, 2).reshape(weights.shape)
+
+
+def whole(numbers: Any, bits: int) -> Any:
+    """A constant of 4 or 8 bits."""
+    if bits == 8:
+        return ops.constant(numbers)
+    held = openvino.Tensor(openvino.Type.u4, list(numbers.shape))
+    flat = numbers.reshape(-1)
+    held.data[:] = (flat[0::2] | flat[1::2] << 4).reshape(held.data.shape)
+    return ops.constant(held)
+
+
+def graph(blocks: Blocks, norm: Any = None) -> Any:
+    """The graph that GenAI makes of a matrix: scales in 16 bits, whole zero points, and perhaps a norm in 16 bits."""
+    scales = blocks.scales.astype(np.float16)
+    zeros = np.clip(np.round(-blocks.minima / np.where(blocks.scales == 0, 1, blocks.scales)), 0, 2**blocks.bits - 1)
+    subtract = ops.subtract(
+        ops.convert(whole(blocks.numbers, blocks.bits), "f16"),
+        ops.convert(whole(zeros.astype(np.uint8)[..., None], blocks.bits), "f16"),
+    )
+    multiply = ops.multiply(subtract, ops.constant(scales[..., None]))
+    matrix = ops.convert(ops.reshape(multiply, ops.constant(np.array([ROWS, COLUMNS])), False), "f32")
     given = ops.parameter([-1, COLUMNS], openvino.Type.f32, name="x")
-    return openvino.Model([ops.result(ops.matmul(given, matrix, False, True))], [given], "matrix")
+    entered: Any = given
+    if norm is not None:
+        entered = ops.multiply(given, ops.convert(ops.constant(norm.astype(np.float16)[None]), "f32"))
+    return openvino.Model([ops.result(ops.matmul(entered, matrix, False, True))], [given], "matrix")
 
 
-def computed(model: Any, x: Any) -> Any:
+def computed(model: Any) -> Any:
+    """The matrix that a graph multiplies with."""
     core: Any = openvino.Core()
-    return core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([x])[0]
+    compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return compiled([np.eye(COLUMNS, dtype=np.float32)])[0].T
 
 
-def test_weights_of_a_q4_1_tensor_are_those_of_the_file(tmp_path: Path) -> None:
-    values = np.random.default_rng(3).normal(size=(ROWS, COLUMNS)).astype(np.float32)
-    values[1, :32] = 0.25  # a block without a scale
-    kind = gguf.GGMLQuantizationType.Q4_1
-    packed = gguf.quantize(values, kind)
-    file = read_gguf(written(tmp_path / "m.gguf", packed, kind))
-    order = np.array([2, 0, 1, 5, 4, 3])
-    model, x = graph(packed, order), np.eye(COLUMNS, dtype=np.float32)
-    wanted = gguf.dequantize(packed, kind)[order].T
-    assert np.abs(computed(model, x) - wanted).max() > 0.01
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_graph_gets_the_weights_of_the_file(tmp_path: Path, kind: str) -> None:
+    data = packed(values(), kind)
+    file = written(tmp_path / "m.gguf", {QUERIES: (data, kind)})
+    tensor = file.tensors[QUERIES]
+    wanted = of_transformers(gguf.dequantize(data, gguf.GGMLQuantizationType[kind]))
+    model = graph(read_blocks(of_transformers(data), tensor.type))
+    rounded = np.abs(computed(model) - wanted).max()
 
-    correct(model, file)
+    changed = correct(model, file)
 
-    assert needs_correction(file)
-    np.testing.assert_allclose(computed(model, x), wanted, atol=1e-5)
+    assert changed == (rounded > 1e-6) == (kind not in ("Q4_0", "Q8_0"))
+    np.testing.assert_allclose(computed(model), wanted, atol=1e-6)
+
+
+def test_norm_gets_back_what_16_bits_do_not_hold(tmp_path: Path) -> None:
+    data, norm = packed(values(), "Q8_0"), np.linspace(0.1, 0.9, COLUMNS, dtype=np.float32)
+    file = written(tmp_path / "m.gguf", {QUERIES: (data, "Q8_0"), "blk.0.attn_norm.weight": (norm, "F32")})
+    model = graph(read_blocks(of_transformers(data), file.tensors[QUERIES].type), norm)
+    assert correct(model, file)
+    wanted = of_transformers(gguf.dequantize(data, gguf.GGMLQuantizationType.Q8_0)) * norm
+    np.testing.assert_allclose(computed(model), wanted, atol=1e-6)
 
 
 def test_graph_with_other_weights_is_refused(tmp_path: Path) -> None:
-    values = np.random.default_rng(3).normal(size=(2, ROWS, COLUMNS)).astype(np.float32)
-    kind = gguf.GGMLQuantizationType.Q4_1
-    file = read_gguf(written(tmp_path / "m.gguf", gguf.quantize(values[0], kind), kind))
-    with pytest.raises(ConchError, match="engine 'openvino' does not compute the weights of "):
-        correct(graph(gguf.quantize(values[1], kind), np.arange(ROWS)), file)
+    file = written(tmp_path / "m.gguf", {QUERIES: (packed(values(), "Q4_1"), "Q4_1")})
+    other = read_blocks(packed(-values(), "Q4_1"), file.tensors[QUERIES].type)
+    with pytest.raises(ConchError, match=r"engine .openvino. does not compute .* another matrix of 8 x 512"):
+        correct(graph(other), file)
 
 
-def test_file_without_such_tensors_is_loaded_as_it_is(tmp_path: Path) -> None:
-    kind = gguf.GGMLQuantizationType.Q8_0
-    packed = gguf.quantize(np.ones((ROWS, COLUMNS), np.float32), kind)
-    assert not needs_correction(read_gguf(written(tmp_path / "m.gguf", packed, kind)))
+def test_graph_without_a_tensor_of_the_file_is_refused(tmp_path: Path) -> None:
+    data = packed(values(), "Q8_0")
+    bias = np.ones(ROWS, np.float32)
+    file = written(tmp_path / "m.gguf", {QUERIES: (data, "Q8_0"), "blk.0.attn_q.bias": (bias, "F32")})
+    model = graph(read_blocks(of_transformers(data), file.tensors[QUERIES].type))
+    with pytest.raises(ConchError, match=r"its graph lacks 'blk.0.attn_q.bias'"):
+        correct(model, file)

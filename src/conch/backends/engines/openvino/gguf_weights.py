@@ -1,12 +1,14 @@
-"""Corrects the weights that OpenVINO GenAI 2026.4 makes of Q4_1 tensors in GGUF files.
+"""Makes the graphs that OpenVINO GenAI 2026.4 builds from GGUF files compute the weights of the files.
 
-A block of 32 numbers q of such a tensor has a scale d and a minimum m, and stands for d·q + m.  GenAI writes this as
-d·(q − z) and rounds z = −m/d to a whole number.  OpenVINO's CPU plug-in computes with any z, at the same speed.
-Source of the layout: ggml's ggml-common.h.
+GenAI writes a group of numbers q as s·(q − z), with s in 16 bits and a whole z.  Q4_1 and Q4_K have any minimum, so z
+is rarely whole there, and the scales of Q4_K and Q6_K are products that 16 bits do not hold.  OpenVINO's CPU plug-in
+computes with s and z in float32 as well.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,28 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from conch.backends.engines.openvino.config import reason
-from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, read_gguf
-from conch.errors import invalid
+from conch.checkpoints.gguf.blocks import DECODERS, Blocks, read_blocks
+from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, read_gguf, type_name
+from conch.errors import ConchError, invalid
 
-#: The type of such tensors, the numbers of a block, and its bytes.
-Q4_1: Final = 3
-_NUMBERS: Final = 32
-_BYTES: Final = 20
 #: A device that does not exist: GenAI writes the graph before it compiles it, and compiling is not needed.
 _NO_DEVICE: Final = "NONE"
+_GRAPH: Final = "openvino_model.xml"
+_FLOATS: Final[Mapping[str, Any]] = {"F32": np.float32, "F16": np.float16}
 
 Floats = npt.NDArray[np.float32]
 
 
-def needs_correction(file: GgufFile) -> bool:
-    """Whether GenAI changes the weights of a file."""
-    return any(tensor.type == Q4_1 for tensor in file.tensors.values())
+def write_graph(gguf: Path, tokenizer: Any, scratch: Path) -> Path:
+    """Write the graph of a GGUF file, with the file's own weights; returns its folder in ``scratch``.
 
-
-def write_corrected(gguf: Path, scratch: Path) -> Path:
-    """Write the graph of a GGUF file with the file's own weights; returns its folder in ``scratch``.
-
-    Raises INVALID_ARG if GenAI cannot load the file, or if a weight of its graph is not in the file.
+    Raises INVALID_ARG if GenAI cannot load the file, or if the weights of its graph are not those of the file.
     """
     import openvino
     import openvino_genai
@@ -44,81 +40,196 @@ def write_corrected(gguf: Path, scratch: Path) -> Path:
     for folder in (made, corrected):
         folder.mkdir()
     (made / gguf.name).symlink_to(gguf.resolve())
-    written = made / "openvino_model.xml"
+    written = made / _GRAPH
     settings: Any = {"enable_save_ov_model": True}
     try:
-        openvino_genai.LLMPipeline(made / gguf.name, _NO_DEVICE, **settings)
+        openvino_genai.LLMPipeline(made / gguf.name, tokenizer, _NO_DEVICE, **settings)
     except RuntimeError as error:
         if not written.is_file():
             raise invalid(f"engine 'openvino' cannot load {gguf}: {reason(error)}") from None
     core: Any = openvino.Core()
     model = core.read_model(written)
-    correct(model, read_gguf(gguf))
-    openvino.save_model(model, corrected / written.name, compress_to_fp16=False)
+    if not correct(model, read_gguf(gguf)):
+        return made
+    openvino.save_model(model, corrected / _GRAPH, compress_to_fp16=False)
     return corrected
 
 
-def correct(model: Any, file: GgufFile) -> None:
-    """Set the zero points of the 4-bit matrices of ``model`` to those of the file, as float32."""
-    from openvino import opset13 as ops
+def correct(model: Any, file: GgufFile) -> bool:
+    """Give the graph ``model`` the weights of the file, and say whether any were others.
 
-    known: dict[bytes, Floats] = {}
-    for tensor in file.tensors.values():
-        if tensor.type == Q4_1:
-            scales, minima, numbers = _blocks(file.path, tensor)
-            for row in range(len(scales)):
-                # Rows are in another order in the graph where GenAI undoes llama.cpp's order of rotary embeddings.
-                known[scales[row].tobytes() + numbers[row].tobytes()] = minima[row]
-    for multiply in model.get_ordered_ops():
-        if multiply.get_type_name() != "Multiply":
-            continue
-        subtract, scale = (multiply.input_value(place).get_node() for place in (0, 1))
-        if subtract.get_type_name() != "Subtract" or scale.get_type_name() != "Constant":
-            continue
-        weights = subtract.input_value(0).get_node().input_value(0).get_node()
-        if weights.get_type_name() != "Constant" or weights.get_element_type().get_type_name() != "u4":
-            continue
-        rows, groups, _ = weights.get_output_shape(0)
-        scales = np.asarray(scale.data, np.float16).reshape(rows, groups)
-        numbers = np.frombuffer(weights.data.tobytes(), np.uint8).reshape(rows, -1)
-        zeros = np.empty((rows, groups), np.float32)
-        factors = scales.astype(np.float32)
-        for row in range(rows):
-            found = known.get(scales[row].tobytes() + numbers[row].tobytes())
-            if found is None:
-                raise invalid(
-                    f"engine 'openvino' does not compute the weights of {file.path}: set parameter 'engine' to "
-                    "'transformers'"
-                )
-            factors[row], zeros[row] = _represented(factors[row], found)
+    Raises INVALID_ARG if the graph has other numbers than the file, or lacks a tensor.
+    """
+    tensors = _FileTensors(file)
+    changed = False
+    for node in model.get_ordered_ops():
+        kind = node.get_type_name()
+        if kind == "Multiply":
+            matrix = _GraphMatrix.of(node)
+            changed |= matrix is not None and matrix.correct(tensors)
+        elif kind == "Constant" and node.get_element_type().is_real():
+            changed |= _correct_floats(node, tensors)
+    if missing := tensors.missing:
+        raise _other(file, f"its graph lacks '{missing[0]}'")
+    model.validate_nodes_and_infer_types()
+    return changed
+
+
+def _other(file: GgufFile, detail: str) -> ConchError:
+    return invalid(
+        f"engine 'openvino' does not compute the weights of {file.path}: {detail}; set parameter 'engine' to "
+        "'transformers'"
+    )
+
+
+class _FileTensors:
+    """The tensors of a file by the contents of their first rows, and which of them were found in a graph."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self._content = np.memmap(file.path, np.uint8, "r")
+        self._found: set[str] = set()
+        # No order that GenAI makes moves the first row.
+        self._by_first_row: dict[bytes, list[TensorInfo]] = defaultdict(list)
+        for tensor in file.tensors.values():
+            kind = type_name(tensor.type)
+            if kind in DECODERS:
+                self._by_first_row[self._blocks(tensor, 1).numbers.tobytes()].append(tensor)
+            elif kind in _FLOATS:
+                self._by_first_row[_half(self._floats(tensor)[:1]).tobytes()].append(tensor)
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in self.file.tensors if name not in self._found]
+
+    def blocks(self, numbers: npt.NDArray[np.uint8], bits: int, scales: Floats) -> Blocks:
+        """The matrix with these numbers, and scales close to these, with its rows in the order of ``numbers``."""
+        rows, groups, size = numbers.shape
+        for tensor in self._by_first_row[numbers[0].tobytes()]:
+            if tensor.shape != (rows, groups * size) or type_name(tensor.type) not in DECODERS:
+                continue
+            blocks = self._blocks(tensor)
+            if (blocks.bits, blocks.numbers.shape) != (bits, numbers.shape):
+                continue
+            for order in self._orders(tensor):
+                ordered = blocks if order is None else blocks.rows(order)
+                if np.array_equal(ordered.numbers, numbers) and np.allclose(ordered.scales, scales, 1e-2, 1e-6):
+                    self._found.add(tensor.name)
+                    return ordered
+        raise _other(self.file, f"its graph has another matrix of {rows} x {groups * size} numbers")
+
+    def floats(self, values: Any) -> Any:
+        """The tensor ``[rows, columns]`` with these values, to 16 bits; None without one."""
+        halves = _half(values)
+        for tensor in self._by_first_row[halves[:1].tobytes()]:
+            if type_name(tensor.type) not in _FLOATS:
+                continue
+            held = self._floats(tensor)
+            for order in self._orders(tensor) if held.shape == values.shape else ():
+                ordered = held if order is None else held[order]
+                if np.array_equal(_half(ordered), halves):
+                    self._found.add(tensor.name)
+                    return ordered
+        return None
+
+    def _blocks(self, tensor: TensorInfo, rows: int | None = None) -> Blocks:
+        raw = self._content[tensor.offset : tensor.offset + tensor.size].reshape(tensor.shape[0], -1)
+        return read_blocks(raw[:rows], tensor.type)
+
+    def _floats(self, tensor: TensorInfo) -> Any:
+        raw = self._content[tensor.offset : tensor.offset + tensor.size]
+        return raw.view(_FLOATS[type_name(tensor.type)]).reshape(-1, tensor.shape[-1])
+
+    def _orders(self, tensor: TensorInfo) -> Iterator[Any]:
+        """The orders of rows that GenAI may make of a tensor's: it undoes llama.cpp's for rotary embeddings."""
+        yield None
+        heads = {
+            "attn_q": self.file.integer("llama.attention.head_count", 0),
+            "attn_k": self.file.integer("llama.attention.head_count_kv", 0),
+        }.get(tensor.name.split(".")[-2] if "." in tensor.name else "", 0)
+        if heads > 0 and tensor.shape[0] % (2 * heads) == 0:
+            yield np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+class _GraphMatrix:
+    """The nodes of a quantised matrix: Convert(Reshape(Multiply(Subtract(numbers, zeros), scales)))."""
+
+    def __init__(self, multiply: Any, numbers: Any, zeros: Any, scales: Any) -> None:
+        self._multiply, self._numbers, self._zeros, self._scales = multiply, numbers, zeros, scales
+
+    @classmethod
+    def of(cls, multiply: Any) -> _GraphMatrix | None:
+        """The matrix that ends with this node; None where it is another product."""
+        subtract, scales = (multiply.input_value(place).get_node() for place in (0, 1))
+        if subtract.get_type_name() != "Subtract" or scales.get_type_name() != "Constant":
+            return None
+        numbers, zeros = (subtract.input_value(place).get_node().input_value(0).get_node() for place in (0, 1))
+        if numbers.get_type_name() != "Constant" or len(numbers.get_output_shape(0)) != 3:
+            return None
+        return cls(multiply, numbers, zeros, scales)
+
+    def correct(self, tensors: _FileTensors) -> bool:
+        numbers, bits = _whole(self._numbers)
+        scales = np.asarray(self._scales.data, np.float32).reshape(numbers.shape[:2])
+        blocks = tensors.blocks(numbers, bits, scales)
+        zeros = _whole(self._zeros)[0].reshape(scales.shape).astype(np.float32)
+        if np.array_equal(scales, blocks.scales) and np.array_equal(-scales * zeros, blocks.minima):
+            return False
+        self._replace(*_represented(blocks.scales, blocks.minima))
+        return True
+
+    def _replace(self, scales: Floats, zeros: Floats) -> None:
+        from openvino import opset13 as ops
+
         exact = ops.multiply(
-            ops.subtract(ops.convert(weights, "f32"), ops.constant(zeros[..., None])),
-            ops.constant(factors[..., None]),
+            ops.subtract(ops.convert(self._numbers, "f32"), ops.constant(zeros[..., None])),
+            ops.constant(scales[..., None]),
         )
-        for target in list(multiply.output(0).get_target_inputs()):
+        for target in list(self._multiply.output(0).get_target_inputs()):
             reshape = target.get_node()
             for converted in list(reshape.output(0).get_target_inputs()):
                 new = ops.reshape(exact, reshape.input_value(1), False).output(0)
                 for user in list(converted.get_node().output(0).get_target_inputs()):
                     user.replace_source_output(new)
-    model.validate_nodes_and_infer_types()
+
+
+def _whole(constant: Any) -> tuple[npt.NDArray[np.uint8], int]:
+    """The numbers of a constant of 4 or 8 bits, and how many bits they have."""
+    shape = tuple(constant.get_output_shape(0))
+    held = np.frombuffer(constant.data.tobytes(), np.uint8)
+    if constant.get_element_type().get_type_name() != "u4":
+        return held.reshape(shape), 8
+    pairs = np.stack([held & 15, held >> 4], -1).reshape(-1)
+    return pairs[: int(np.prod(shape))].reshape(shape), 4
+
+
+def _correct_floats(constant: Any, tensors: _FileTensors) -> bool:
+    """Give a constant the values of the file's tensor with the same ones in 16 bits."""
+    shape = tuple(constant.get_output_shape(0))
+    if len(shape) < 2 or constant.get_element_type().get_type_name() not in ("f32", "f16"):
+        return False
+    values = np.asarray(constant.data)
+    values = values.reshape(-1, shape[-1])
+    exact = tensors.floats(values)
+    if exact is None or np.array_equal(exact, values):
+        return False
+    from openvino import opset13 as ops
+
+    new = ops.constant(exact.astype(np.float32).reshape(shape)).output(0)
+    for target in list(constant.output(0).get_target_inputs()):
+        target.replace_source_output(new)
+    return True
+
+
+def _half(values: Any) -> Any:
+    """Floats in 16 bits, for comparisons: what is too large becomes infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16, copy=False)
 
 
 def _represented(scales: Floats, minima: Floats) -> tuple[Floats, Floats]:
-    """Scales and zero points of blocks; one without a scale has its minimum for all numbers, to 24 bits."""
+    """Scales and zero points of groups; one without a scale has its minimum for all numbers, to 24 bits."""
     constant = scales == 0
     factors = np.where(constant, np.abs(minima) * np.float32(2.0**-26), scales).astype(np.float32)
     zeros = np.where(factors == 0, 0, -minima / np.where(factors == 0, 1, factors))
     return factors, zeros.astype(np.float32)
-
-
-def _blocks(path: Path, tensor: TensorInfo) -> tuple[npt.NDArray[np.float16], Floats, npt.NDArray[np.uint8]]:
-    """Scales and minima ``[rows, groups]`` of a Q4_1 tensor, and its numbers, two in a byte, the first one below."""
-    raw = np.memmap(path, np.uint8, "r", tensor.offset, (tensor.size,))
-    blocks = np.array(raw).reshape(tensor.shape[0], -1, _BYTES)
-    pairs = np.ascontiguousarray(blocks[..., :4]).view(np.float16)
-    low, high = blocks[..., 4:] & 15, blocks[..., 4:] >> 4
-    numbers = np.concatenate([low, high], -1)
-    packed = numbers[..., 0::2] | numbers[..., 1::2] << 4
-    rows = tensor.shape[0]
-    return np.ascontiguousarray(pairs[..., 0]), pairs[..., 1].astype(np.float32), packed.reshape(rows, -1)

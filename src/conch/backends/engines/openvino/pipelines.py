@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends.engines.openvino.config import reason
-from conch.backends.engines.openvino.gguf_weights import needs_correction, write_corrected
+from conch.backends.engines.openvino.gguf_weights import write_graph
 from conch.backends.engines.openvino.lora import lora
 from conch.backends.engines.openvino.precision import Precision
 from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit, spell
 from conch.backends.generation.engine import EngineSpec
-from conch.checkpoints.gguf.reader import read_gguf
 from conch.checkpoints.tokenizers.token_bytes import token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import ConchError, invalid
@@ -45,8 +44,7 @@ def pipeline(
         properties["adapters"] = lora(adapter, spec.directory / "openvino_model.xml")
     source = spec.gguf or spec.directory
     with TemporaryFolder() as scratch:
-        corrected = spec.gguf is not None and needs_correction(read_gguf(spec.gguf))
-        folder = write_corrected(spec.gguf, scratch) if spec.gguf is not None and corrected else source
+        folder = source if spec.gguf is None else write_graph(spec.gguf, tokenizer, scratch)
         try:
             return openvino_genai.ContinuousBatchingPipeline(folder, tokenizer, scheduler, "CPU", **properties)
         except RuntimeError as error:

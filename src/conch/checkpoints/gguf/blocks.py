@@ -1,0 +1,118 @@
+"""Quantised matrices of GGUF files as whole numbers with the scale and the minimum of each group, as OpenVINO has them.
+
+Source of the layouts: ggml's ggml-common.h.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.checkpoints.gguf.reader import GgufFile, type_name
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix: ``scales * numbers + minima``.
+
+    ``numbers`` are ``[rows, groups, size]``, the others ``[rows, groups]``.  The numbers have 4 or 8 ``bits``.
+    """
+
+    numbers: Bytes
+    scales: Floats
+    minima: Floats
+    bits: int
+
+    def rows(self, order: Any) -> Blocks:
+        """Some rows, in another order."""
+        return Blocks(self.numbers[order], self.scales[order], self.minima[order], self.bits)
+
+
+def read_blocks(rows: Bytes, kind: int) -> Blocks:
+    """Blocks of the bytes ``[rows, bytes]`` of a matrix, whose type is in ``DECODERS``."""
+    size, decode = DECODERS[type_name(kind)]
+    numbers, scales, minima, bits = decode(np.ascontiguousarray(rows).reshape(len(rows), -1, size))
+    groups = (len(rows), -1)
+    return Blocks(
+        numbers.reshape(*groups, numbers.shape[-1]),
+        scales.astype(np.float32).reshape(groups),
+        minima.astype(np.float32).reshape(groups),
+        bits,
+    )
+
+
+def _half(blocks: Bytes, start: int) -> Floats:
+    """The 16-bit number at a place in each block."""
+    return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(packed: Bytes, run: int) -> Bytes:
+    """Numbers of 4 bits: the low ones of ``run`` bytes, then the high ones of the same bytes."""
+    parts = packed.reshape(*packed.shape[:-1], -1, run)
+    return np.concatenate([parts & 15, parts >> 4], -1).reshape(*packed.shape[:-1], -1)
+
+
+def _q4_0(blocks: Bytes) -> tuple[Any, ...]:
+    scales = _half(blocks, 0)
+    return _nibbles(blocks[..., 2:], 16), scales, -8 * scales, 4
+
+
+def _q4_1(blocks: Bytes) -> tuple[Any, ...]:
+    return _nibbles(blocks[..., 4:], 16), _half(blocks, 0), _half(blocks, 2), 4
+
+
+def _q8_0(blocks: Bytes) -> tuple[Any, ...]:
+    scales = _half(blocks, 0)
+    return blocks[..., 2:] ^ 128, scales, -128 * scales, 8
+
+
+def _q4_k(blocks: Bytes) -> tuple[Any, ...]:
+    low, high, mixed = (blocks[..., start : start + 4] for start in (4, 8, 12))
+    scales = np.concatenate([low & 63, mixed & 15 | low >> 6 << 4], -1)
+    minima = np.concatenate([high & 63, mixed >> 4 | high >> 6 << 4], -1)
+    numbers = _nibbles(blocks[..., 16:], 32)
+    return numbers.reshape(*numbers.shape[:-1], 8, 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minima, 4
+
+
+def _q6_k(blocks: Bytes) -> tuple[Any, ...]:
+    numbers = _nibbles(blocks[..., :128], 64)
+    parts = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 32)
+    for place in range(4):
+        high = parts >> 2 * place & 3
+        numbers.reshape(*blocks.shape[:-1], 2, 4, 32)[..., place, :] |= high << 4
+    scales = _half(blocks, 208) * np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    return numbers.reshape(*numbers.shape[:-1], 16, 16), scales, -32 * scales, 8
+
+
+#: Bytes of a block, and the reader, by the type's name.
+DECODERS: Final[Mapping[str, tuple[int, Callable[[Bytes], tuple[Any, ...]]]]] = {
+    "Q4_0": (18, _q4_0), "Q4_1": (20, _q4_1), "Q8_0": (34, _q8_0), "Q4_K": (144, _q4_k), "Q6_K": (210, _q6_k),
+}  # fmt: skip
+
+#: The values of ``model_type`` whose GGUF files OpenVINO GenAI 2026.4 reads, and the tensors that it reads of them.
+_MODELS: Final = ("llama", "qwen2", "qwen3")
+_TENSORS: Final = re.compile(
+    r"((token_embd|output|output_norm)|blk\.\d+\.(attn_(norm|[qkv]|[qk]_norm|output)|ffn_(norm|gate|up|down)))\.(weight|bias)"
+)
+
+
+def openvino_problem(file: GgufFile, model_type: str) -> str:
+    """Why engine ``openvino`` cannot serve a file with a model of this type; empty where it can."""
+    if model_type not in _MODELS:
+        return f"OpenVINO GenAI reads GGUF files of {', '.join(_MODELS)}, not of '{model_type}'"
+    for tensor in file.tensors.values():
+        kind = type_name(tensor.type)
+        if not _TENSORS.fullmatch(tensor.name):
+            return f"OpenVINO GenAI ignores tensor '{tensor.name}'"
+        if kind not in ("F16", *DECODERS) and (kind != "F32" or len(tensor.shape) > 1):
+            shapes = "matrices" if kind == "F32" else "tensors"
+            return f"OpenVINO GenAI does not read {shapes} of type {kind}, such as '{tensor.name}'"
+    return ""
