@@ -14,6 +14,7 @@ from typing import Any
 
 from conch.checkpoints import files, hub
 from conch.checkpoints.by_shape import Companion
+from conch.checkpoints.gguf.blocks import openvino_problem
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.labels import check_head, labels_of
@@ -164,9 +165,14 @@ class Checkpoint:
         if self.variant is not None and self.variant.engine != files_for(engine):
             engine = self.variant.engine
         if engine == "auto":
-            present = ("openvino",) if self.gguf is not None else files.engines_of(self.directory)
-            engine = present[0] if present else "torch"
+            present = files.engines_of(self.directory) if self.gguf is None else ("openvino",)
+            engine = present[0] if present and not self.openvino_problem else "torch"
         return "transformers" if engine == "torch" and self.task == TEXT_GENERATION else engine
+
+    @property
+    def openvino_problem(self) -> str:
+        """Why engine ``openvino`` cannot serve the GGUF file; empty where it can, and for a folder."""
+        return "" if self.gguf is None else openvino_problem(self.gguf, str(self.config.get("model_type", "")))
 
     @property
     def companion(self) -> Companion | None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.backends.generation.engines import choose_engine, open_engine, rounded_by_openvino
+from conch.backends.generation.engines import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec
 from conch.backends.generation.request_state import RequestState, ResponseBuilder
 from conch.backends.generation.service import GenerationService
@@ -100,9 +100,9 @@ class GenerationBackend(NativeBackend):
         """
         self.dependencies = checkpoint.dependencies
         name = self.choose_engine(checkpoint, instance)
-        gguf, chosen = checkpoint.gguf, checkpoint.options.engine == "auto" and instance["kind"] != "GPU"
-        if chosen and name == "transformers" and gguf is not None and rounded_by_openvino(gguf):
-            self.warn_of("engine 'transformers' serves it, since engine 'openvino' rounds the weights of Q4_K tensors")
+        chosen = checkpoint.options.engine == "auto" and instance["kind"] != "GPU"
+        if chosen and name == "transformers" and (problem := checkpoint.openvino_problem):
+            self.warn_of(f"engine 'transformers' serves it, since {problem}")
         spec = engine_spec(checkpoint, instance, tokenizer, arguments=arguments(name))
         self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)
         if self._compile_seconds <= 0:

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any
 
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.gguf.reader import GgufFile
-
-#: The type of such tensors in GGUF files.
-_Q4_K: Final = 12
 
 
 def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
@@ -28,16 +24,9 @@ def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
         return "openvino"
     if on_gpu:
         return "vllm" if find_spec("vllm") is not None else "transformers"
-    if checkpoint.gguf is not None and rounded_by_openvino(checkpoint.gguf):
-        return "transformers"
-    if checkpoint.gguf is not None or checkpoint.graph_file("openvino") is not None:
-        return "openvino"
-    return "transformers"
-
-
-def rounded_by_openvino(file: GgufFile) -> bool:
-    """Whether OpenVINO GenAI computes other weights than a file's: it rounds the minima of Q4_K blocks."""
-    return any(tensor.type == _Q4_K for tensor in file.tensors.values())
+    if checkpoint.gguf is not None:
+        return "transformers" if checkpoint.openvino_problem else "openvino"
+    return "openvino" if checkpoint.graph_file("openvino") is not None else "transformers"
 
 
 def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:

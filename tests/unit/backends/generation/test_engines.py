@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from conch.backends.generation.engines import choose_engine
-from conch.checkpoints.gguf.reader import GgufFile, TensorInfo
+from conch.backends.generation.engine import EngineSpec
+from conch.backends.generation.engines import choose_engine, open_engine
+from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
+from conch.errors import Code, ConchError
+from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
+
+MATRIX = "blk.0.ffn_up.weight"
 
 
-@pytest.mark.parametrize(("kind", "engine"), [(3, "openvino"), (8, "openvino"), (12, "transformers")])
-def test_file_whose_weights_openvino_rounds_is_served_by_transformers(kind: int, engine: str) -> None:
-    tensor = TensorInfo("blk.0.ffn_up.weight", (1, 256), kind, 0, 0)
-    file = GgufFile(Path("m.gguf"), 3, {}, {tensor.name: tensor})
-    checkpoint: Any = SimpleNamespace(options=Options(), variant=None, gguf=file)
-    assert choose_engine(checkpoint, on_gpu=False) == engine
+def file_with(folder: Path, name: str, kind: int, architecture: str = "llama") -> Path:
+    """A file with a tensor of this type, and a norm in F32."""
+    dimensions = (256, 1) if name.endswith("weight") else (256,)
+    metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
+    metadata["general.architecture"] = architecture
+    tensors = [(name, dimensions, kind, 0), ("blk.0.attn_norm.weight", (256,), 0, 0)]
+    return write(folder / "m.gguf", metadata, tensors=tensors, data=2048)
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 8, 12, 14])
+def test_types_that_openvino_computes_are_served_by_it(tmp_path: Path, kind: int) -> None:
+    checkpoint = Checkpoint.open(file_with(tmp_path, MATRIX, kind).parent, Options())
+    assert choose_engine(checkpoint, on_gpu=False) == checkpoint.engine == "openvino"
+    assert choose_engine(checkpoint, on_gpu=True) == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "architecture", "problem"),
+    [
+        (MATRIX, 0, "llama", "OpenVINO GenAI does not read matrices of type F32, such as 'blk.0.ffn_up.weight'"),
+        (MATRIX, 30, "llama", "does not read tensors of type BF16"),
+        (MATRIX, 6, "llama", "does not read tensors of type Q5_0"),
+        (MATRIX, 13, "qwen2", "does not read tensors of type Q5_K"),
+        (MATRIX, 39, "qwen3", "does not read tensors of type MXFP4"),
+        (MATRIX, 8, "gemma2", "OpenVINO GenAI reads GGUF files of llama, qwen2, qwen3, not of 'gemma2'"),
+        ("blk.0.attn_sinks", 0, "llama", "OpenVINO GenAI ignores tensor 'blk.0.attn_sinks'"),
+    ],
+)
+def test_other_files_are_served_by_transformers_and_refused_by_openvino(
+    tmp_path: Path, name: str, kind: int, architecture: str, problem: str
+) -> None:
+    path = file_with(tmp_path, name, kind, architecture)
+    checkpoint = Checkpoint.open(tmp_path, Options())
+    assert choose_engine(checkpoint, on_gpu=False) == checkpoint.engine == "transformers"
+    assert problem in checkpoint.openvino_problem
+    with pytest.raises(ConchError, match=f"engine 'openvino' cannot serve {path}: .*{problem}") as refused:
+        open_engine("openvino", EngineSpec(tmp_path, checkpoint.config, (), gguf=path))
+    assert refused.value.code is Code.INVALID_ARG

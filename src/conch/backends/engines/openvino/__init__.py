@@ -5,14 +5,11 @@ OpenVINO is imported when ``open`` is called, in a worker.
 
 from __future__ import annotations
 
-from typing import Final
-
 from conch import extras
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.checkpoints.gguf.blocks import openvino_problem
+from conch.checkpoints.gguf.reader import read_gguf
 from conch.errors import invalid
-
-#: The values of ``model_type`` whose GGUF files OpenVINO GenAI reads.
-GGUF_MODELS: Final = ("llama", "qwen2", "qwen3")
 
 
 def open(spec: EngineSpec) -> GenerationEngine:
@@ -27,11 +24,8 @@ def open(spec: EngineSpec) -> GenerationEngine:
         if spec.adapters:
             # GenAI does not find the adapters' layers in the model that it makes of such a file, and ignores them.
             raise invalid("engine 'openvino' does not support LoRA adapters with a GGUF file")
-        kind = str(spec.config.get("model_type", ""))
-        if kind not in GGUF_MODELS:
-            raise invalid(
-                f"engine 'openvino' reads GGUF files of {', '.join(GGUF_MODELS)}, but {spec.gguf.name} is of '{kind}'"
-            )
+        if problem := openvino_problem(read_gguf(spec.gguf), str(spec.config.get("model_type", ""))):
+            raise invalid(f"engine 'openvino' cannot serve {spec.gguf}: {problem}")
     elif not (spec.directory / "openvino_model.xml").is_file():
         raise invalid(f"engine 'openvino' needs an exported model: {spec.directory} has no openvino_model.xml")
     extras.require("engine 'openvino'", "openvino", "openvino_genai")
