@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conch.backends.engines.transformers import loading
-from conch.backends.generation.engine import EngineRequest
+from conch.backends.generation.engine import EngineRequest, GenerationEngine
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
-from tests.unit.backends.engines.driving import finished_by_id, generate, tokens
+from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
 from tests.unit.backends.engines.transformers_models import generated, opened, reference, write
 
 
@@ -146,10 +146,11 @@ def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) ->
     assert error.message == f"LoRA adapter 'none' cannot be loaded from '{missing}': it has no adapter_config.json"
 
 
-def test_a_gguf_file_is_loaded(folder: Path, tmp_path: Path) -> None:
+def as_gguf(folder: Path, target: Path, **tensors: Any) -> Path:
+    """The weights of a small Llama's folder as a GGUF file, with other tensors."""
     gguf = pytest.importorskip("gguf")
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    writer = gguf.GGUFWriter(target, "llama")
     writer.add_context_length(256)
     writer.add_embedding_length(32)
     writer.add_block_count(2)
@@ -167,12 +168,48 @@ def test_a_gguf_file_is_loaded(folder: Path, tmp_path: Path) -> None:
             shape = (heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
             weight = weight.reshape(shape).swapaxes(1, 2).reshape(weight.shape)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), weight.numpy())
+    for name, values in tensors.items():
+        writer.add_tensor(name.replace("__", "."), values.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    engine = opened(tmp_path, gguf=tmp_path / "tiny.gguf")
+    (target.parent / "config.json").write_text(json.dumps({**config, "rope_parameters": None}))
+    return target
+
+
+def test_a_gguf_file_is_loaded(folder: Path, tmp_path: Path) -> None:
+    engine = opened(tmp_path, gguf=as_gguf(folder, tmp_path / "tiny.gguf"))
     assert generate(engine, [3, 4, 5], temperature=0, max_tokens=10) == generate(
         opened(folder), [3, 4, 5], temperature=0, max_tokens=10
     )
+
+
+def logprobs(engine: GenerationEngine) -> list[float]:
+    sampling = SamplingParams(temperature=0, max_tokens=4, logprobs=0)
+    done = finished(engine, EngineRequest(0, [*range(3, 40)], sampling))
+    return [token.logprob for progress in done for token in progress.logprobs or ()]
+
+
+def test_a_gguf_file_scales_rotary_frequencies(tmp_path: Path) -> None:
+    scaled = write(
+        tmp_path / "scaled",
+        "llama",
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    )
+    model = reference(scaled)
+    frequencies = 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+    divisors = frequencies / model.model.rotary_emb.inv_freq
+    assert divisors.max() > 7
+    file = as_gguf(scaled, tmp_path / "tiny.gguf", rope_freqs__weight=divisors)
+    assert logprobs(opened(tmp_path, gguf=file)) == pytest.approx(logprobs(opened(scaled)), abs=1e-5)
+
+    wrong = as_gguf(scaled, tmp_path / "wrong.gguf", rope_freqs__weight=torch.ones(3))
+    assert "its model has no place for 'rope_freqs.weight'" in refusal(tmp_path, gguf=wrong).message

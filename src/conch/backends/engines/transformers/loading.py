@@ -12,6 +12,7 @@ import transformers
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.weights import example_ids, require_tensors
+from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.errors import ConchError, invalid, one_line
 
 _logger = logging.getLogger(__name__)
@@ -58,7 +59,23 @@ def _model(spec: EngineSpec) -> Any:
         **arguments,
     )
     require_tensors(model, report, lambda: _scores(model), spec.gguf or spec.directory)
+    if spec.gguf is not None:
+        _scale_rotary_frequencies(model, read_gguf(spec.gguf))
     return model
+
+
+def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
+    """Divide the frequencies by the tensor that files of Llama 3 models have for it, which transformers 5 ignores."""
+    tensor = file.tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return
+    divisors = torch.from_file(str(file.path), size=file.path.stat().st_size, dtype=torch.uint8)
+    divisors = divisors[tensor.offset : tensor.offset + tensor.size].clone().view(torch.float32)
+    rotary = [module for module in model.modules() if getattr(module, "inv_freq", divisors[:0]).shape == divisors.shape]
+    if not rotary:
+        raise invalid(f"engine 'transformers' cannot load '{file.path}': its model has no place for '{tensor.name}'")
+    for module in rotary:
+        module.inv_freq /= divisors
 
 
 def _scores(model: Any) -> Any:
