@@ -28,7 +28,7 @@ VARIANT = "onnxruntime-int8"
 STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "inside", "generation.__main__",
     "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
-    "tutorial_story", "sequences", "features", "remote",
+    "tutorial_story", "sequences", "features", "remote", "gguf_types",
 }  # fmt: skip
 #: Needs a cluster, which takes long to start: tests/deploy/ray starts it on theirs.
 STARTED_ELSEWHERE = {"cluster"}
@@ -171,6 +171,13 @@ def test_exporters_compare_one_architecture(question: str, architecture: str) ->
     assert table[0] == ["architecture", "conch"]
     [[name, difference]] = table[1:]
     assert name == architecture and number(difference) < 1e-3
+
+
+def test_gguf_types_compares_an_engine_with_the_dequantised_file() -> None:
+    output = run(
+        "benchmarks.gguf_types", "--types", "Q4_K", "Q5_0", "--engines", "openvino", "--layers", 1, "--tokens", 2
+    )
+    assert re.search(r"\| Q4_K \| 20 of 20, 0\.0\d+ \|\n\| Q5_0 \| refused \|", output)
 
 
 def test_day_zero_compares_architectures_of_each_task(tmp_path: Path) -> None:
