@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
+from typing import Final, TypeVar
 
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE
 from conch.config.reading import read_small
 from conch.errors import one_line
 
+N = TypeVar("N", bound=ast.AST)
+
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Methods that a worker calls if a model has them.
 _OPTIONAL = ("initialize", "finalize")
+#: Functions and attributes by which code changes names that it does not mention.
+_DYNAMIC_FUNCTIONS: Final = frozenset({"delattr", "eval", "exec", "globals", "locals", "setattr", "vars"})
+_DYNAMIC_ATTRIBUTES: Final = frozenset({"__dict__", "__getattribute__", "__setattr__"})
 
 
 def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Finding]:
@@ -29,18 +38,16 @@ def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Findin
             path, line, "error", f"not valid Python: {reason}", f"python -m py_compile {path} shows the place"
         )
         return
-    model = next(
-        (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"), None
-    )
+    model = next((node for node in _of_type(tree, ast.ClassDef) if node.name == "TritonPythonModel"), None)
     if model is None:
         # It may also be imported or assigned; then its methods are not to be seen from here.
-        if "TritonPythonModel" not in _names_bound(tree):
+        if not _names_bound(tree).keys() & {"TritonPythonModel", "*"}:
             yield _no_class(path, tree)
         return
     if not model.bases and "execute" not in _names_bound(model):
         yield _no_execute(path, model)
     senders = [call.lineno for call in _calls(tree, "get_response_sender")]
-    for method in (node for node in model.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+    for method in _methods(model):
         if method.name == "execute" and not method.decorator_list:
             yield from _execute_problems(path, method, returns=decoupled is False and not senders)
         elif not model.bases and method.name not in _OPTIONAL:
@@ -59,13 +66,105 @@ def check_called_models(path: Path, models: Collection[str]) -> Iterator[Finding
         return  # check_python_model reports it
     if _calls(tree, "load_model"):
         return  # it may bring models of its own
+    constants = _Constants(tree)
     for call in _calls(tree, "InferenceRequest"):
         for argument in call.keywords:
-            name = argument.value.value if isinstance(argument.value, ast.Constant) else None
-            if argument.arg == "model_name" and isinstance(name, str) and name not in models:
+            name = constants.text(argument.value) if argument.arg == "model_name" else None
+            if name is not None and name not in models:
                 nearest = get_close_matches(name, models, n=1)
                 fix = f"did you mean '{nearest[0]}'?" if nearest else "add it to the repository"
                 yield Finding(path, argument.value.lineno, "warning", f"there is no model '{name}' to call", fix)
+
+
+class _Constants:
+    """Texts that the names and attributes in a module have whenever its code runs.
+
+    Only certain ones: a name that the module binds once, in its body, and an attribute that a class without bases binds
+    once, in its own body or in that of ``initialize``.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._names: dict[str, str] = {}
+        #: The texts of attributes, by the nodes that read them.
+        self._attributes: dict[ast.expr, str] = {}
+        attributes = _of_type(tree, ast.Attribute)
+        bound = _names_bound(tree)
+        if (
+            "*" in bound
+            or any(node.id in _DYNAMIC_FUNCTIONS for node in _of_type(tree, ast.Name))
+            or any(node.attr in _DYNAMIC_ATTRIBUTES for node in attributes)
+        ):
+            return
+        self._names = {name: text for name, text in _assigned(tree.body) if bound[name] == 1}
+        changed = Counter(node.attr for node in attributes if not isinstance(node.ctx, ast.Load))
+        for model in _of_type(tree, ast.ClassDef):
+            if _is_plain(model):
+                self._add_attributes(model, changed)
+
+    def text(self, value: ast.expr) -> str | None:
+        """The text that an expression always has, None where that is not certain."""
+        match value:
+            case ast.Constant(value=str(text)):
+                return text
+            case ast.Name(id=name):
+                return self._names.get(name)
+        return self._attributes.get(value)
+
+    def _add_attributes(self, model: ast.ClassDef, changed: Counter[str]) -> None:
+        """Add those of a class's instances; ``changed`` counts the statements that set each attribute of any object."""
+        bound = Counter(changed)
+        for statement in model.body:
+            bound.update([statement.name] if isinstance(statement, _FUNCTIONS) else _names_bound(statement))
+        starts = [
+            method.body for method in _methods(model) if method.name == "initialize" and not method.decorator_list
+        ]
+        texts = dict(chain(_assigned(model.body), *(_assigned(body, "self") for body in starts)))
+        for node in _of_type(model, ast.Attribute):
+            if _is_name(node.value, "self", model.name) and bound[node.attr] == 1 and node.attr in texts:
+                self._attributes[node] = texts[node.attr]
+
+
+def _assigned(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, str]]:
+    """The texts that the statements of ``body`` assign to names, or to attributes of ``owner``."""
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=targets, value=ast.Constant(value=str(text))):
+                pass
+            case ast.AnnAssign(target=only, value=ast.Constant(value=str(text))):
+                targets = [only]
+            case _:
+                continue
+        for target in targets:
+            match target:
+                case ast.Name(id=name) if not owner:
+                    yield name, text
+                case ast.Attribute(value=ast.Name(id=of), attr=name) if of == owner:
+                    yield name, text
+
+
+def _is_plain(model: ast.ClassDef) -> bool:
+    """Whether only the class's own methods can reach its instances, which they call ``self``."""
+    if model.bases or model.keywords or model.decorator_list:
+        return False
+    takes_self = sum(method.args.args[:1] != [] and method.args.args[0].arg == "self" for method in _methods(model))
+    return (
+        takes_self == sum(argument.arg == "self" for argument in _of_type(model, ast.arg))
+        # otherwise something gets the instance itself, and may set its attributes
+        and sum(_is_name(node.value, "self") for node in _of_type(model, ast.Attribute))
+        == sum(_is_name(node, "self") for node in _of_type(model, ast.Name))
+    )
+
+
+def _methods(model: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in model.body if isinstance(node, _FUNCTIONS)]
+
+
+def _is_name(node: ast.expr, *names: str) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def _of_type(tree: ast.AST, kind: type[N]) -> list[N]:
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
 
 
 def _execute_problems(
@@ -87,8 +186,9 @@ def _execute_problems(
 
 def _calls(tree: ast.AST, method: str) -> list[ast.Call]:
     """The calls of a method of this name."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == method]
+    return [
+        call for call in _of_type(tree, ast.Call) if isinstance(call.func, ast.Attribute) and call.func.attr == method
+    ]
 
 
 def _no_class(path: Path, tree: ast.Module) -> Finding:
@@ -101,25 +201,30 @@ def _no_class(path: Path, tree: ast.Module) -> Finding:
 
 
 def _no_execute(path: Path, model: ast.ClassDef) -> Finding:
-    methods = {
-        node.name: node.lineno for node in model.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
+    methods = {method.name: method.lineno for method in _methods(model)}
     nearest = next(iter(get_close_matches("execute", methods, n=1, cutoff=0.7)), "")
     fix = f"rename {nearest}" if nearest else "def execute(self, requests)"
     line = methods.get(nearest, model.lineno)
     return Finding(path, line, "error", "TritonPythonModel has no method execute", fix)
 
 
-def _names_bound(tree: ast.AST) -> set[str]:
-    names: set[str] = set()
+def _names_bound(tree: ast.AST) -> Counter[str]:
+    """How often each name is bound below ``tree``, in any scope; ``*`` stands for what a module's star import binds."""
+    names: Counter[str] = Counter()
     for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
+            case (
+                ast.FunctionDef(name=str(name))
+                | ast.AsyncFunctionDef(name=str(name))
+                | ast.ClassDef(name=str(name))
+                | ast.Name(id=name, ctx=ast.Store() | ast.Del())
+                | ast.arg(arg=name)
+                | ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+                | ast.MatchMapping(rest=str(name))
+            ):
+                names[name] += 1
             case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
-                names.update(
-                    "TritonPythonModel" if alias.name == "*" else alias.asname or alias.name for alias in aliases
-                )
+                names.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
     return names

@@ -397,3 +397,63 @@ def test_each_usual_mistake_is_one_line_with_its_place_and_its_fix(
 
     assert found == [MISTAKES[name].found]
     assert "(fix: " in found[0]
+
+
+INITIALIZING = CLASS + "    def initialize(self, args):\n        self.name = 'ohter'\n"
+EXECUTE = "    def execute(self, requests):\n        return []\n"
+CALLING_VALUE = (
+    EXECUTE + "    def call(self):\n        return pb_utils.InferenceRequest(model_name=%s, inputs=[]).exec()\n"
+)
+
+
+def called(tmp_path: Path, source: str) -> list[str]:
+    """What is found in a repository with ``other`` and a model with this source."""
+    files = {**python_model(source), "other/config.pbtxt": ADD, "other/1/model.py": MODEL}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return [finding.problem for finding in check([tmp_path])]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "NAME = 'ohter'\n" + CLASS + CALLING_VALUE % "NAME",
+        "NAME: str = 'ohter'\n" + CLASS + CALLING_VALUE % "NAME",
+        CLASS + "    NAME = 'ohter'\n" + CALLING_VALUE % "self.NAME",
+        CLASS + "    NAME = 'ohter'\n" + CALLING_VALUE % "TritonPythonModel.NAME",
+        INITIALIZING + CALLING_VALUE % "self.name",
+        INITIALIZING + "        name = args['name']\n" + CALLING_VALUE % "self.name",
+    ],
+)
+def test_a_called_model_is_checked_by_the_constant_that_has_its_name(tmp_path: Path, source: str) -> None:
+    assert called(tmp_path, source) == ["there is no model 'ohter' to call"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "NAME = 'other'\n" + CLASS + CALLING_VALUE % "NAME",
+        "NAME = 'ohter'\nif True:\n    NAME = 'other'\n" + CLASS + CALLING_VALUE % "NAME",
+        "if 1 > 2:\n    NAME = 'ohter'\n" + CLASS + CALLING_VALUE % "NAME",
+        "import os\nNAME = os.environ.get('NAME', 'ohter')\n" + CLASS + CALLING_VALUE % "NAME",
+        "NAME = 'ohter'\ndef change():\n    global NAME\n    NAME = 'other'\n" + CLASS + CALLING_VALUE % "NAME",
+        "NAME = 'ohter'\n" + CLASS + EXECUTE
+        + "    def call(self, NAME):\n        pb_utils.InferenceRequest(model_name=NAME)\n",
+        "NAME = 'ohter'\nglobals()['NAME'] = 'other'\n" + CLASS + CALLING_VALUE % "NAME",
+        "NAME = 'ohter'\nfrom os import *\n" + CLASS + CALLING_VALUE % "NAME",
+        CLASS + "    NAME = 'ohter'\n    def initialize(self, args):\n        self.NAME = 'other'\n"
+        + CALLING_VALUE % "self.NAME",
+        INITIALIZING + "        self.name = args['name']\n" + CALLING_VALUE % "self.name",
+        INITIALIZING + "        setattr(self, 'name', 'other')\n" + CALLING_VALUE % "self.name",
+        INITIALIZING + "        configure(self)\n" + CALLING_VALUE % "self.name",
+        INITIALIZING + CALLING_VALUE % "self.name" + "def configure(model):\n    model.name = 'other'\n",
+        INITIALIZING.replace("Model:", "Model(Base):") + CALLING_VALUE % "self.name" + "class Base: pass\n",
+        INITIALIZING + CALLING_VALUE % "self.name" + "    @property\n    def name(self): return 'other'\n",
+        INITIALIZING + EXECUTE + "class Caller(dict):\n" + CALLING_VALUE % "self.name",
+        INITIALIZING + EXECUTE + "    def call(self):\n        def ask(self):\n"
+        + "            pb_utils.InferenceRequest(model_name=self.name)\n",
+    ],
+)  # fmt: skip
+def test_a_called_model_whose_name_may_change_is_not_checked(tmp_path: Path, source: str) -> None:
+    assert called(tmp_path, source) == []
