@@ -28,9 +28,9 @@ from conch.backends.native.arrays import (
 from conch.backends.native.ragged import RaggedBatches
 from conch.config.parameters import ParameterTable
 from conch.errors import ConchError
-from conch.tensors import PROTOCOL_NAME
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
+from conch.workers.child.outputs import OutputWatch
 from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame
 
@@ -60,8 +60,9 @@ class NativeBackend(ABC):
         #: Called when only work is left that takes long and does not need the interpreter.
         self.before_computing: Callable[[], None] = _nothing
         self._log: dict[str, Any] = init["log"]
-        self._datatypes: dict[str, str] = {}
         self._batched = True
+        self._counts_rows = True
+        self._outputs = OutputWatch(self.model["name"], self._warn_once)
         #: The longest text (bytes) that requests may have; 0 for any length.
         self.text_limit = 0
 
@@ -84,12 +85,10 @@ class NativeBackend(ABC):
     def start(self, instance: dict[str, Any], config: str) -> bool:
         """Load the model under its effective configuration."""
         self.config = json.loads(config)
-        self._batched = int(self.config.get("max_batch_size", 0)) > 0
-        self._datatypes = {
-            output["name"]: PROTOCOL_NAME[output["data_type"]] for output in self.config.get("output", ())
-        }
-        for state in (self.config.get("sequence_batching") or {}).get("state", ()):
-            self._datatypes.setdefault(state["output_name"], PROTOCOL_NAME[state["data_type"]])
+        self._outputs.declare(self.config)
+        self._batched = self._outputs.batches
+        policy = self.config.get("model_transaction_policy") or {}
+        self._counts_rows = self._batched and not policy.get("decoupled")  # a decoupled model may answer row by row
         try:
             self.load(instance)
         except Exception as error:
@@ -112,10 +111,17 @@ class NativeBackend(ABC):
 
     def log(self, level: str, message: str) -> None:
         """Have the server log a message (``INFO``, ``WARNING``, ``ERROR``), if its settings ask for this level."""
+        self._send_log(level, message, once=False)
+
+    def _warn_once(self, message: str) -> None:
+        """Have the server log a warning, once for all workers of the model."""
+        self._send_log("WARNING", message, once=True)
+
+    def _send_log(self, level: str, message: str, once: bool) -> None:
         if self._log.get(level.lower(), False):
-            frame = sys._getframe(1)
-            file = frame.f_code.co_filename.rpartition("/")[2]
-            self.channel.send({"op": "log", "level": level, "file": file, "line": frame.f_lineno, "message": message})
+            frame = sys._getframe(2)
+            place = {"file": frame.f_code.co_filename.rpartition("/")[2], "line": frame.f_lineno}
+            self.channel.send({"op": "log", "level": level, **place, "message": message, "once": once})
 
     def check_parameters(self, table: ParameterTable) -> None:
         """Log the model's parameters that have no effect.  Raises INVALID_ARG for one that is misspelt."""
@@ -153,7 +159,7 @@ class NativeBackend(ABC):
                 raise result
             wired = [
                 wire_tensor(name, datatype, result.outputs[name])
-                for name, datatype in self._datatypes.items()
+                for name, datatype in self._outputs.declared.items()
                 if name in request.outputs and name in result.outputs
             ]
         except Exception as raised:
@@ -161,6 +167,7 @@ class NativeBackend(ABC):
             if error.public != error.message:
                 _logger.error("%s", error.message)
             return {"outputs": [], "parameters": {}, "error": [error.code.name, error.public]}
+        self._outputs.look(wired, request.outputs, False, request.rows if self._counts_rows else None)
         outputs = [packer.add(*tensor, request.places.get(tensor[0])) for tensor in wired]
         return {"outputs": outputs, "parameters": result.parameters}
 

@@ -10,9 +10,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from conch.backends.python.calls import BlsClient
-from conch.backends.python.outputs import OutputWatch
 from conch.backends.python.response import NO_PLACES, InferenceResponse
 from conch.workers.child.channel import Channel, Header
+from conch.workers.child.outputs import OutputWatch
 from conch.workers.child.packing import Packer
 
 
@@ -179,7 +179,8 @@ class ResponseChannel:
     def encode(self, response: InferenceResponse, packer: Packer, copy: bool = False) -> dict[str, Any]:
         """The part of a frame that describes a response, with the outputs that the request wants."""
         if not response.has_error():
-            self.runtime.outputs.look(response._tensors, self.outputs, not self.decoupled, self.rows)
+            outputs = [(tensor._name, tensor._datatype, tensor._shape, tensor) for tensor in response._tensors]
+            self.runtime.outputs.look(outputs, self.outputs, not self.decoupled, self.rows)
         return response.encode(self.outputs, packer, copy, self.places)
 
     def fail(self, code: str, message: str) -> None:

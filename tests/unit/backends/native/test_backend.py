@@ -48,7 +48,7 @@ class Sent:
 def start(kind: type[BatchBackend], config: Mapping[str, Any] = CONFIG, count: int = 1) -> tuple[Any, Sent]:
     channel = Sent()
     model = {"name": "m", "version": "1", "directory": "", "version_directory": "", "filename": ""}
-    init = {"model": model, "config": json.dumps(config), "log": {"error": True}}
+    init = {"model": model, "config": json.dumps(config), "log": {"error": True, "warning": True}}
     backend = kind(channel, init)  # type: ignore[arg-type]
     backend.start({"name": "m_0", "kind": "CPU", "device_id": 0, "count": count}, json.dumps(config))
     return backend, channel
@@ -105,6 +105,45 @@ def test_only_the_outputs_asked_for_are_sent() -> None:
     backend, channel = start(Doubling)
     execute(backend, numbers(1), outputs=("y",))
     assert list(channel.done()[0]["outputs"]) == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("config", "warning"),
+    [
+        ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}]},
+         "in the shape [1, 1], but its configuration declares it as [-1, 2]; clients get it as it is"),
+        ({"max_batch_size": 0, "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1, 2]}]},
+         "in the shape [1, 1], but its configuration declares it as [1, 2]; clients get it as it is"),
+        ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}]}, ""),
+        ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}]}, ""),
+        ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2], "reshape": {"shape": [1]}}]}, ""),
+    ],
+)  # fmt: skip
+def test_an_output_of_another_shape_than_the_declared_one_is_told_once(config: dict[str, Any], warning: str) -> None:
+    backend, channel = start(Doubling, {**CONFIG, **config})
+    for _ in range(2):
+        execute(backend, numbers(1), outputs=("y",))
+        assert channel.done()[0]["outputs"]["y"].shape == (1, 1)
+    logged = [(frame["message"], frame["once"]) for frame, _ in channel.frames if frame["op"] == "log"]
+    assert logged == ([(f"model 'm' gave the output 'y' {warning}", True)] if warning else [])
+
+
+@pytest.mark.parametrize(("decoupled", "warned"), [(False, True), (True, False)])
+def test_rows_that_are_not_those_of_the_request_are_told(decoupled: bool, warned: bool) -> None:
+    config = {**CONFIG, "model_transaction_policy": {"decoupled": decoupled}}
+    backend, channel = start(Halving, config)
+    execute(backend, numbers(1, 2), outputs=("y",))
+    logged = [frame["message"] for frame, _ in channel.frames if frame["op"] == "log"]
+    assert ["whose batch size is 2" in message for message in logged] == [True] * warned
+
+
+class Halving(Doubling):
+    """Answers with half of the rows."""
+
+    def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
+        x = arrays["x"]
+        assert not isinstance(x, Strings)
+        return {"y": x[: len(x) // 2]}
 
 
 def test_a_backend_runs_one_thread_more_than_it_has_instances() -> None:

@@ -163,7 +163,7 @@ class PyTorchBackend(TensorBackend):
     def _array(self, name: str, value: Any) -> Array:
         if not self._torch.is_tensor(value):
             raise internal(f"output '{name}' is {type(value).__name__}, and must be a tensor or a list of strings")
-        given, wanted = datatype(value.dtype), self._datatypes[name]
+        given, wanted = datatype(value.dtype), self._outputs.declared[name]
         if given != wanted:
             raise invalid(
                 f"unexpected datatype {CONFIG_NAME.get(given, given)} for inference output '{name}', expecting "

@@ -1,0 +1,128 @@
+"""Warns of outputs that are not what the model's configuration declares.
+
+An output may be undeclared or missing, or have another datatype, shape or number of rows.  On the wire, everything is
+as in Triton: undeclared outputs are dropped, all others are sent as the model returned them, without an error.  Used by
+all backends, in any thread of a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Callable
+
+#: Name, datatype, shape and data of an output.
+Output = tuple[str, str, Sequence[int], Any]
+
+#: How many warnings there are: a model may make up names.
+_MOST = 16
+
+
+class OutputWatch:
+    """Looks at the responses of the model ``name``; ``warn`` logs a message."""
+
+    def __init__(self, name: str, warn: Callable[[str], None]) -> None:
+        self._name = name
+        self._warn = warn
+        #: Whether tensors begin with a dimension for the rows of a batch.
+        self.batches = False
+        #: The protocol's names of the declared datatypes, by output.
+        self.declared: dict[str, str] = {}
+        #: The declared dimensions of what the model gives, without those of a batch; -1 is any.
+        self._dims: dict[str, list[int]] = {}
+        #: The last shape of each output that was found to be as declared, likewise.
+        self._fitting: dict[str, Sequence[int]] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def declare(self, config: Mapping[str, Any]) -> None:
+        """Take the outputs from the model's effective configuration."""
+        self.batches = config.get("max_batch_size", 0) > 0
+        self.declared = {output["name"]: _datatype(output["data_type"]) for output in config.get("output", ())}
+        self._dims = {output["name"]: _dims(output) for output in config.get("output", ()) if "dims" in output}
+        for state in (config.get("sequence_batching") or {}).get("state", ()):
+            self.declared.setdefault(state["output_name"], _datatype(state["data_type"]))
+
+    def look(self, outputs: Sequence[Output], wanted: Set[str], whole: bool, rows: int | None) -> None:
+        """Look at a response to a request of ``rows`` for the outputs ``wanted``.
+
+        ``whole``: a missing output is worth a warning.  ``rows`` None: the response may have any number.
+        """
+        declared = self.declared
+        for name, datatype, shape, _ in outputs:
+            if name not in wanted or datatype != declared.get(name):
+                break
+            if rows is not None and (not shape or shape[0] != rows):
+                break
+            if self._fitting.get(name) != (shape[1:] if self.batches else shape) and not self._fits(name, shape):
+                break
+        else:
+            if not whole or len(outputs) == len(wanted):
+                return  # as nearly always
+        self._explain(outputs, wanted, whole, rows)
+
+    def _explain(self, outputs: Sequence[Output], wanted: Set[str], whole: bool, rows: int | None) -> None:
+        """Warn of what is wrong with a response, if anything is and it has not been told."""
+        for name, datatype, shape, _ in outputs:
+            if name in wanted:
+                self._explain_output(name, datatype, shape, rows)
+            elif name not in self.declared and self._is_news(name, "undeclared"):
+                declared = ", ".join(f"'{one}'" for one in sorted(self.declared))
+                self._warn(
+                    f"model '{self._name}' gave the output '{name}', which its configuration does not declare "
+                    f"(it declares {declared}); clients do not get it"
+                )
+        given = {output[0] for output in outputs}
+        for name in sorted(wanted - given) if whole else ():
+            if self._is_news(name, "missing"):
+                self._warn(
+                    f"model '{self._name}' did not give the output '{name}', which its configuration declares and a "
+                    "request wanted; its response came without it"
+                )
+
+    def _explain_output(self, name: str, datatype: str, shape: Sequence[int], rows: int | None) -> None:
+        declared = self.declared.get(name, datatype)
+        if datatype != declared and self._is_news(name, "datatype"):
+            self._warn(
+                f"model '{self._name}' gave the output '{name}' as {datatype}, but its configuration declares it as "
+                f"{declared}; clients get {datatype}"
+            )
+        if rows is not None and list(shape[:1]) != [rows] and self._is_news(name, "rows"):
+            self._warn(
+                f"model '{self._name}' gave the output '{name}' in the shape {list(shape)} to a request whose batch "
+                f"size is {rows}, which the first dimension must be; clients get it as it is"
+            )
+        elif not self._fits(name, shape) and self._is_news(name, "shape"):
+            dims = [-1] * self.batches + self._dims[name]
+            self._warn(
+                f"model '{self._name}' gave the output '{name}' in the shape {list(shape)}, but its configuration "
+                f"declares it as {dims}; clients get it as it is"
+            )
+
+    def _fits(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether an output has the declared dimensions, whatever its batch."""
+        dims = self._dims.get(name)
+        if dims is None:
+            return True
+        own = shape[1:] if self.batches else shape
+        if self.batches and not shape:
+            return False
+        if len(own) != len(dims) or any(dim not in (-1, given) for dim, given in zip(dims, own)):
+            return False
+        self._fitting[name] = own
+        return True
+
+    def _is_news(self, name: str, fault: str) -> bool:
+        if (name, fault) in self._told or len(self._told) >= _MOST:
+            return False
+        self._told.add((name, fault))
+        return True
+
+
+def _datatype(declared: str) -> str:
+    """The protocol's name of a datatype of the configuration: ``TYPE_STRING`` is ``BYTES``."""
+    return "BYTES" if declared == "TYPE_STRING" else declared[len("TYPE_") :]
+
+
+def _dims(output: Mapping[str, Any]) -> list[int]:
+    """The dimensions in which the model gives an output: those before a reshape."""
+    reshape = output.get("reshape")
+    return [int(dim) for dim in (output["dims"] if reshape is None else reshape.get("shape", ()))]

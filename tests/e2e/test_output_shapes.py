@@ -1,0 +1,42 @@
+"""An output of another shape than its configuration declares is sent as it is, and told once, over every protocol."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import conch
+from tests.models import write
+
+pytest.importorskip("onnxruntime")
+onnx_graphs = pytest.importorskip("tests.onnx_graphs")
+
+CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] }
+instance_group { count: 2 kind: KIND_CPU }
+"""
+
+
+def test_shape_that_is_not_the_declared_one_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "m", CONFIG, {})
+    (tmp_path / "m" / "1").mkdir()
+    onnx_graphs.identity(tmp_path / "m" / "1" / "model.onnx", "FP32")
+    with caplog.at_level(logging.WARNING, "conch"), conch.Server(
+        model_repository=tmp_path, http_port=0, grpc_port=0
+    ) as server, conch.Client(server.urls["http"]) as http, conch.Client(server.urls["grpc"]) as grpc:  # fmt: skip
+        for service in (server, http, grpc):
+            assert service.infer("m", {"x": [[1.0, 2.0, 3.0]]})["y"].shape == (1, 3)
+        assert "declares it as" not in caplog.text
+        for service in (server, http, grpc):
+            assert service.infer("m", {"x": [[1.0, 2.0]]})["y"].shape == (1, 2)
+    told = [record.getMessage() for record in caplog.records if "declares it as" in record.getMessage()]
+    assert len(told) == 1
+    assert (
+        "model 'm' gave the output 'y' in the shape [1, 2], but its configuration declares it as [-1, 3]; clients get "
+        "it as it is" in told[0]
+    )
