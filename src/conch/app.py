@@ -37,7 +37,7 @@ from conch.repository.scan import ModelRepository
 from conch.server.core import InferenceServer
 from conch.server.extensions import EXTENSIONS
 from conch.server.heap import heap_trimmer, keep_to_one_heap
-from conch.settings import PLATFORM_ADDRESS, SERVER_VERSION, Settings, by_scope
+from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import values_of
@@ -220,18 +220,22 @@ class Application:
         if settings.allow_sagemaker:
             check_ports(settings)
             models = Router(
-                server, codec, limits.slices, further=SageMakerModels(server).endpoints, address=PLATFORM_ADDRESS
+                server,
+                codec,
+                limits.slices,
+                further=SageMakerModels(server).endpoints,
+                address=settings.platform_address,
             )
             self._sagemaker = HttpListener(PlatformRouter(models, SageMaker(os.environ, repository.given)), limits)
         self._vertex_ai: HttpListener | None = None
         if settings.allow_vertex_ai:
             vertex_ai = VertexAi(os.environ, partial(only_model, server, settings.vertex_ai_default_model))
-            router = Router(server, codec, limits.slices, address=PLATFORM_ADDRESS)
+            router = Router(server, codec, limits.slices, address=settings.platform_address)
             self._vertex_ai = HttpListener(PlatformRouter(router, vertex_ai), limits)
         self._oci: HttpListener | None = None
         if settings.allow_oci:
             named = partial(only_model, server, settings.oci_default_model, flag="oci-default-model")
-            router = Router(server, codec, limits.slices, address=PLATFORM_ADDRESS)
+            router = Router(server, codec, limits.slices, address=settings.platform_address)
             self._oci = HttpListener(PlatformRouter(router, OciDataScience(os.environ, named)), limits)
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits, codec) if settings.allow_grpc else None
         self._metrics: HttpListener | None = (
@@ -261,13 +265,13 @@ class Application:
             starting = self._openai.start(settings.http_address, settings.openai_port, ssl=tls)
             taken += await self._bind("openai", "OpenAI API", starting)
         if self._sagemaker is not None:
-            starting = self._sagemaker.start(PLATFORM_ADDRESS, settings.sagemaker_port)
+            starting = self._sagemaker.start(settings.platform_address, settings.sagemaker_port)
             taken += await self._bind("sagemaker", "Sagemaker HTTPService", starting)
         if self._vertex_ai is not None:
-            starting = self._vertex_ai.start(PLATFORM_ADDRESS, settings.vertex_ai_port)
+            starting = self._vertex_ai.start(settings.platform_address, settings.vertex_ai_port)
             taken += await self._bind("vertex-ai", "Vertex AI HTTPService", starting)
         if self._oci is not None:
-            starting = self._oci.start(PLATFORM_ADDRESS, settings.oci_port)
+            starting = self._oci.start(settings.platform_address, settings.oci_port)
             taken += await self._bind("oci", "OCI Data Science HTTPService", starting)
         if self._metrics is not None:
             starting = self._metrics.start(settings.metrics_address, settings.metrics_port)

@@ -62,8 +62,6 @@ Compression = Literal["none", "low", "medium", "high"]
 
 
 #: Why options are checked and then have no effect.
-#: Where platforms expect their port: they come from outside of the container.
-PLATFORM_ADDRESS: Final = "0.0.0.0"
 _TRITONS: Final = "it is for tritonserver alone"
 
 
@@ -234,15 +232,18 @@ class Settings:
     grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for no limit.")
     grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for no limit.")
 
-    allow_sagemaker: bool = option(False, "Platforms", "Serve Amazon SageMaker, on all addresses.")
+    platform_address: str = option(
+        "0.0.0.0", "Platforms", "Address of the platforms' ports; by default they are reached from everywhere."
+    )
+    allow_sagemaker: bool = option(False, "Platforms", "Serve Amazon SageMaker.")
     sagemaker_port: Port = option(8080, "Platforms", "Port for SageMaker; 0 takes a free one.")
     sagemaker_safe_port_range: tuple[tuple[int, int], ...] = option(
         (), "Platforms", "<low>-<high>: where the ports of all other front ends must be."
     )
-    allow_vertex_ai: bool = option(False, "Platforms", "Serve Google Vertex AI, on all addresses.")
+    allow_vertex_ai: bool = option(False, "Platforms", "Serve Google Vertex AI.")
     vertex_ai_port: Port = option(8080, "Platforms", "Port for Vertex AI; 0 takes a free one.")
     vertex_ai_default_model: str = option("", "Platforms", "Model of Vertex AI's requests; the only one by default.")
-    allow_oci: bool = option(False, "Platforms", "Serve OCI Data Science, on all addresses.")
+    allow_oci: bool = option(False, "Platforms", "Serve OCI Data Science.")
     oci_port: Port = option(8080, "Platforms", "Port for OCI Data Science; 0 takes a free one.")
     oci_default_model: str = option("", "Platforms", "Model of OCI's /predict; the only one by default.")
 
@@ -320,9 +321,9 @@ class Settings:
             ("OpenAI", self.openai_port > 0, self.http_address, self.openai_port),
             ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port),
             ("metrics", self.allow_metrics, self.metrics_address, self.metrics_port),
-            ("Vertex AI", self.allow_vertex_ai, PLATFORM_ADDRESS, self.vertex_ai_port),
-            ("SageMaker", self.allow_sagemaker, PLATFORM_ADDRESS, self.sagemaker_port),
-            ("OCI Data Science", self.allow_oci, PLATFORM_ADDRESS, self.oci_port),
+            ("Vertex AI", self.allow_vertex_ai, self.platform_address, self.vertex_ai_port),
+            ("SageMaker", self.allow_sagemaker, self.platform_address, self.sagemaker_port),
+            ("OCI Data Science", self.allow_oci, self.platform_address, self.oci_port),
         ]
         used = [listener for listener in listeners if listener[1] and listener[3]]
         for (first, _, address, port), (second, _, *other) in combinations(used, 2):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from typing import Final
 
-from conch.settings import PLATFORM_ADDRESS, Restriction, Settings
+from conch.settings import Restriction, Settings
 
 _CONTROL: Final = "model-repository"
 
@@ -19,8 +19,10 @@ def warnings(settings: Settings) -> Iterator[str]:
         ("HTTP", settings.allow_http, settings.http_address, settings.http_restricted_api, "http-restricted-api"),
         ("gRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_restricted_protocol,
          "grpc-restricted-protocol"),
-        ("Vertex AI", settings.allow_vertex_ai, PLATFORM_ADDRESS, settings.http_restricted_api, "http-restricted-api"),
-        ("OCI Data Science", settings.allow_oci, PLATFORM_ADDRESS, settings.http_restricted_api, "http-restricted-api"),
+        ("Vertex AI", settings.allow_vertex_ai, settings.platform_address, settings.http_restricted_api,
+         "http-restricted-api"),
+        ("OCI Data Science", settings.allow_oci, settings.platform_address, settings.http_restricted_api,
+         "http-restricted-api"),
     )  # fmt: skip
     for name, listens, address, restrictions, flag in front_ends:
         if listens and not is_local(address) and not _restricts_control(restrictions):

@@ -26,10 +26,16 @@ def test_front_ends_that_other_machines_reach_are_named_with_what_to_do() -> Non
     assert "gRPC at ::" in grpc and "--grpc-restricted-protocol=model-repository:" in grpc
 
 
+def test_ports_of_platforms_are_named_with_their_address() -> None:
+    (oci,) = lines(allow_oci=True)
+    assert oci.startswith("whoever reaches OCI Data Science at 0.0.0.0 can run code here")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {},
+        {"allow_oci": True, "allow_vertex_ai": True, "vertex_ai_port": 0, "platform_address": "127.0.0.1"},
         {"http_address": "localhost", "grpc_address": "::1"},
         {"http_address": "0.0.0.0", "http_restricted_api": SECRET},
         {"grpc_address": "10.0.0.1", "grpc_restricted_protocol": SECRET},
