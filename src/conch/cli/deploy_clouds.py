@@ -29,25 +29,29 @@ def _options(platform: str, endpoints: tuple[str, ...] = ENDPOINTS) -> list[clic
                      help="The kind of request that it gets."),
         click.Option(["--name"], default="", metavar="TEXT",
                      help=f"Name of the deployment on {platform}; conch-MODEL by default."),
+        click.Option(["--verify/--no-verify"], default=True,
+                     help="Whether to serve the artifact here first, as the platform does, and send it request.json."),
     ]  # fmt: skip
 
 
-def _oci(repository: Path, output: Path, model: str, endpoint: str, name: str) -> None:
+def _oci(repository: Path, output: Path, model: str, endpoint: str, name: str, verify: bool) -> None:
     """Write a zip archive for OCI Data Science's model catalog, the image's file, Terraform and the steps."""
     from conch.deploy import oci
 
-    _write(oci.plan, oci.MOUNT, repository, output, model, endpoint, name)
+    _write(oci.plan, oci.MOUNT, repository, output, model, endpoint, name, verify)
 
 
 oci_command = click.Command("oci", callback=_oci, help=_oci.__doc__, params=_options("OCI"))
 
 
-def _sagemaker(repository: Path, output: Path, model: str, endpoint: str, name: str, multi_model: bool) -> None:
+def _sagemaker(
+    repository: Path, output: Path, model: str, endpoint: str, name: str, verify: bool, multi_model: bool
+) -> None:
     """Write model.tar.gz for Amazon SageMaker, the image's file, the calls that create an endpoint, and the steps."""
     from conch.deploy import sagemaker
 
     plan = partial(sagemaker.plan, multi_model=multi_model)
-    _write(plan, sagemaker.MOUNT, repository, output, model, endpoint, name, several=multi_model)
+    _write(plan, sagemaker.MOUNT, repository, output, model, endpoint, name, verify, several=multi_model)
 
 
 _several = click.Option(
@@ -63,11 +67,15 @@ sagemaker_command = click.Command(
 )
 
 
-def _vertex(repository: Path, output: Path, model: str, endpoint: str, name: str, from_bucket: bool) -> None:
+def _vertex(
+    repository: Path, output: Path, model: str, endpoint: str, name: str, verify: bool, from_bucket: bool
+) -> None:
     """Write the repository for Google Vertex AI, the image's file, and the commands that upload and deploy it."""
     from conch.deploy import vertex
 
-    _write(partial(vertex.plan, from_bucket=from_bucket), vertex.MOUNT, repository, output, model, endpoint, name)
+    _write(
+        partial(vertex.plan, from_bucket=from_bucket), vertex.MOUNT, repository, output, model, endpoint, name, verify
+    )
 
 
 _bucket = click.Option(
@@ -86,6 +94,7 @@ def _write(
     model: str,
     endpoint: str,
     name: str,
+    verify: bool,
     several: bool = False,
 ) -> None:
     """Look through the repository, write what the plan says, and tell what was written and what was left out."""
@@ -95,11 +104,16 @@ def _write(
     with ended_as_by_ctrl_c():
         given = deployment(repository, output, mount, name, model, endpoint, several=several)
         bundle = plan(given)
-        size = write(bundle, given.contents, output)
+        skipped = "; ".join(given.needs.lacking) if verify else "--no-verify"
+        size, answer = write(bundle, given.contents, output, verify=not skipped)
     for left_out in given.contents.left_out:
         click.echo(f"left out: {left_out}")
     click.echo(f"wrote {output / bundle.artifact} ({shown(size)})")
     for text in bundle.texts(size):
         click.echo(f"wrote {output / text}")
+    if skipped:
+        click.echo(f"\nrequest.json was not sent: {skipped}")
+    else:
+        click.echo(f"\nThe artifact, served here as on the platform, answered request.json with\n{answer}")
     answers = "Requests name the model." if several else f"Requests go to the model '{given.model}'."
     click.echo(f"\n{answers} The steps are in {output / 'README.md'}.")

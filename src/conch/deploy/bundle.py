@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from conch.deploy.contents import Contents, contents
 from conch.deploy.endpoint import endpoint_for
@@ -15,6 +15,7 @@ from conch.deploy.needs import Needs, needs
 from conch.deploy.output import check_output, staged
 from conch.deploy.rendering import shown
 from conch.deploy.serving import only_serving
+from conch.deploy.trial import Runner, try_artifact
 from conch.errors import invalid
 
 #: A name that every platform takes, and that needs no quotation marks in a shell.
@@ -42,12 +43,13 @@ class Bundle:
     """How the artifact is written, and the files beside it by their names, some of which are programs.
 
     ``artifact`` is its name in the output; ``pack`` is called with its path and the contents of the repository, and
-    ``texts`` with the bytes that it has got.
+    ``texts`` with the bytes that it has got.  ``run_locally`` is how the platform runs what was written.
     """
 
     texts: Callable[[int], Mapping[str, str]]
     artifact: str
     pack: Callable[[Path, Contents], None]
+    run_locally: Runner
     programs: frozenset[str] = frozenset()
 
 
@@ -86,8 +88,18 @@ def check_size(contents: Contents, limit: int, place: str) -> None:
         )
 
 
-def write(bundle: Bundle, found: Contents, out: Path) -> int:
-    """Write all of it into the folder ``out``; returns the bytes of the artifact.  Nothing is left where it fails."""
+class Written(NamedTuple):
+    """The bytes of an artifact, and the first part of its answer to ``request.json``; empty where it was not sent."""
+
+    size: int
+    answer: str
+
+
+def write(bundle: Bundle, found: Contents, out: Path, *, verify: bool = False) -> Written:
+    """Write all of it into the folder ``out``.  Nothing is left where it fails.
+
+    With ``verify``, raises as ``try_artifact`` does.
+    """
     with staged(out, found.size) as folder:
         artifact = folder / bundle.artifact
         artifact.parent.mkdir(parents=True, exist_ok=True)
@@ -98,4 +110,4 @@ def write(bundle: Bundle, found: Contents, out: Path) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             path.chmod(0o755 if name in bundle.programs else 0o644)
-        return size
+        return Written(size, try_artifact(bundle.run_locally, folder) if verify else "")

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
+
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, is_hub_id, local_path, read_model_file
 from conch.checkpoints.options import Options, extra_of
 from conch.checkpoints.task import canonical
 from conch.checks.configuration import named_gpus
+from conch.checks.engines import engine_problem
 from conch.checks.missing_imports import packages_of, packages_with
 from conch.checks.model import CheckedModel
 from conch.checks.repository import check
@@ -25,6 +28,7 @@ from conch.errors import invalid, not_found
 from conch.extras import PACKAGES
 from conch.repository.scan import ModelRepository
 from conch.sampling import TEXT_GENERATION
+from conch.server.devices import visible_gpus
 
 #: Parameters that name a checkpoint, an engine's folder, a tokenizer or an environment.
 _PLACES: Final = ("model", "gpt_model_path", "engine_dir", "tokenizer_dir", "EXECUTION_ENV_PATH")
@@ -54,7 +58,7 @@ class Needs:
     ``writers`` are the language models among those that take text as ``text_input``.
     ``extras`` are conch's, ``packages`` what pip has to install besides, ``hub`` the ids of checkpoints that are
     downloaded from the Hugging Face Hub when the server starts; ``tasks`` are those of checkpoints, by their models, as
-    far as the files tell.
+    far as the files tell.  ``lacking`` says what this machine would need to serve them.
     """
 
     configs: Mapping[str, ModelConfig]
@@ -64,6 +68,7 @@ class Needs:
     hub: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
     tasks: Mapping[str, str] = field(default_factory=dict)
+    lacking: tuple[str, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -91,6 +96,13 @@ class _Found:
     hub: set[str] = field(default_factory=set)
     writers: set[str] = field(default_factory=set)
     tasks: dict[str, str] = field(default_factory=dict)
+    lacking: set[str] = field(default_factory=set)
+
+    def engine(self, engine: str, task: str = "") -> None:
+        """Note an engine that serves a model."""
+        problem, command = engine_problem(engine, task)
+        if problem:
+            self.lacking.add(f"engine '{engine}' is not installed here ({command})")
 
 
 def needs(root: Path, mount: str) -> Needs:
@@ -115,6 +127,8 @@ def needs(root: Path, mount: str) -> Needs:
             continue
         _check_places(model, root.resolve(), mount)
         _add(model, found)
+        if _needs_gpu(model.config) and not visible_gpus():
+            found.lacking.add(f"model '{name}' runs on a GPU, and this machine has none")
     if not configs:
         raise invalid(f"there are no models in {root}")
     return Needs(
@@ -125,7 +139,12 @@ def needs(root: Path, mount: str) -> Needs:
         tuple(sorted(found.hub)),
         tuple(sorted(found.writers)),
         found.tasks,
+        tuple(sorted(found.lacking)),
     )
+
+
+def _needs_gpu(config: ModelConfig) -> bool:
+    return any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
 
 
 def _check_places(model: CheckedModel, root: Path, mount: str) -> None:
@@ -164,19 +183,23 @@ def _add(model: CheckedModel, found: _Found) -> None:
                 found.packages.add(package.name)
     elif backend in _GRAPHS:
         found.extras.add(_GRAPHS[backend])
+        found.engine(backend)
     elif backend == "vllm":
         found.extras.update(_TEXT["vllm"])
+        found.engine("vllm")
         found.writers.add(model.files.name)
         found.hub.update(_hub_ids(model))
     elif backend == "tensorrtllm":
         found.extras.update(_TEXT["transformers"])
+        found.engine("transformers")
     elif backend == "huggingface":
         found.hub.update(_hub_ids(model))
         given = Options.from_values(parameters(model.config))
         if given.extra.get("lora_modules"):
             found.extras.add("lora")
         for version in model.versions:
-            extras, task = _of_checkpoint(model.files.version_directory(version), given)
+            extras, engine, task = _of_checkpoint(model.files.version_directory(version), given)
+            found.engine(engine if engine != "auto" else "transformers", task)
             found.extras.update(extras)
             if task:
                 found.tasks[model.files.name] = canonical(task)
@@ -192,8 +215,8 @@ def _hub_ids(model: CheckedModel) -> Iterator[str]:
             yield named
 
 
-def _of_checkpoint(directory: Path, given: Options) -> tuple[set[str], str]:
-    """The extras for a checkpoint, and its task; of one on the Hub as far as its options tell."""
+def _of_checkpoint(directory: Path, given: Options) -> tuple[set[str], str, str]:
+    """The extras for a checkpoint, its engine and its task; of one on the Hub as far as its options tell."""
     document = _document(directory)
     options = given.over(document)
     engine, task = options.engine, options.task
@@ -205,7 +228,7 @@ def _of_checkpoint(directory: Path, given: Options) -> tuple[set[str], str]:
         wanted.add("audio")
     elif any(part in task for part in _IMAGES):
         wanted.add("image")
-    return wanted, task
+    return wanted, engine, task
 
 
 def _document(directory: Path) -> dict[str, Any]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
+from zipfile import ZipFile
 
 from conch.deploy.archives import write_zip
 from conch.deploy.bundle import Bundle, Deployment, check_size
 from conch.deploy.container import base_commands, containerfile, words
 from conch.deploy.endpoint import path_of
 from conch.deploy.rendering import render, shown
+from conch.deploy.trial import LocalRun
 from conch.errors import invalid
 
 #: Where the platform unpacks the archive, and the folder that it has.
@@ -38,7 +41,12 @@ def plan(given: Deployment) -> Bundle:
     check_size(given.contents, LIMIT, "OCI's model catalog")
     variables, arguments = environment(given), command(given)
     _check_limits(variables, arguments)
-    return Bundle(partial(_texts, given, variables, arguments), "artifact.zip", partial(write_zip, below=BELOW))
+    return Bundle(
+        partial(_texts, given, variables, arguments),
+        "artifact.zip",
+        partial(write_zip, below=BELOW),
+        partial(_run_locally, variables, arguments),
+    )
 
 
 def command(given: Deployment) -> list[str]:
@@ -105,6 +113,24 @@ def _texts(given: Deployment, variables: Mapping[str, str], arguments: Sequence[
         "terraform/main.tf": render("oci/main.tf", **values),
         "terraform/variables.tf": render("oci/variables.tf"),
     }
+
+
+def _run_locally(
+    variables: Mapping[str, str], arguments: Sequence[str], written: Path, folder: Path, port: int
+) -> LocalRun:
+    mounted = folder / "deployed_model"
+    with ZipFile(written / "artifact.zip") as archive:
+        archive.extractall(mounted)
+    here = [
+        argument.replace(MOUNT, str(mounted)).replace(f"--oci-port={PORT}", f"--oci-port={port}")
+        for argument in arguments
+    ]
+    return LocalRun(
+        ("conch", "serve", *here),
+        variables,
+        variables["MODEL_DEPLOY_HEALTH_ENDPOINT"],
+        variables["MODEL_DEPLOY_PREDICT_ENDPOINT"],
+    )
 
 
 def _check_limits(variables: Mapping[str, str], arguments: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tarfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from conch.deploy.bundle import Bundle, Deployment, check_size
 from conch.deploy.container import base_commands, containerfile, words
 from conch.deploy.contents import Contents, Entry
 from conch.deploy.rendering import render, shown
+from conch.deploy.trial import LocalRun, installed
 from conch.errors import invalid
 
 #: Where the platform unpacks the archive of an endpoint with one model.
@@ -47,7 +49,8 @@ def plan(given: Deployment, *, multi_model: bool = False) -> Bundle:
             f"'{given.needs.ensembles[0]}': leave --multi-model out"
         )
     artifact, pack = ("models", _write_each) if multi_model else ("model.tar.gz", write_tar_gz)
-    return Bundle(partial(_texts, given, multi_model), artifact, pack, frozenset({"container/serve"}))
+    run_locally = partial(_run_locally, given, multi_model)
+    return Bundle(partial(_texts, given, multi_model), artifact, pack, run_locally, frozenset({"container/serve"}))
 
 
 def create_model(given: Deployment, multi_model: bool = False) -> dict[str, Any]:
@@ -136,6 +139,16 @@ def _texts(given: Deployment, multi_model: bool, size: int) -> Mapping[str, str]
         "create-endpoint-config.json": _document(create_endpoint_config(given)),
         "create-endpoint.json": _document(create_endpoint(given)),
     }
+
+
+def _run_locally(given: Deployment, multi_model: bool, written: Path, folder: Path, port: int) -> LocalRun:
+    """The container of one model; of several, only the one that ``request.json`` is for."""
+    with tarfile.open(written / (f"models/{given.model}.tar.gz" if multi_model else "model.tar.gz")) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4
+        archive.extractall(folder / "model")
+    program = installed(written / "container/serve", folder, {MOUNT: str(folder / "model")})
+    variables = {**environment(given), "SAGEMAKER_BIND_TO_PORT": str(port)}
+    return LocalRun((program, "serve"), variables, "/ping", "/invocations")
 
 
 def _invoke(given: Deployment, multi_model: bool) -> str:

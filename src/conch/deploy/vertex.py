@@ -19,6 +19,7 @@ from conch.deploy.container import base_commands, containerfile, words
 from conch.deploy.contents import Contents
 from conch.deploy.endpoint import path_of
 from conch.deploy.rendering import render, shown
+from conch.deploy.trial import LocalRun, installed
 from conch.errors import invalid
 
 #: Where the repository is in the image.
@@ -42,7 +43,8 @@ def plan(given: Deployment, *, from_bucket: bool = False) -> Bundle:
         given = replace(given, needs=needs)
     else:
         check_size(given.contents, LIMIT, "Artifact Registry")
-    return Bundle(partial(_texts, given, from_bucket), FOLDER, _copy, frozenset({"container/start"}))
+    run_locally = partial(_run_locally, given, from_bucket)
+    return Bundle(partial(_texts, given, from_bucket), FOLDER, _copy, run_locally, frozenset({"container/start"}))
 
 
 def routes(given: Deployment) -> tuple[str, str]:
@@ -84,6 +86,21 @@ def _texts(given: Deployment, from_bucket: bool, size: int) -> Mapping[str, str]
         "container/Containerfile": containerfile("Google Vertex AI", given.needs, steps),
         "container/start": render("vertex/start", front_ends=_front_ends(given)),
     }
+
+
+def _run_locally(given: Deployment, from_bucket: bool, written: Path, folder: Path, port: int) -> LocalRun:
+    predict, health = routes(given)
+    models = folder / FOLDER
+    models.symlink_to(written / FOLDER)
+    program = installed(written / "container/start", folder, {f":-{MOUNT}}}": f":-{models}}}"})
+    variables = {
+        "AIP_MODE": "PREDICTION",
+        "AIP_HTTP_PORT": str(port),
+        "AIP_PREDICT_ROUTE": predict,
+        "AIP_HEALTH_ROUTE": health,
+        "AIP_STORAGE_URI": str(models) if from_bucket else "",
+    }
+    return LocalRun((program,), variables, health, predict)
 
 
 def _front_ends(given: Deployment) -> str:

@@ -1,6 +1,6 @@
-"""``conch serve`` as a process of the analyzer, which ends whenever the analyzer does.
+"""``conch serve`` as a process of a command, which ends whenever the command does.
 
-It leads a session of its own, so that Ctrl+C reaches the analyzer alone; a guard kills it when the analyzer is killed.
+It leads a session of its own, so that Ctrl+C reaches the command alone; a guard kills it when the command is killed.
 """
 
 from __future__ import annotations
@@ -32,34 +32,28 @@ _COMPLAINT: Final = re.compile(r"^[EF]\d[^\]]*\] (.*)$", re.MULTILINE)
 _LISTENING: Final = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) at [^ ,\"]*:(\d+)")
 
 
-class ServerProcess:
-    """A server over ``repository`` with no model loaded, from the start on until ``close``; ``log`` is its log,
-    which is appended to.
+class GuardedServer:
+    """A running ``command`` of ``conch serve``, from the start on until ``close``; ``log`` is its log, which is
+    appended to.
 
-    ``flags`` are further ones of the command, ``environment`` what is set for it.  Raises ServerGone for one
-    that does not start.
+    It runs in ``folder`` (by default this process's), with ``environment`` and nothing else where that is given.
     """
 
-    def __init__(self, repository: Path, log: Path, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self._log = log
-        command = [
-            *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
-            *("--model-control-mode=explicit", f"--exit-timeout-secs={int(_STOP_SECONDS / 3)}"),
-            *(f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in (f"address={HOST}", "port=0")),
-            *flags,
-        ]
         with log.open("ab") as output:
             self._begun = output.tell()
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, **environment},
+                env=environment, cwd=folder,
             )  # fmt: skip
         self._guard = _guard_of(self._process.pid)
-        try:
-            self._ports = self._wait_for_ports()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def pid(self) -> int:
@@ -69,9 +63,10 @@ class ServerProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def address(self, protocol: str) -> Address:
-        """Where it listens for ``http`` or ``grpc``."""
-        return Address(HOST, self._ports["GRPCInferenceService" if protocol == "grpc" else "HTTPService"])
+    def check(self) -> None:
+        """Raise ServerGone where the server has ended."""
+        if not self.alive:
+            raise ServerGone(f"conch serve has ended with status {self._process.returncode}:\n{self.log_end()}")
 
     def log_size(self) -> int:
         """How long its log is now (bytes)."""
@@ -104,14 +99,39 @@ class ServerProcess:
     def _text(self, since: int = 0) -> str:
         return self._log.read_bytes()[max(since, self._begun) :].decode(errors="replace")
 
+
+class ServerProcess(GuardedServer):
+    """A server over ``repository`` with no model loaded; ``log`` is its log.
+
+    ``flags`` are further ones of the command, ``environment`` what is set for it.  Raises ServerGone for one
+    that does not start.
+    """
+
+    def __init__(self, repository: Path, log: Path, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+        command = [
+            *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
+            *("--model-control-mode=explicit", f"--exit-timeout-secs={int(_STOP_SECONDS / 3)}"),
+            *(f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in (f"address={HOST}", "port=0")),
+            *flags,
+        ]
+        super().__init__(command, log, {**os.environ, **environment})
+        try:
+            self._ports = self._wait_for_ports()
+        except BaseException:
+            self.close()
+            raise
+
+    def address(self, protocol: str) -> Address:
+        """Where it listens for ``http`` or ``grpc``."""
+        return Address(HOST, self._ports["GRPCInferenceService" if protocol == "grpc" else "HTTPService"])
+
     def _wait_for_ports(self) -> dict[str, int]:
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
             found = _LISTENING.findall(self._text())
             if found:
                 return {service: int(port) for service, port in found}
-            if not self.alive:
-                raise ServerGone(f"conch serve has ended with status {self._process.returncode}:\n{self.log_end()}")
+            self.check()
             time.sleep(0.02)
         raise ServerGone(f"conch serve does not listen after {_START_SECONDS:g} s:\n{self.log_end()}")
 

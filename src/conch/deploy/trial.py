@@ -1,0 +1,139 @@
+"""Tries a written artifact: serves it on this machine as its platform does, for one request.
+
+The command and the environment are those that were written; only paths, addresses and ports differ.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from os import environ
+from pathlib import Path
+from typing import Final
+
+from conch.analyze.servers.base import ServerGone
+from conch.analyze.servers.process import HOST, GuardedServer
+from conch.errors import ConchError, internal, invalid
+from conch.temporary import TemporaryFolder
+
+#: How long models may take to load (s), the least of the platforms' limits.
+_START_SECONDS: Final = 600.0
+#: How long the answer to a request may take (s), on every platform.
+_ANSWER_SECONDS: Final = 60.0
+#: How much of an answer is shown (characters).
+_SHOWN: Final = 300
+#: Variables of the platforms, which this machine may have for reasons of its own.
+_FOREIGN: Final = ("AIP_", "MODEL_DEPLOY_", "SAGEMAKER_")
+#: Stands for the image's ``conch``: the same command, reached from this machine alone.
+_CONCH: Final = f"""#!/bin/sh
+exec {{python}} -m conch "$@" --platform-address={HOST} --http-address={HOST} --allow-metrics=false \\
+    --exit-timeout-secs=5
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """A platform's container as a process: ``command`` with ``environment``; ``health`` and ``path`` are paths of HTTP.
+
+    Requests are sent to ``path``, once a question to ``health`` is answered with 200.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    health: str
+    path: str
+
+
+#: How a platform runs an artifact: from the folder with all that was written, an empty one for what the platform
+#: unpacks, and a free port.  Raises OSError.
+Runner = Callable[[Path, Path, int], LocalRun]
+
+
+def try_artifact(run_locally: Runner, written: Path) -> str:
+    """Send ``request.json`` to the artifact in the folder ``written``; returns the first part of the answer.
+
+    Raises INTERNAL where the server does not start, or the answer is an error; INVALID_ARG where it cannot be tried.
+    """
+    try:
+        with TemporaryFolder("deploy") as folder:
+            port = _free_port()
+            run = run_locally(written, folder, port)
+            try:
+                return _answer(run, port, (written / "request.json").read_bytes(), folder)
+            except ConchError as error:
+                reason = error.message.replace(f"{folder}/", "")
+                raise internal(f"served here as on the platform, {reason}\n{_ADVICE}") from None
+    except OSError as error:
+        raise invalid(f"the artifact cannot be served here: {error}\n{_ADVICE}") from None
+
+
+_ADVICE: Final = "Nothing was written.  With --no-verify, the artifact is written without this request."
+
+
+def installed(program: Path, folder: Path, places: Mapping[str, str]) -> str:
+    """A copy in ``folder`` of a container's program, in which other paths stand for those of the container."""
+    text = program.read_text(encoding="utf-8")
+    for inside, outside in places.items():
+        text = text.replace(inside, outside)
+    copy = folder / program.name
+    copy.write_text(text, encoding="utf-8")
+    copy.chmod(0o755)
+    return str(copy)
+
+
+def _answer(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
+    programs = folder / "bin"
+    programs.mkdir()
+    conch = programs / "conch"
+    conch.write_text(_CONCH.format(python=shlex.quote(sys.executable)))
+    conch.chmod(0o755)
+    own = {name: value for name, value in environ.items() if not name.startswith(_FOREIGN)}
+    own["PATH"] = f"{programs}:{own.get('PATH', '')}"
+    server = GuardedServer(run.command, folder / "log", {**own, **run.environment}, folder)
+    try:
+        _wait_until_healthy(server, port, run.health)
+        status, answer = _asked(port, "POST", run.path, body)
+        if status != 200 or answer.startswith('data: {"error"'):
+            raise internal(f"request.json was answered with status {status}: {answer}")
+        return answer
+    except (OSError, HTTPException) as error:
+        server.check()
+        raise internal(f"request.json was not answered: {error or type(error).__name__}") from None
+    finally:
+        server.close()
+
+
+def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        server.check()
+        try:
+            if _asked(port, "GET", path)[0] == 200:
+                return
+        except (OSError, HTTPException):
+            pass  # it does not listen yet
+        time.sleep(0.05)
+    raise ServerGone(f"the models were not loaded within {_START_SECONDS:g} s:\n{server.log_end()}")
+
+
+def _asked(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+    """The status and the first part of an answer.  Raises OSError and HTTPException."""
+    connection = HTTPConnection(HOST, port, timeout=_ANSWER_SECONDS)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode("utf-8", "replace").strip()
+        return response.status, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    finally:
+        connection.close()
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
