@@ -15,7 +15,9 @@ _DIGEST_BYTES: Final = 16
 
 
 def request_key(request: InferRequest) -> bytes:
-    """A digest of everything that the model is given: inputs, parameters, outputs asked for, correlation id and flags.
+    """A digest of everything that the model is given: inputs, parameters, outputs asked for and flags.
+
+    Requests with a correlation id are not in the cache.
 
     Inputs in shared memory are read here, once: their client may write there while the request runs, and what the model
     answers has to be the answer to what the key was made of.
@@ -32,7 +34,6 @@ def request_key(request: InferRequest) -> bytes:
             sorted((tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in inputs.values()),
             sorted(request.outputs),
             sorted(request.parameters.items()) if request.parameters else (),
-            request.correlation_id,
             request.flags,
         )).encode(errors="surrogatepass"),
         digest_size=_DIGEST_BYTES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from conch.caching.cache import CacheArea
 from conch.caching.entries import CachedResponse, kept
@@ -65,11 +65,19 @@ class CachedExecutor:
         return self.inner.continues(request)
 
     def submit(self, request: InferRequest) -> None:
-        """Answer from the cache or enqueue; raises what the inner executor raises."""
+        """Answer from the cache or enqueue; raises what the inner executor raises.
+
+        The response to a request of a sequence may depend on the requests before, which a step of an ensemble, another
+        server or a model that this one calls has seen: it is neither answered from the cache nor kept.
+        """
         begun = request.times.queued = monotonic_ns()
-        request.hold_copies()  # which the key is made of
+        if not request.correlation_id:
+            request.hold_copies()  # which the key is made of
         if self.order is not None:
             self.order.admit(request)
+        if request.correlation_id:
+            self._submit(request)
+            return
         if request.shared is not None:
             request.shared.copies = True
         if input_bytes(request) > MOST_BYTES_AT_ONCE:
@@ -132,6 +140,9 @@ class CachedExecutor:
 
     def _run(self, request: InferRequest, area: CacheArea, key: bytes, lookup: int) -> None:
         _Miss(area, self.area, self.statistics, key, lookup, request)
+        self._submit(request)
+
+    def _submit(self, request: InferRequest) -> None:
         try:
             self.inner.submit(request)
         except ConchError as error:
@@ -190,7 +201,7 @@ def uncached(executor: Executor) -> Executor:
 def repeats_of(executor: Executor) -> RepeatedMessages | None:
     """What answers repeated messages, where the cache is in the server and answers need not wait for others."""
     if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.area(), LocalArea):
-        return RepeatedMessages(executor.area, executor.statistics)
+        return RepeatedMessages(cast(Callable[[], LocalArea], executor.area), executor.statistics)
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from conch.caching.cache import CacheArea, NoEntries, ResponseCache
-from conch.config.schema import ModelConfig, scheduler
+from conch.config.schema import ModelConfig
 from conch.errors import ConchError
 from conch.repository.identity import Dependency, Identity, identity_of, joint_identity
 from conch.repository.model_files import ModelFiles
@@ -57,16 +57,8 @@ def _serials(models: Sequence[Model]) -> list[int]:
 def entries_of(cache: ResponseCache, key: str, version: int, identity: Identity, origins: Sequence[Model]) -> CacheArea:
     """The cache entries of the version with this ``key``, whose responses also depend on ``origins``.
 
-    Logs a warning and returns no entries for an ensemble whose models take sequences, whose responses depend on more
-    than the request, and where the cache outlives the version and the identity is incomplete.
+    If the cache outlives the version and the identity is incomplete, logs a warning and returns no entries.
     """
-    taking = next((model.name for model in origins if scheduler(model.config) == "sequence_batching"), "")
-    if taking:
-        LOG.warning(
-            "responses of '%s' version %d are not kept in the response cache, as its step '%s' takes sequences",
-            key, version, taking,
-        )  # fmt: skip
-        return NoEntries()
     joint = joint_identity(identity, ((model.name, model.identity) for model in origins))
     if not joint.unknown or not cache.lasting:
         return cache.area(key, version, joint.digest)

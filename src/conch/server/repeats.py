@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 from time import monotonic_ns
 from typing import Final
 
-from conch.caching.cache import CacheArea
 from conch.caching.entries import CachedResponse
 from conch.caching.local import LocalArea
 from conch.inference import InferRequest
@@ -25,15 +24,14 @@ _OVERHEAD: Final = 500
 class RepeatedMessages:
     """What was sent in answer to messages for one model version; ``area`` gives the entries that count now."""
 
-    def __init__(self, area: Callable[[], CacheArea], statistics: ModelStatistics) -> None:
+    def __init__(self, area: Callable[[], LocalArea], statistics: ModelStatistics) -> None:
         self._area = area
         self._statistics = statistics
 
     def answer_to(self, message: Hashable) -> object | None:
         """What :meth:`keep` was given for the same message, which counts as a hit of the cache; None for none."""
         begun = monotonic_ns()
-        area = self._area()
-        answer = area.answer_to(message) if isinstance(area, LocalArea) else None
+        answer = self._area().answer_to(message)
         if answer is not None:
             took = monotonic_ns() - begun
             self._statistics.record_cache_hit(took, took, took)
@@ -44,6 +42,6 @@ class RepeatedMessages:
 
         One with an id of its own is not sent again.
         """
-        entry, area = request.times.entry, self._area()
-        if isinstance(entry, CachedResponse) and isinstance(area, LocalArea) and not request.id:
-            area.attach(request.times.key, entry, message, answer, size + _OVERHEAD)
+        entry = request.times.entry
+        if isinstance(entry, CachedResponse) and not request.id:
+            self._area().attach(request.times.key, entry, message, answer, size + _OVERHEAD)

@@ -32,7 +32,6 @@ def test_order_of_inputs_and_outputs_the_id_and_the_priority_do_not_count() -> N
         (("x", "FP32", (1, 2), b"abcdefgi"), {}),
         (X, {"outputs": ("a",)}),
         (X, {"parameters": {"temperature": 0.5}}),
-        (X, {"correlation_id": 3}),
         (X, {"flags": 1}),
     ],
 )

@@ -4,18 +4,16 @@ import asyncio
 
 import pytest
 
-from conch.caching.cache import CacheArea, NoEntries
+from conch.caching.cache import CacheArea
 from conch.caching.entries import CachedResponse
-from conch.caching.local import LocalArea, LocalCache
+from conch.caching.local import LocalCache
 from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse, SharedTensors
-from conch.repository.identity import NO_IDENTITY
 from conch.schedulers.ordering import InOrder
 from conch.server import caching
 from conch.server.caching import CachedExecutor
 from conch.server.model import Model
-from conch.server.origins import MembersArea, entries_of
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import Buffer, WireTensor
 from tests.unit.fake_clock import settle
@@ -97,16 +95,17 @@ async def test_request_whose_inputs_would_be_copied_from_shared_memory_is_refuse
     assert (await rig.ask()).finals == 1
 
 
-async def test_responses_of_an_ensemble_with_a_step_that_takes_sequences_are_not_kept(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    text = "sequence_batching { }"
-    origins: list[Model] = []
-    area = MembersArea(lambda: origins, lambda found: entries_of(LocalCache(1000), "e", 1, NO_IDENTITY, found))
-    assert isinstance(area(), LocalArea)
-    origins.append(Model(parse(f"{CONFIG} {text}", "x"), 1, FakeExecutor(), ModelStatistics("m", 1), {}))
-    assert isinstance(area(), NoEntries)
-    assert "not kept in the response cache, as its step 'm' takes sequences" in caplog.text
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_requests_of_sequences_always_run(ordered: bool) -> None:
+    rig = Rig(InOrder() if ordered else None)
+    for _ in range(2):
+        answers = Answers()
+        inputs = {"x": WireTensor("x", "FP32", (1,), b"abcd")}
+        rig.model.infer(InferRequest("m", inputs, answers, correlation_id=7))
+        await settle()
+        rig.answer()
+        assert answers.finals == 1
+    assert (rig.counts[:3], len(rig.cache), rig.cache.lookups) == ((0, 0, 2), 0, 0)
 
 
 async def test_same_requests_at_the_same_time_both_run_and_one_is_counted_as_a_miss() -> None:

@@ -1,6 +1,5 @@
 """Messages that were answered from the response cache are answered with the same bytes."""
 
-from conch.caching.cache import CacheArea, NoEntries
 from conch.caching.entries import CachedResponse
 from conch.caching.local import LocalCache
 from conch.config.pbtxt import parse
@@ -24,7 +23,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.cache = LocalCache(4_000)
-        self.area: CacheArea = self.cache.area("m", 3, b"")
+        self.area = self.cache.area("m", 3, b"")
         for key, entry in ((b"a", A), (b"b", B)):
             self.area.insert(key, entry)
         self.statistics = ModelStatistics("m", 3)
@@ -55,16 +54,6 @@ async def test_answers_go_with_their_entries() -> None:
     assert shelf.model.answer_again(b"other") == "other answer"
     shelf.area.forget()
     assert shelf.model.answer_again(b"other") is None and shelf.cache.used == 0
-
-
-async def test_nothing_is_sent_again_once_nothing_may_be_kept_any_more() -> None:
-    shelf = Shelf()
-    request = hit(b"a")
-    shelf.repeats.keep(request, b"message", "answer", 100)
-    shelf.area = NoEntries()
-    assert shelf.model.answer_again(b"message") is None
-    shelf.repeats.keep(request, b"message", "answer", 100)
-    assert shelf.model.answer_again(b"message") is None
 
 
 async def test_only_answers_from_the_cache_to_requests_without_an_id_are_kept() -> None:
