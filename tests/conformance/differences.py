@@ -36,7 +36,7 @@ GENERAL = {
     "NOT_FOUND until then; conch answers from the start, with UNAVAILABLE (503), so that clients try again.",
     "paths of the server": "Why a model does not load is answered with the last two parts of a path, and without the "
     "command that installs what is missing, which the server's log has; Triton sends whole paths.  The frames of a "
-    "Python model's traceback are as Triton sends them.",
+    "Python model's traceback, and where a backend was searched, are as Triton sends them.",
     "what a model runs with": "A model on one of conch's own backends has parameters that begin with 'conch.' in its "
     "configuration, and a member 'runs_with' in its statistics, except over gRPC, which has no field for it.",
     "unknown parameters": "conch's own backends refuse requests with parameters that they do not know, and backends "

@@ -6,9 +6,11 @@ import re
 
 from conch.errors import Code, ConchError
 
-#: An absolute path of several parts, not one of a URL or an endpoint; or a frame of a model's traceback.
+#: An absolute path of several parts, not one of a URL or an endpoint.  Before it, what stays as it is: a frame of a
+#: model's traceback, and the parts of Triton's sentences on backends that have paths.
 _PATHS = re.compile(
-    r"""^[ ]{2}.+[(]\d+[)]:[ ].*$ | (?<![\w./:~-]) (?P<path> / (?!v\d+/) [^\s'"`,;:()<>]+ / [^\s'"`,;:()<>]* )""",
+    r"""^[ ]{2}.+[(]\d+[)]:[ ].*$ | \b(?:searched:|escapes[ ]backend[ ]directory)(?:[ ]'[^'\n]*')+
+    | (?<![\w./:~-]) (?P<path> / (?!v\d+/) [^\s'"`,;:()<>]+ / [^\s'"`,;:()<>]* )""",
     re.MULTILINE | re.VERBOSE,
 )
 
@@ -16,7 +18,7 @@ _PATHS = re.compile(
 def without_directories(text: str) -> str:
     """Shorten the absolute paths in a reason to their last two parts, for clients of other processes.
 
-    Frames of a Python model's traceback stay as Triton sends them.
+    Frames of a Python model's traceback, and where a backend was searched, stay as Triton sends them.
     """
     return _PATHS.sub(_shortened, text)
 

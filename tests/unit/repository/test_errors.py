@@ -19,6 +19,8 @@ from conch.repository.errors import without_directories
         ("send it to /v1/chat/completions", "send it to /v1/chat/completions"),
         ("1/model.py and ../m/1/model.py, or read/write", "1/model.py and ../m/1/model.py, or read/write"),
         ("'/srv/a/b'\n\nAt:\n  /srv/m/1/model.py(3): f\n", "'a/b'\n\nAt:\n  /srv/m/1/model.py(3): f\n"),
+        ("searched: '/srv/m/1' '/srv/m' ;", "searched: '/srv/m/1' '/srv/m' ;"),
+        ("'../x.py' escapes backend directory '/srv/m/1'", "'../x.py' escapes backend directory '/srv/m/1'"),
     ],
 )  # fmt: skip
 def test_paths_keep_their_ends(text: str, shown: str) -> None:
