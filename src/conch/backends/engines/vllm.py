@@ -210,7 +210,14 @@ def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
     for name in spec.arguments:
         if name not in known | _WITHOUT_EFFECT:
             raise invalid(f"'{name}' is not an engine argument of vLLM")
+    from vllm.config import StructuredOutputsConfig
+
+    given = dict(spec.arguments)
+    # By itself vLLM chooses for the first request with a structure, and uses that library for the structures of all
+    # others: xgrammar ignores what it does not have, such as multipleOf and lookahead.
+    structures = {"backend": "guidance"} | dict(given.pop("structured_outputs_config", None) or {})
     arguments: dict[str, Any] = {
+        "structured_outputs_config": StructuredOutputsConfig(**structures),
         "model": str(spec.gguf or spec.directory),
         "tokenizer": str(spec.directory),
         "dtype": spec.dtype,
@@ -235,7 +242,7 @@ def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
             "model": str(spec.draft),
             "num_speculative_tokens": spec.draft_tokens or 5,
         }
-    return arguments | {name: value for name, value in spec.arguments.items() if name not in _WITHOUT_EFFECT}
+    return arguments | {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
 
 
 def _rank(adapter: Path) -> int:

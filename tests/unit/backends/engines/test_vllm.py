@@ -23,6 +23,24 @@ from conch.sampling.structures import Structure
 
 
 @dataclass
+class StructuredOutputsConfig:
+    backend: str = "auto"
+    disable_any_whitespace: bool = False
+
+
+class ConfigError(ValueError):
+    """As pydantic's ``ValidationError``."""
+
+    def errors(self) -> list[dict[str, str]]:
+        return [{"msg": f"Value error, {self.args[0]}"}]
+
+    def __str__(self) -> str:
+        return (
+            f"1 validation error for VllmConfig Value error, {self.args[0]} [type=value_error, input_type=ArgsKwargs]"
+        )
+
+
+@dataclass
 class EngineArgs:
     model: str = "model"
     tokenizer: str | None = None
@@ -42,6 +60,7 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None
     gpu_memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
+    structured_outputs_config: StructuredOutputsConfig | None = None
 
 
 class RequestOutputKind(Enum):
@@ -176,6 +195,7 @@ class Module:
 def package(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: Mapping[str, Mapping[str, Any]] = {
         "vllm": {"EngineArgs": EngineArgs, "LLMEngine": LLMEngine, "SamplingParams": SamplingParams},
+        "vllm.config": {"StructuredOutputsConfig": StructuredOutputsConfig},
         "vllm.exceptions": {"VLLMValidationError": VLLMValidationError},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": LoRARequest},
@@ -355,6 +375,7 @@ def test_the_configuration_becomes_engine_arguments(tmp_path: Path) -> None:
         max_lora_rank=32,
         speculative_config={"model": "/models/d", "num_speculative_tokens": 3},
         gpu_memory_utilization=0.5,
+        structured_outputs_config=StructuredOutputsConfig("guidance"),
     )
     assert (engine.adapters, engine.precision) == (("a", "b"), "bfloat16")
     assert engine.features == frozenset(Feature) - {Feature.BEAMS}
@@ -362,6 +383,18 @@ def test_the_configuration_becomes_engine_arguments(tmp_path: Path) -> None:
     assert Module.engine.requests["1"][2] == LoRARequest("b", 2, str(adapters["b"]))
     with pytest.raises(ConchError, match="is no LoRA adapter"):
         open_engine("vllm", spec(adapters={"c": tmp_path}))
+
+
+def test_one_library_reads_all_structures() -> None:
+    for given, chosen in (
+        ({}, StructuredOutputsConfig("guidance")),
+        ({"disable_any_whitespace": True}, StructuredOutputsConfig("guidance", disable_any_whitespace=True)),
+        ({"backend": "xgrammar"}, StructuredOutputsConfig("xgrammar")),
+    ):
+        open_engine("vllm", spec(arguments={"structured_outputs_config": given}))
+        assert Module.engine.arguments.structured_outputs_config == chosen
+    open_engine("vllm", spec())
+    assert Module.engine.arguments.structured_outputs_config == StructuredOutputsConfig("guidance")
 
 
 def test_a_gguf_file_is_named_with_its_folder(tmp_path: Path) -> None:
