@@ -19,13 +19,14 @@ from conch.backends.generation.limits import UnknownAdapter
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.generation.options import ServingOptions
 from conch.backends.generation.request_state import ResponseBuilder
-from conch.backends.native.arrays import Request
+from conch.backends.native.arrays import Request, Result
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.checkpoints.trust import is_checkpoint_folder
 from conch.config.parameters import ParameterTable
 from conch.config.reading import read_json
-from conch.errors import ConchError, invalid
+from conch.errors import Code, ConchError, invalid
+from conch.workers.child.packing import Packer
 
 #: Engine arguments that apply to every engine here, and the model parameters with their meaning.
 _PARAMETERS: Final[Mapping[str, str]] = {
@@ -145,7 +146,10 @@ class VllmBackend(TextBackend):
                 raise invalid("LoRA feature is not enabled.") from None
             raise invalid(f"LoRA {error.name} is not supported, we currently support {list(error.known)}") from None
         except ConchError as error:
-            raise ConchError(f"Error generating stream: {error.message}", error.code) from None
+            raise _in_tritons_words(error) from None
+
+    def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
+        return super().pack(request, _in_tritons_words(result) if isinstance(result, ConchError) else result, packer)
 
     def _check_kind(self) -> None:
         width = 1
@@ -157,6 +161,13 @@ class VllmBackend(TextBackend):
                 "KIND_GPU is currently for single-GPU models, please specify KIND_MODEL in the model's config.pbtxt "
                 "for multi-GPU models"
             )
+
+
+def _in_tritons_words(error: ConchError) -> ConchError:
+    """The error of a request as Triton's vLLM backend puts it, except for cancellations and timeouts."""
+    if error.code in (Code.CANCELLED, Code.UNAVAILABLE):
+        return error
+    return ConchError(f"Error generating stream: {error.message}", error.code)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from conch.backends.generation.engine import (
 )
 from conch.errors import internal, invalid, one_line
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
+from conch.sampling.structures import Structure
 
 _FEATURES: Final = STRUCTURED_OUTPUTS | {
     *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
@@ -49,10 +51,19 @@ def open(spec: EngineSpec) -> GenerationEngine:
         arguments = vllm.EngineArgs(**_arguments(spec, {field.name for field in dataclasses.fields(vllm.EngineArgs)}))
         engine = vllm.LLMEngine.from_engine_args(arguments, stat_loggers=[statistics.logger])
     except wrong as error:
-        raise invalid(f"engine 'vllm' cannot load '{spec.gguf or spec.directory}': {one_line(error)}") from error
+        raise invalid(f"engine 'vllm' cannot load '{spec.gguf or spec.directory}': {_sentence(error)}") from error
     except RuntimeError as error:
         raise internal(f"engine 'vllm' failed to load '{spec.gguf or spec.directory}': {one_line(error)}") from error
     return VllmEngine(vllm, engine, spec, statistics)
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """A request of vLLM's: how many alternatives to each token it wants, and what its output must fit."""
+
+    alternatives: int
+    structure: Structure | None
+    started: bool = False
 
 
 class VllmEngine(GenerationEngine):
@@ -77,8 +88,7 @@ class VllmEngine(GenerationEngine):
             name: _lora_request(name, number, path) for number, (name, path) in enumerate(spec.adapters.items(), 1)
         }
         self._eos_ids = spec.eos_ids
-        #: The unfinished requests, by id: how many alternatives to each token they want.
-        self._requests: dict[int, int] = {}
+        self._requests: dict[int, _Unfinished] = {}
 
     def add(self, request: EngineRequest) -> None:
         sampling = request.sampling
@@ -91,8 +101,8 @@ class VllmEngine(GenerationEngine):
                 priority=request.priority,
             )
         except _refusals() as error:
-            raise invalid(one_line(error)) from error
-        self._requests[request.id] = sampling.logprobs or 0
+            raise invalid(_sentence(error)) from error
+        self._requests[request.id] = _Unfinished(sampling.logprobs or 0, sampling.structured_outputs)
 
     def step(self) -> list[Progress]:
         if not self._requests:
@@ -127,19 +137,24 @@ class VllmEngine(GenerationEngine):
 
     def _progress(self, output: Any) -> Progress | None:
         id = int(output.request_id)
-        wanted = self._requests.get(id)
-        if wanted is None:
+        request = self._requests.get(id)
+        if request is None:
             return None
         [made] = output.outputs
         if output.finished:
             del self._requests[id]
         if output.finished and made.finish_reason not in ("stop", "length"):
+            if request.structure is not None and not request.started:
+                # vLLM compiles structures after it has accepted the request; the worker log has the reason.
+                return Progress(id, error=invalid(f"vLLM does not compile this {request.structure.kind}"))
             return Progress(id, error=internal(f"vLLM ended the request: {made.finish_reason}"))
         tokens = list(made.token_ids)
+        request.started = request.started or bool(tokens)
         logprobs = None
         if made.logprobs is not None:
             logprobs = [
-                _logprobs(token, position, wanted) for token, position in zip(tokens, made.logprobs, strict=True)
+                _logprobs(token, position, request.alternatives)
+                for token, position in zip(tokens, made.logprobs, strict=True)
             ]
         return Progress(id, tokens, made.finish_reason or "", logprobs=logprobs)
 
@@ -188,6 +203,14 @@ def _refusals() -> tuple[type[Exception], ...]:
         return (ValueError,)
     names = ("VLLMClientError", "VLLMValidationError")
     return (ValueError, *(getattr(exceptions, name) for name in names if hasattr(exceptions, name)))
+
+
+def _sentence(error: Exception) -> str:
+    """The first sentence of a refusal, without the parameter and the value that vLLM and pydantic append."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        return one_line(ValueError(errors()[0]["msg"].removeprefix("Value error, ")))
+    return one_line(ValueError(error.args[0]) if hasattr(error, "parameter") else error)
 
 
 def _choose_device(spec: EngineSpec) -> None:

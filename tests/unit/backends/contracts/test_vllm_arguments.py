@@ -10,7 +10,9 @@ import pytest
 
 from conch.backends.contracts import vllm
 from conch.backends.contracts.vllm import VllmBackend
-from conch.errors import Code, ConchError
+from conch.backends.native.arrays import Request
+from conch.errors import Code, ConchError, cancelled, invalid
+from conch.workers.child.packing import Packer
 from tests.unit.backends.tensor_backends import initialise, parameters
 
 
@@ -84,3 +86,17 @@ def test_a_warning_says_that_vllm_is_not_installed(tmp_path: Path, monkeypatch: 
     assert missing[1].startswith("model 'm': vLLM is not installed here (")
     assert missing[1].endswith("), so engine 'transformers' serves the model")
     assert unused[1] == "model 'm': engine arguments without effect: gpu_memory_utilization"
+
+
+@pytest.mark.parametrize(
+    ("error", "packed"),
+    [
+        (invalid("no such grammar"), ["INVALID_ARG", "Error generating stream: no such grammar"]),
+        (cancelled("Request was cancelled"), ["CANCELLED", "Request was cancelled"]),
+    ],
+)
+def test_an_error_of_the_engine_is_put_as_triton_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: ConchError, packed: list[str]
+) -> None:
+    backend = opened(tmp_path, monkeypatch, installed=True)
+    assert backend.pack(Request({}, frozenset()), error, Packer())["error"] == packed

@@ -99,13 +99,20 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.top_p > 1:
-            raise VLLMValidationError("top_p must be in (0, 1]")
+            raise VLLMValidationError("top_p must be in (0, 1]", parameter="top_p", value=self.top_p)
         if self.temperature > 2:
             raise ValueError(f"temperature must be in [0, 2], got {self.temperature}.")
 
 
 class VLLMValidationError(Exception):
     """As in later versions of vLLM, where it is no ValueError."""
+
+    def __init__(self, message: str, *, parameter: str, value: Any) -> None:
+        super().__init__(message)
+        self.parameter, self.value = parameter, value
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} (parameter={self.parameter}, value={self.value})"
 
 
 @dataclass
@@ -129,6 +136,8 @@ class LLMEngine:
     def from_engine_args(cls, arguments: EngineArgs, stat_loggers: list[Any]) -> LLMEngine:
         if arguments.dtype == "float64":
             raise ValueError("Unknown dtype: float64\n\nsee the documentation")
+        if arguments.tensor_parallel_size == 7:
+            raise ConfigError("Total number of attention heads (9) must be divisible by tensor parallel size (7).")
         if arguments.gpu_memory_utilization > 1:
             raise RuntimeError("Engine core initialization failed.")
         made = cls(arguments, [make(SimpleNamespace(), 0) for make in stat_loggers])
@@ -162,11 +171,12 @@ class LLMEngine:
             reason = "stop" if token in params.stop_token_ids else "length" if count == params.max_tokens else None
             if token == 666:
                 reason = "error"
+            tokens = [] if token == 666 else [token]
             found = None
             if params.logprobs is not None:
                 likely = {10 + rank: SimpleNamespace(rank=rank, logprob=-float(rank)) for rank in range(1, 4)}
                 found = [{token: SimpleNamespace(rank=7, logprob=-7.0), **likely}]
-            made = SimpleNamespace(token_ids=[token], finish_reason=reason, logprobs=found)
+            made = SimpleNamespace(token_ids=tokens, finish_reason=reason, logprobs=found)
             outputs.append(SimpleNamespace(request_id=request_id, outputs=[made], finished=reason is not None))
             if reason is not None:
                 del self.requests[request_id]
@@ -313,6 +323,18 @@ def test_log_probabilities_and_failures_are_reported() -> None:
     assert not engine.busy
 
 
+def test_a_structure_that_vllm_does_not_compile_is_the_request_s_own_fault() -> None:
+    engine = open_engine("vllm", spec())
+    engine.add(EngineRequest(1, [665], Sampling(structured_outputs=Structure("json", "{}"))))
+    engine.add(EngineRequest(2, [664], Sampling(structured_outputs=Structure("json", "{}"))))
+    refused, _ = engine.step()
+    assert refused.error is not None
+    assert (refused.error.code, refused.error.message) == (Code.INVALID_ARG, "vLLM does not compile this json")
+    [failed] = engine.step()
+    assert failed.error is not None
+    assert failed.error.code is Code.INTERNAL
+
+
 def test_what_vllm_refuses_is_refused_in_one_sentence() -> None:
     engine = open_engine("vllm", spec())
     with pytest.raises(ConchError, match=r"^temperature must be in \[0, 2\], got 3$") as refused:
@@ -328,6 +350,12 @@ def test_what_vllm_refuses_is_refused_in_one_sentence() -> None:
     for settings, code, message in (
         ({"arguments": {"no_such": 1}}, Code.INVALID_ARG, "'no_such' is not an engine argument of vLLM"),
         ({"dtype": "float64"}, Code.INVALID_ARG, "engine 'vllm' cannot load '/models/m': Unknown dtype: float64"),
+        (
+            {"arguments": {"tensor_parallel_size": 7}},
+            Code.INVALID_ARG,
+            "engine 'vllm' cannot load '/models/m': Total number of attention heads (9) must be divisible by tensor "
+            "parallel size (7)",
+        ),
         (
             {"arguments": {"gpu_memory_utilization": 2.0}},
             Code.INTERNAL,
