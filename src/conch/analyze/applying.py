@@ -67,7 +67,7 @@ def apply(repository: ModelRepository, changed: Sequence[Change]) -> list[Path]:
         for change in changed:
             text = change.file.read_text(encoding="utf-8") if change.file.exists() else ""
             if text != change.before:
-                raise invalid(f"{change.file} has been changed meanwhile: analyse again")
+                raise invalid(f"{change.file} has changed since the analysis: run it again")
             kept[change.file] = _keep(change.file) if change.before else None
             _write(change.file, change.after)
         _load(repository, [change.model for change in changed])

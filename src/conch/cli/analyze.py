@@ -33,7 +33,7 @@ _GOALS: Final = ("objectives", "constraints", "latency_budget", "min_throughput"
 
 @click.group("analyze")
 def analyze_command() -> None:
-    """Find the best configuration of a model: measure several, rank them, say why.
+    """Find the best configuration of a model: measure candidates, rank them and explain the result.
 
     \b
     conch analyze profile -m models --profile-models minilm --constraint "p99<100ms"
@@ -43,9 +43,9 @@ def analyze_command() -> None:
 
 
 def _profile(config_file: Path | None, apply: bool, **given: Any) -> int:
-    """Start a server, measure configurations of models at several loads, and write what was found.
+    """Start a server, measure configurations of models at several loads, and write the results.
 
-    Goes on from where it was interrupted, when it is run again.
+    Resumes an interrupted analysis if the same command is run again.
     """
     from conch.analyze.profiling.profile import Profile
     from conch.cli import terminal
@@ -67,7 +67,7 @@ def _profile(config_file: Path | None, apply: bool, **given: Any) -> int:
                 try:
                     profile.run()
                 except KeyboardInterrupt:
-                    line.say("Interrupted: the same command goes on from here.")
+                    line.say("Interrupted. Run the same command to resume.")
                     status = INTERRUPTED
                 except ConchError as error:
                     problems.append(error)
@@ -104,12 +104,12 @@ def _settings(config_file: Path | None, given: dict[str, Any]) -> tuple[AnalyzeS
     return settings, [*read.warnings, *([missing] if missing else [])]
 
 
-@analyze_command.command("report", short_help="Rank the same measurements again, under other goals.")
+@analyze_command.command("report", short_help="Rank the measurements again, with other goals.")
 @click.option("-e", "--export-path", type=_FOLDER, default=Path("analysis"), metavar="DIR",
-              help="Folder of the analysis (analysis).")  # fmt: skip
+              help="Directory of the analysis (analysis).")  # fmt: skip
 @click.option("--output-formats", "-o", metavar="NAME,…", help="html, csv, json (default: all).")
 def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
-    """Rank what was measured, and write the reports again; under other goals, into a folder of their own."""
+    """Rank the measurements and write the reports again; with other goals, into their own directory."""
     from conch.cli import terminal
     from conch.cli.analyze_results import check_reports, saved_under, show_results, write_results
 
@@ -125,12 +125,12 @@ def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
 @analyze_command.command("apply", short_help="Write the best configuration into the repository.")
 @click.argument("name", default="", metavar="[CONFIGURATION]")
 @click.option("-e", "--export-path", type=_FOLDER, default=Path("analysis"), metavar="DIR",
-              help="Folder of the analysis (analysis).")  # fmt: skip
-@click.option("--force", is_flag=True, help="Even if nothing shows that it is better than what is there.")
+              help="Directory of the analysis (analysis).")  # fmt: skip
+@click.option("--force", is_flag=True, help="Apply a configuration that is not proven to be better.")
 def _apply_command(name: str, export_path: Path, force: bool, **goals: Any) -> None:
-    """Write the best configuration, or the one that is named, into the repository, and show the difference.
+    """Write the best configuration, or the named one, into the repository, and show the difference.
 
-    One that is not named has to be better than the default in the final rounds.
+    Without a name, the configuration must have been better than the default in the final rounds.
     """
     from conch.cli.analyze_results import saved_under
 
@@ -161,8 +161,7 @@ def _check_output(settings: AnalyzeSettings) -> None:
     resumed = (settings.checkpoints / FILENAME).exists()
     if not folder.is_dir() or not all(resumed and is_name_of_candidate(one.name) for one in folder.iterdir()):
         raise invalid(
-            f"output_model_repository_path: {folder} has something in it; write over it with"
-            " --override-output-model-repository"
+            f"output_model_repository_path: {folder} is not empty; overwrite it with --override-output-model-repository"
         )
 
 
@@ -175,7 +174,7 @@ def _apply(
     from conch.repository.scan import ModelRepository
 
     if not circumstances.repository:
-        raise invalid("apply: the server has the models; there is no repository here to write to")
+        raise invalid("apply: the models are on the server; there is no local repository to write to")
     repository = ModelRepository([Path(circumstances.repository)])
     known = [one for search in searches for one in search.results]
     if name and not any(one.candidate.name == name for one in known):
@@ -198,17 +197,17 @@ def _apply(
         for change in changed:
             click.echo(change.diff, nl=False)
     if refused and not force:
-        raise unavailable(f"nothing is applied: {'; '.join(refused)}. 'apply --force' applies it all the same")
+        raise unavailable(f"nothing is applied: {'; '.join(refused)}. 'apply --force' applies it anyway")
     for result, changed in wanted:
         if not changed:
-            click.echo(f"{result.candidate.name}: the repository says so already.")
+            click.echo(f"{result.candidate.name}: the repository already has this configuration.")
             continue
         kept = apply(repository, changed)
         click.echo(
             f"Applied {result.candidate.name}. conch serve --model-repository {circumstances.repository} runs it."
         )
         for old in kept:
-            click.echo(f"What was there before: {old}")
+            click.echo(f"The original is kept as {old}")
 
 
 def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
@@ -234,7 +233,7 @@ analyze_command.add_command(
         "profile",
         callback=_profile,
         help=_profile.__doc__,
-        short_help="Measure configurations, and say which is best and why.",
+        short_help="Measure configurations and find the best one.",
         params=[
             click.Option(["config_file", "-f", "--config-file"], type=_FILE),
             *map(click_option, OPTIONS),

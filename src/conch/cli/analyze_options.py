@@ -17,7 +17,14 @@ class ProfileCommand(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Options from a file"):
-            formatter.write_dl([("-f, --config-file FILE", "YAML with model analyzer's keys; flags go before it.")])
+            formatter.write_dl(
+                [
+                    (
+                        "-f, --config-file FILE",
+                        "YAML file with model analyzer's keys; command-line options take precedence.",
+                    )
+                ]
+            )
         for group, names in _by_group(common=True):
             with formatter.section(group):
                 formatter.write_dl([_record(name) for name in names])

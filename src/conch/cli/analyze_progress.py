@@ -62,7 +62,7 @@ class ProfileLine:
 
     def _tell_known(self) -> None:
         if self._known:
-            self.say(f"{self._known} measurements are there from before.")
+            self.say(f"{self._known} measurements are taken from the checkpoint.")
             self._known = 0
 
 

@@ -44,7 +44,7 @@ def test_an_analysis_that_is_ended_says_how_to_go_on_and_shows_what_it_has(
 
     assert "infer/s" in first
     assert analysis.returncode == 130
-    assert "Interrupted: the same command goes on from here." in errors
+    assert "Interrupted. Run the same command to resume." in errors
     assert "Traceback" not in errors
     assert "The search was interrupted" in out
     assert json.loads((tmp_path / "analysis" / "analysis.json").read_text())["configurations"]

@@ -49,7 +49,7 @@ def test_a_report_needs_no_measurement(folder: Path, capsys: pytest.CaptureFixtu
     assert "m_config_1" in (folder / "metrics-model-inference.csv").read_text()
     shown = " ".join(capsys.readouterr().out.split())
     assert "m_config_1 is the best of 3 configurations" in shown
-    assert "in turns at the end, m_config_1 has 3.90 times the throughput of the default" in shown
+    assert "In the final rounds m_config_1 has 3.90 times the throughput of the default" in shown
 
 
 def test_other_goals_give_another_winner(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,12 +93,12 @@ def test_an_interrupted_search_says_so(folder: Path, capsys: pytest.CaptureFixtu
     [
         (["report", "-e", "nowhere"], "nowhere/results.json is not there: run 'conch analyze profile' first"),
         (["profile"], "profile_models: name the models to measure"),
-        (["profile", "--profile-models", "a", "--mode", "docker"], "--mode: conch starts no containers"),
+        (["profile", "--profile-models", "a", "--mode", "docker"], "--mode: conch does not start containers"),
         (["profile", "--profile-models", "a", "--constraint", "p99<1"], "'p99<1' has no unit"),
         (["profile", "--gpus", "GPU-1"], "--gpus: choose GPUs for the server by CUDA_VISIBLE_DEVICES"),
         (
             ["profile", "--profile-models", "a", "--output-model-repository-path", ".."],
-            ".. has something in it; write over it with --override-output-model-repository",
+            ".. is not empty; overwrite it with --override-output-model-repository",
         ),
         (["profile", "--profile-model", "a"], "did you mean '--profile-models'?"),
     ],
@@ -124,7 +124,7 @@ def test_a_folder_with_something_else_is_refused(folder: Path, capsys: pytest.Ca
 
 def test_applying_needs_a_repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "apply", "-e", str(folder)]) == 1
-    assert "there is no repository here to write to" in capsys.readouterr().err
+    assert "there is no local repository to write to" in capsys.readouterr().err
     main(["analyze", "report", "-e", str(folder), "-o", "json"])
     assert "To use it" not in capsys.readouterr().out
 
@@ -173,14 +173,14 @@ def test_an_analysis_that_goes_on_finds_its_own_candidates(
     (tmp_path / "kept" / "m_config_default").mkdir(parents=True)
     command = ["analyze", "profile", "-m", ".", "--profile-models", "m", "--output-model-repository-path", "kept"]
     assert main(command) == 1
-    assert "has something in it" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
     (tmp_path / "analysis" / "checkpoints").mkdir(parents=True)
     (tmp_path / "analysis" / "checkpoints" / "checkpoint.jsonl").touch()
     assert main([*command, "--mode", "remote", "--triton-grpc-endpoint", "localhost:1"]) == 1
-    assert "has something in it" not in capsys.readouterr().err
+    assert "is not empty" not in capsys.readouterr().err
     (tmp_path / "kept" / "mine").mkdir()
     assert main(command) == 1
-    assert "has something in it" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
 
 
 def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,63 +69,66 @@ class AnalyzeSettings:
 
     # fmt: off
     model_repository: Path | None = option(
-        None, _MODELS, values.directory, "DIR", "The model repository; it is read, never written.",
+        None, _MODELS, values.directory, "DIR", "Model repository. It is only read.",
         flags=("-m",), common=True)
     profile_models: tuple[ModelSettings, ...] = option(
-        (), _MODELS, models, "A,B", "The models to measure.", common=True)
+        (), _MODELS, models, "A,B", "Models to measure.", common=True)
     bls_composing_models: tuple[ModelSettings, ...] = option(
-        (), _MODELS, models, "A,B", "Models that a measured one calls, to be tuned with it.")
+        (), _MODELS, models, "A,B", "Models that a measured model calls (BLS), to tune with it.")
     ensemble_composing_models: tuple[ModelSettings, ...] = option(
-        (), _MODELS, models, "A,B", "Steps of an ensemble to be tuned (default: all).")
+        (), _MODELS, models, "A,B", "Steps of an ensemble to tune (default: all).")
     cpu_only_composing_models: tuple[str, ...] = option(
-        (), _MODELS, values.names, "A,B", "Those of them that stay on the CPU.")
+        (), _MODELS, values.names, "A,B", "Composing models to keep on the CPU.")
     cpu_only: bool = option(False, _MODELS, values.flag, "", "Keep all models on the CPU.")
 
     run_config_search_mode: SearchMode = option(
         "quick", _SEARCH, values.one_of("brute", "quick", "optuna"), "MODE",
-        "quick (climbs; default), brute (all), or optuna.", common=True)
+        "quick (hill climbing; default), brute (all combinations) or optuna.", common=True)
     sweep: tuple[str, ...] = option(
         (), _SEARCH, values.some_of(*SWEPT), "WHAT,…",
-        f"What to try: {', '.join(SWEPT)} (default: all; brute: instances, batch, variant).",
+        f"Settings to vary: {', '.join(SWEPT)} (default: all; brute: instances, batch, variant).",
         common=True)
     run_config_search_disable: bool = option(
-        False, _SEARCH, values.flag, "", "Try nothing that is not listed under model_config_parameters.")
-    run_config_search_min_instance_count: int = option(1, _SEARCH, values.count, "N", "Instances at least (1).")
+        False, _SEARCH, values.flag, "", "Vary only the fields under model_config_parameters.")
+    run_config_search_min_instance_count: int = option(
+        1, _SEARCH, values.count, "N", "Minimum number of instances (1).")
     run_config_search_max_instance_count: int = option(
-        5, _SEARCH, values.instances, "N", "Instances at most (5).", common=True)
-    run_config_search_min_model_batch_size: int = option(1, _SEARCH, values.count, "N", "max_batch_size at least (1).")
+        5, _SEARCH, values.instances, "N", "Maximum number of instances (5).", common=True)
+    run_config_search_min_model_batch_size: int = option(1, _SEARCH, values.count, "N", "Minimum max_batch_size (1).")
     run_config_search_max_model_batch_size: int = option(
-        128, _SEARCH, values.count, "N", "max_batch_size at most (128).", common=True)
-    run_config_search_min_concurrency: int = option(1, _SEARCH, values.count, "N", "Callers at least (1).")
-    run_config_search_max_concurrency: int = option(1024, _SEARCH, values.count, "N", "Callers at most (1024).")
+        128, _SEARCH, values.count, "N", "Maximum max_batch_size (128).", common=True)
+    run_config_search_min_concurrency: int = option(1, _SEARCH, values.count, "N", "Minimum concurrency (1).")
+    run_config_search_max_concurrency: int = option(1024, _SEARCH, values.count, "N", "Maximum concurrency (1024).")
     run_config_search_min_request_rate: float = option(
-        16.0, _SEARCH, values.positive, "N", "Requests a second at least (16).")
+        16.0, _SEARCH, values.positive, "N", "Minimum request rate per second (16).")
     run_config_search_max_request_rate: float = option(
-        8192.0, _SEARCH, values.positive, "N", "Requests a second at most (8192).")
+        8192.0, _SEARCH, values.positive, "N", "Maximum request rate per second (8192).")
     run_config_search_max_binary_search_steps: int = option(
-        5, _SEARCH, values.count, "N", "Steps towards the highest load that keeps the constraints (5).")
+        5, _SEARCH, values.count, "N",
+        "Maximum steps of the binary search for the best load (5).")
     run_config_profile_models_concurrently_enable: bool = option(
         False, _SEARCH, values.flag, "", "Measure all models at the same time.")
-    request_rate_search_enable: bool = option(False, _SEARCH, values.flag, "", "Search request rates, not callers.")
+    request_rate_search_enable: bool = option(
+        False, _SEARCH, values.flag, "", "Search request rates instead of concurrencies.")
     early_exit_enable: bool = option(
-        False, _SEARCH, values.flag, "", "Stop a sweep of given loads when throughput grows no longer.")
+        False, _SEARCH, values.flag, "", "Stop a sweep of given loads when the throughput stops growing.")
     optuna_min_percentage_of_search_space: float = option(
-        5.0, _SEARCH, values.percentage, "N", "optuna: try this share of the space at least (5).",
+        5.0, _SEARCH, values.percentage, "N", "optuna: minimum share of the search space, in percent (5).",
         flags=("--min-percentage-of-search-space",))
     optuna_max_percentage_of_search_space: float = option(
-        10.0, _SEARCH, values.percentage, "N", "optuna: and at most (10).",
+        10.0, _SEARCH, values.percentage, "N", "optuna: maximum share of the search space, in percent (10).",
         flags=("--max-percentage-of-search-space",))
-    optuna_min_trials: int = option(20, _SEARCH, values.count, "N", "optuna: trials at least (20).")
-    optuna_max_trials: int = option(200, _SEARCH, values.count, "N", "optuna: trials at most (200).")
+    optuna_min_trials: int = option(20, _SEARCH, values.count, "N", "optuna: minimum number of trials (20).")
+    optuna_max_trials: int = option(200, _SEARCH, values.count, "N", "optuna: maximum number of trials (200).")
     optuna_early_exit_threshold: int = option(
-        10, _SEARCH, values.count, "N", "optuna: end after so many trials without a better one (10).")
+        10, _SEARCH, values.count, "N", "optuna: stop after this many trials without improvement (10).")
     concurrency: tuple[int, ...] = option(
-        (), _SEARCH, values.counts, "N,N or A:B:S", "Callers at a time (default: searched).",
+        (), _SEARCH, values.counts, "N,N or A:B:S", "Concurrencies to measure (default: searched).",
         flags=("-c",), common=True)
     request_rate: tuple[float, ...] = option(
-        (), _SEARCH, values.rates, "N,N or A:B:S", "Requests a second instead.")
+        (), _SEARCH, values.rates, "N,N or A:B:S", "Request rates per second to measure, instead of concurrencies.")
     batch_sizes: tuple[int, ...] = option(
-        (1,), _SEARCH, values.counts, "N,N", "Inferences in a request (1).", flags=("-b",))
+        (1,), _SEARCH, values.counts, "N,N", "Inferences per request (1).", flags=("-b",))
 
     objectives: tuple[WeightedObjective, ...] = option(
         (), _GOALS, goal_texts.objectives, "WHAT[=WEIGHT]",
@@ -134,72 +137,79 @@ class AnalyzeSettings:
     constraints: tuple[Constraint, ...] = option(
         (), _GOALS, goal_texts.constraints, "BOUND", '"p99<100ms", "memory<4GB", "throughput>50" …; repeatable.',
         flags=("--constraint",), common=True, several=True)
-    latency_budget: float | None = option(None, _GOALS, values.milliseconds, "MS", "Shorthand for p99 at most this.")
-    min_throughput: float | None = option(None, _GOALS, values.positive, "N", "Shorthand for throughput at least this.")
+    latency_budget: float | None = option(
+        None, _GOALS, values.milliseconds, "MS", "Maximum p99 latency; the same as a constraint.")
+    min_throughput: float | None = option(
+        None, _GOALS, values.positive, "N", "Minimum throughput; the same as a constraint.")
     price: Price | None = option(
-        None, _GOALS, values.price, "PRICE", "For the objective cost: 3.20 an hour, or core=0.04,gb=0.005,gpu=2.")
+        None, _GOALS, values.price, "PRICE",
+        "Price per hour for the objective cost: 3.20, or core=0.04,gb=0.005,gpu=2.")
 
     triton_launch_mode: LaunchMode = option(
         "local", _SERVER, values.launch_mode, "MODE", "local: start conch serve; remote: use a running server.",
         flags=("--mode",), common=True)
-    triton_http_endpoint: str = option("localhost:8000", _SERVER, values.text, "HOST:PORT", "remote: HTTP.")
+    triton_http_endpoint: str = option("localhost:8000", _SERVER, values.text, "HOST:PORT", "remote: HTTP address.")
     triton_grpc_endpoint: str = option(
-        "localhost:8001", _SERVER, values.text, "HOST:PORT", "remote: gRPC.", common=True)
+        "localhost:8001", _SERVER, values.text, "HOST:PORT", "remote: gRPC address.", common=True)
     triton_server_flags: Mapping[str, Any] = option(
-        {}, _SERVER, values.mapping, "NAME=VALUE", "local: a flag of conch serve; repeatable.")
+        {}, _SERVER, values.mapping, "NAME=VALUE", "local: option of conch serve; repeatable.")
     triton_server_environment: Mapping[str, Any] = option(
-        {}, _SERVER, values.mapping, "NAME=VALUE", "local: a variable of its environment; repeatable.")
+        {}, _SERVER, values.mapping, "NAME=VALUE", "local: environment variable of the server; repeatable.")
     reload_model_disable: bool = option(
-        False, _SERVER, values.flag, "", "remote: models are as they are; only loads are searched.")
+        False, _SERVER, values.flag, "", "remote: do not reload models; only search loads.")
 
     client_protocol: Literal["http", "grpc"] = option(
-        "grpc", _MEASURING, values.one_of("http", "grpc"), "NAME", "What requests are sent over: grpc (default), http.")
+        "grpc", _MEASURING, values.one_of("http", "grpc"), "NAME", "Protocol of the requests: grpc (default) or http.")
     perf_analyzer_flags: Mapping[str, Any] = option(
-        {}, _MEASURING, values.mapping, "NAME=VALUE", "A flag of conch perf, as shape=INPUT:3,224; repeatable.",
+        {}, _MEASURING, values.mapping, "NAME=VALUE", "Option of conch perf, such as shape=INPUT:3,224; repeatable.",
         common=True)
-    perf_analyzer_timeout: float = option(600.0, _MEASURING, values.positive, "S", "Seconds for one measurement (600).")
+    perf_analyzer_timeout: float = option(
+        600.0, _MEASURING, values.positive, "S", "Time limit of one measurement, in seconds (600).")
     final_rounds: int = option(
-        3, _MEASURING, values.number, "N", "Compare the best one with the default in so many rounds (3).")
+        3, _MEASURING, values.number, "N",
+        "Number of final rounds that compare the best configuration with the default (3).")
     budget: float | None = option(
-        None, _MEASURING, values.seconds, "TIME", "Search for so long that all is measured within, as 5m or 90s.",
+        None, _MEASURING, values.seconds, "TIME",
+        "Time limit of the analysis, including the final rounds, such as 5m or 90s.",
         common=True)
     retry_failed: bool = option(
-        False, _MEASURING, values.flag, "", "Measure again what the checkpoint has as failed.")
+        False, _MEASURING, values.flag, "", "Measure configurations again that failed before.")
     repeat_disturbed: bool = option(
-        False, _MEASURING, values.flag, "", "Measure again what the checkpoint has and others disturbed.")
+        False, _MEASURING, values.flag, "", "Measure points again that were disturbed.")
 
     export_path: Path = option(
-        Path("analysis"), _RESULTS, values.path, "DIR", "Folder of the reports (analysis).", flags=("-e",), common=True)
+        Path("analysis"), _RESULTS, values.path, "DIR",
+        "Directory for the reports (analysis).", flags=("-e",), common=True)
     checkpoint_directory: Path | None = option(
-        None, _RESULTS, values.path, "DIR", "Folder of what was measured, to go on from (its checkpoints).",
+        None, _RESULTS, values.path, "DIR",
+        "Directory for the measurements, from which an analysis resumes (EXPORT/checkpoints).",
         flags=("-s",))
     output_model_repository_path: Path | None = option(
-        None, _RESULTS, values.path, "DIR", "Keep the configurations that were tried here (default: nowhere).")
+        None, _RESULTS, values.path, "DIR", "Directory for the measured configurations (default: not kept).")
     override_output_model_repository: bool = option(
-        False, _RESULTS, values.flag, "", "Write over what that folder has in it.")
+        False, _RESULTS, values.flag, "", "Overwrite the contents of that directory.")
     output_formats: tuple[str, ...] = option(
-        ("html", "csv", "json"), _RESULTS, _formats, "NAME,…", "html, csv, json (all).",
+        ("html", "csv", "json"), _RESULTS, _formats, "NAME,…", "Formats: html, csv, json (all).",
         flags=("-o",))
-    skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Write no HTML page.")
+    skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Do not write the HTML report.")
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name, unit in (("instance_count", ""), ("model_batch_size", ""), ("concurrency", ""), ("request_rate", "")):
+        for name in ("instance_count", "model_batch_size", "concurrency", "request_rate"):
             least = getattr(self, f"run_config_search_min_{name}")
             most = getattr(self, f"run_config_search_max_{name}")
             if least > most:
                 raise invalid(
-                    f"run_config_search_min_{name} is {least:g}{unit} and run_config_search_max_{name} {most:g}:"
-                    " nothing is between them"
+                    f"run_config_search_min_{name} ({least:g}) is greater than run_config_search_max_{name} ({most:g})"
                 )
         for sizes in (self.batch_sizes, *(one.batch_sizes for one in self.profile_models)):
             if len(sizes) > 1:
                 raise invalid(
-                    f"batch_sizes: {', '.join(map(str, sizes))} are different questions; give one, and run the analysis"
-                    " again for the others, each with an --export-path of its own"
+                    f"batch_sizes: {', '.join(map(str, sizes))}: an analysis takes one batch size; run one for each,"
+                    " with its own --export-path"
                 )
         if self.concurrency and self.request_rate:
-            raise invalid("concurrency and request_rate exclude each other")
+            raise invalid("concurrency and request_rate are mutually exclusive")
 
     @property
     def loads_are_rates(self) -> bool:

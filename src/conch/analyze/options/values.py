@@ -193,7 +193,7 @@ def _span(name: str, parts: Sequence[Any], one: Reader) -> list[Any]:
 def launch_mode(name: str, value: Any) -> str:
     """``local`` or ``remote``; model analyzer's other two are refused with the reason."""
     if value == "docker":
-        raise invalid(f"{name}: conch starts no containers; start one yourself and use remote, or use local")
+        raise invalid(f"{name}: conch does not start containers; start one yourself and use remote, or use local")
     if value == "c_api":
         raise invalid(f"{name}: conch measures over the network, as clients do; use local or remote")
     return str(one_of("local", "remote")(name, value))

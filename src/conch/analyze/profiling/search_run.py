@@ -201,7 +201,7 @@ class SearchRun:
             return self._attempts(trial)
         except ServerGone as gone:
             self._observer.say(f"{trial.candidate.name}: {gone.message}")
-            self._observer.say("Waiting until the server is there again.")
+            self._observer.say("Waiting for the server to restart.")
             self.close()
             self._loaded = None
             self._server.restart()

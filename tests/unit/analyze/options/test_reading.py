@@ -107,12 +107,12 @@ def test_goals_are_said_in_words() -> None:
         ("gpus: all\ngpus: all\n", "line 2: 'gpus' is in line 1 already"),
         ("- a\n", "does not have options as 'name: value'"),
         ("gpus: [GPU-1]\n", "line 1: gpus: choose GPUs for the server by CUDA_VISIBLE_DEVICES"),
-        ("triton_launch_mode: docker\n", "line 1: triton_launch_mode: conch starts no containers"),
+        ("triton_launch_mode: docker\n", "line 1: triton_launch_mode: conch does not start containers"),
         ("run_config_search_mode: quik\n", "did you mean quick?"),
         ("constraints:\n  perf_latency_p9: {max: 1}\n", "line 2: "),
         ("constraints:\n  perf_latency_p99: {max: 1, min: 2}\n", "nothing can satisfy latency_p99"),
-        ("run_config_search_min_concurrency: 8\nrun_config_search_max_concurrency: 4\n", "nothing is between them"),
-        ("concurrency: 1\nrequest_rate: 5\n", "exclude each other"),
+        ("run_config_search_min_concurrency: 8\nrun_config_search_max_concurrency: 4\n", "is greater than"),
+        ("concurrency: 1\nrequest_rate: 5\n", "mutually exclusive"),
         ("profile_models: [a, a]\n", "a is there twice"),
     ],
 )  # fmt: skip
@@ -137,7 +137,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message
             {"output_formats": "html,PDF"},
             "--output-formats: conch does not write PDF: write the report as HTML and print",
         ),
-        ({"batch_sizes": "1,4"}, "batch_sizes: 1, 4 are different questions; give one"),
+        ({"batch_sizes": "1,4"}, "batch_sizes: 1, 4: an analysis takes one batch size"),
     ],
 )
 def test_what_is_wrong_on_the_command_line_is_named(given: dict[str, object], message: str) -> None:
@@ -149,7 +149,7 @@ def test_what_is_wrong_on_the_command_line_is_named(given: dict[str, object], me
 def test_an_option_without_effect_is_accepted_with_the_reason(tmp_path: Path) -> None:
     read = read_settings({}, written(tmp_path, "triton_docker_image: image\ngpus: all\n"))
     assert read.warnings == (
-        "triton_docker_image has no effect: conch starts no containers",
+        "triton_docker_image has no effect: conch does not start containers",
         "gpus has no effect: conch does so anyway",
     )
 
