@@ -72,7 +72,7 @@ class ModelFigures:
 class Point:
     """A candidate at one load: all models at the same time, and what the server used meanwhile.
 
-    ``disturbed`` says that others used the machine, in spite of repetition; ``warnings`` are sentences.  ``stopped``
+    ``disturbed`` says that other processes used the machine; ``warnings`` are sentences.  ``stopped``
     is set where measuring ended early, because the candidate was clearly worse than another.
     """
 

@@ -54,7 +54,7 @@ def _why(auto: str, speed_ups: Mapping[str, float], mix: Mix | None, *, disturbe
     if not others:
         return f"'{auto}' is the only variant that may serve"
     if disturbed:
-        return f"'{auto}' was the fastest {over} while others used the machine: by how much cannot be told"
+        return f"'{auto}' was the fastest {over}, but other processes used the machine: by how much is not known"
     second = f"; next is '{others[0]}' with {speed_ups[others[0]]:.2f}x"
     return f"'{auto}' is {speed_ups[auto]:.2f}x as fast as {REFERENCE} {over}{second}"
 
@@ -67,7 +67,7 @@ def busy(manifest: Manifest) -> list[str]:
         return []
     return [
         f"the machine was busy ({interference(manifest)}): {disturbed} of {len(figures)} latencies are not "
-        f"to be relied on, nor that '{manifest.auto}' is the fastest; convert again when it is quiet"
+        f"reliable, and another variant than '{manifest.auto}' may be the fastest; convert again when it is idle"
     ]
 
 

@@ -41,8 +41,8 @@ class Interference:
         return self.others > QUIET or self.stolen > STOLEN
 
     def __str__(self) -> str:
-        """In words, as ``others used 34% of the cores, 5% went to other guests of the host``."""
-        parts = [f"others used {self.others:.0%} of the cores"]
+        """In words, as ``other processes used 34% of the cores, 5% went to other guests of the host``."""
+        parts = [f"other processes used {self.others:.0%} of the cores"]
         if self.stolen > STOLEN:
             parts.append(f"{self.stolen:.0%} went to other guests of the host (steal)")
         if self.throttled > THROTTLED:

@@ -34,7 +34,7 @@ class ComparedRound:
 
     @property
     def disturbed(self) -> bool:
-        """Whether others used the machine during one of the turns."""
+        """Whether other processes used the machine during one of the turns."""
         return any(turn.disturbed for turn in (*self.a, *self.b))
 
 
@@ -59,8 +59,8 @@ class ComparedFigure:
 class Comparison:
     """Two sides at one level.
 
-    ``disturbed`` says that rounds count in which others used the machine, ``errors`` counts what went wrong on each
-    side by message; ``ended`` is why there are fewer rounds than were wanted, empty if there are not.
+    ``disturbed`` says that rounds count in which other processes used the machine, ``errors`` counts what went wrong on
+    each side by message; ``ended`` is why there are fewer rounds than were wanted, empty if there are not.
     """
 
     level: float
@@ -81,16 +81,17 @@ class Comparison:
         """What there is to be known, in words: of the throughput, or of the median where the load sets the rate."""
         if not self.figures:
             return "nothing could be compared"
+        if self.disturbed:
+            return "other processes used the machine, so no ratio is reliable: measure again when it is idle"
         name = "p50" if open_load else THROUGHPUT
         figure = next(one for one in self.figures if one.name == name)
         what = f"takes {figure.ratio:.2f} times as long" if open_load else f"answers {figure.ratio:.2f} times as many"
         if figure.interval is None:
             return f"B {what}, in one round, which says nothing of the noise"
         within = f"({figure.interval.low:.2f} … {figure.interval.high:.2f})"
-        meanwhile = ", while others used the machine" if self.disturbed else ""
         if figure.differs:
-            return f"B {what} {within}{meanwhile}: the difference is larger than the noise"
-        return f"no difference can be told: B {what} {within}{meanwhile}"
+            return f"B {what} {within}: the difference is larger than the noise"
+        return f"no difference can be told: B {what} {within}"
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -102,8 +103,8 @@ class Comparison:
         if self.disturbed:
             disturbed = sum(one.disturbed for one in self.rounds)
             yield (
-                f"others used the machine in {disturbed} of {len(self.rounds)} rounds, which count for want of quiet"
-                " ones: the ratios are fair, their ranges wide"
+                f"other processes used the machine in {disturbed} of {len(self.rounds)} rounds, which count because too"
+                " few rounds were quiet"
             )
         for name, errors in zip("AB", self.errors, strict=True):
             if errors:

@@ -18,7 +18,7 @@ and can be printed.  ::
             Section(
                 "Load",
                 [
-                    Note("warning", "Others used a third of the processor."),
+                    Note("warning", "Other processes used a third of the processor."),
                     line_chart(
                         "Latency against throughput",
                         [Series("config_7", [Dot(20.1, 49.7, "1 caller"), Dot(71.9, 897, "64 callers")])],

@@ -29,8 +29,8 @@ def test_choice_from_figures_of_a_busy_machine_is_never_silent() -> None:
 
     assert chosen.auto == "openvino-fp32"
     assert chosen.warnings == (
-        "the machine was busy (others used 46% of the cores): 2 of 2 latencies are not to be relied on, nor that "
-        "'openvino-fp32' is the fastest; convert again when it is quiet",
+        "the machine was busy (other processes used 46% of the cores): 2 of 2 latencies are not reliable, and another "
+        "variant than 'openvino-fp32' may be the fastest; convert again when it is idle",
     )
     assert choose(manifest(busy=False), engines, force=False, advice="").warnings == ()
 
@@ -42,7 +42,8 @@ def test_a_speed_up_that_others_disturbed_is_no_reason() -> None:
         "'openvino-fp32' is 2.00x as fast as torch-fp32 over all shapes; next is 'torch-fp32' with 1.00x",
     )
     assert choose(manifest(busy=True), engines, force=False, advice="").choice == (
-        "'openvino-fp32' was the fastest over all shapes while others used the machine: by how much cannot be told",
+        "'openvino-fp32' was the fastest over all shapes, but other processes used the machine: by how much is not"
+        " known",
     )
 
 
@@ -51,5 +52,5 @@ def test_what_disturbed_is_named() -> None:
 
     chosen = choose(replace(manifest(busy=True), machine=machine), frozenset({"openvino"}), force=False, advice="")
 
-    assert "others used 5% of the cores, 4% went to other guests of the host (steal)" in chosen.warnings[0]
+    assert "other processes used 5% of the cores, 4% went to other guests of the host (steal)" in chosen.warnings[0]
     assert "for 30% of the time the quota of processor time was used up" in chosen.warnings[0]

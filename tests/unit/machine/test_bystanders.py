@@ -52,7 +52,7 @@ def test_time_that_the_host_takes_disturbs_sooner_than_other_processes() -> None
 
     assert (found.others, found.stolen) == (pytest.approx(1 / 20), pytest.approx(1 / 20))
     assert found.disturbs and not Interference(others=1 / 20).disturbs
-    assert str(found) == "others used 5% of the cores, 5% went to other guests of the host (steal)"
+    assert str(found) == "other processes used 5% of the cores, 5% went to other guests of the host (steal)"
 
 
 def test_a_quota_that_is_used_up_is_told_and_is_no_disturbance() -> None:

@@ -71,7 +71,7 @@ def test_a_server_that_cannot_be_seen_makes_nobody_else_a_suspect() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         hidden = find_server(Address("127.0.0.1", nobody.getsockname()[1]))
-    assert "what others used is not known" in hidden.unseen
+    assert "the interference is not known" in hidden.unseen
     watch = MachineWatch(hidden)
     sight = watch.since_last()
     assert sight.interference.others == 0 and watch.resources([sight]) is None

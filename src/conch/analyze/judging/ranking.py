@@ -1,7 +1,7 @@
 """Which configuration is best, and how sure that is.
 
-Pure.  Candidates are compared by their best points: one that keeps the constraints before one that does not, one that
-nobody disturbed before one that somebody did, then by score.  Scores within the noise of the best are tied, and of
+Pure.  Candidates are compared by their best points: one that keeps the constraints before one that does not, an
+undisturbed one before a disturbed one, then by score.  Scores within the noise of the best are tied, and of
 those the simplest configuration wins.
 """
 
@@ -167,7 +167,7 @@ def _notes(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
             " fewest instances, then least memory."
         )
     if winner.point.disturbed:
-        yield f"{winner.name} was disturbed while it was measured, as all others were: measure again."
+        yield f"The measurement of {winner.name} was disturbed: measure again."
 
 
 def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
@@ -176,16 +176,16 @@ def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
         return
     if winner.point.stopped:
         yield (
-            f"{winner.name} was not measured to the end, as another one was better under the goals of the analysis:"
-            " run 'conch analyze profile' under these goals."
+            f"The measurement of {winner.name} ended early, because another configuration was better under the goals of"
+            " the analysis: run 'conch analyze profile' with these goals."
         )
     if winner.point.disturbed:
         return
     better = [row for row in rows if row.point.disturbed and row.satisfied and row.score > winner.score * (1 + NOISE)]
     if better:
         yield (
-            f"{better[0].name} looked better ({better[0].score / winner.score:.2f} times as good as {winner.name}), but"
-            " was disturbed while it was measured: measure it again before you trust either."
+            f"{better[0].name} may be better than {winner.name}, but its measurement was disturbed: measure it again"
+            " (--repeat-disturbed)."
         )
 
 

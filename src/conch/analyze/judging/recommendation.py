@@ -52,19 +52,21 @@ def _advice(ranking: Ranking, comparison: DefaultComparison | None, *, complete:
     if winner is ranking.default:
         if not complete:
             return "unproven", "the search was interrupted"
+        if winner.point.disturbed or _limited(winner):
+            return "unproven", "other processes used the machine while it was measured"
         return "keep", "the repository's configuration is the best"
     if not complete:
         return "unproven", f"the search was interrupted before {winner.name} was compared with the default"
     if comparison is None:
-        return "unproven", f"{winner.name} was not compared with the default in final rounds under these goals"
+        return "unproven", f"{winner.name} was not compared with the default in final rounds"
     if comparison.disturbed:
-        return "unproven", f"others used the machine while {winner.name} was compared with the default"
+        return "unproven", f"other processes used the machine while {winner.name} was compared with the default"
     if ranking.default is not None and _limited(ranking.default):
-        return "unproven", "others used the machine while the default's best load was looked for"
+        return "unproven", "other processes used the machine during the search for the default's best load"
     if not comparison.kept:
         return "unproven", f"{winner.name} did not keep the constraints when it was measured again"
     if comparison.interval is None:
-        return "unproven", f"one final round with {winner.name} gives no range (--final-rounds)"
+        return "unproven", f"one final round with {winner.name} gives no range (--final-rounds, --budget)"
     if comparison.worse:
         return "keep", f"in the final rounds the default was better than {winner.name}"
     if not comparison.better:

@@ -40,6 +40,11 @@ class Placed:
         return self.point is not None and self.point.load in self.passing
 
     @property
+    def disturbed(self) -> bool:
+        """Whether other processes used the machine while its best point was measured."""
+        return self.point is not None and self.point.disturbed
+
+    @property
     def is_default(self) -> bool:
         """Whether it is the repository's own configuration."""
         return self.result.candidate.is_default
@@ -90,7 +95,7 @@ class Analysis:
         """Whether the measurements behind the result for the best configuration were disturbed."""
         if self.comparison is not None:
             return self.comparison.disturbed
-        return self.best is not None and self.best.point is not None and self.best.point.disturbed
+        return self.best is not None and self.best.disturbed
 
     @property
     def default(self) -> Placed | None:

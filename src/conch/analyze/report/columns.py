@@ -29,7 +29,7 @@ def ranking_table(analysis: Analysis, placed: Sequence[Placed], *, targets: bool
     rows = [
         Row(
             [cell(one) for _, cell in columns],
-            "good" if one is analysis.recommended else "" if one.satisfied else "muted",
+            "muted" if one.disturbed or not one.satisfied else "good" if one is analysis.recommended else "",
             one.name if targets else "",
         )
         for one in placed
@@ -69,7 +69,7 @@ def _columns(analysis: Analysis) -> list[tuple[str, _Cell]]:
         ("Dynamic Batching", trait(lambda one: "Enabled" if one.batching else "Disabled")),
         *((heading, cell) for heading, cell in optional if len({cell(one) for one in analysis.placed}) > 1),
         ("Total Instance Count", trait(lambda one: one.instance_text)),
-        (level, point(lambda one: f"{one.load:g}")),
+        (level, point(lambda one: f"{one.load:g}{starred(one)}")),
         ("p99 Latency (ms)", figure(lambda one: milliseconds(one.percentiles.get(99)))),
         ("Throughput (infer/sec)", figure(lambda one: significant(one.throughput))),
         *_resources(gpus, point),
@@ -106,7 +106,7 @@ def load_table(analysis: Analysis, one: Placed) -> Table:
     for point in sorted(one.result.points, key=lambda point: -point.load):
         used = point.resources
         for model, figures in point.models.items():
-            mark = ("*" if point.disturbed else "") + ("†" if point.stopped else "")
+            mark = starred(point) + ("†" if point.stopped else "")
             rows.append(
                 Row(
                     [
@@ -120,15 +120,26 @@ def load_table(analysis: Analysis, one: Placed) -> Table:
                         _hundred(utilisation_of(point)) if gpus else significant(used.cores if used else None),
                         str(figures.failed),
                     ],
-                    "good" if point == one.point and one.satisfied else "bad" if figures.failed else "",
+                    "bad"
+                    if figures.failed
+                    else "muted"
+                    if point.disturbed
+                    else "good"
+                    if point == one.point and one.satisfied
+                    else "",
                 )
             )
     marks = [
-        *(["* others used the machine"] if any(point.disturbed for point in one.result.points) else []),
+        *(["* other processes used the machine"] if any(point.disturbed for point in one.result.points) else []),
         *(["† ended early, because it was clearly worse"] if any(point.stopped for point in one.result.points) else []),
     ]
     caption = f"{one.name} by load" + (f" ({'; '.join(marks)})" if marks else "")
     return Table(caption, [Column(heading, number=heading != "Model") for heading in headings], rows)
+
+
+def starred(point: Point) -> str:
+    """An asterisk for a disturbed point."""
+    return "*" if point.disturbed else ""
 
 
 def _hundred(share: float | None) -> str:

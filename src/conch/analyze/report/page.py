@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from conch.analyze.report.analysis import Analysis, Placed, load_text, memory_of, slowest, utilisation_of
-from conch.analyze.report.columns import STAGES, load_table, ranking_table
+from conch.analyze.report.columns import STAGES, load_table, ranking_table, starred
 from conch.analyze.report.words import doubts, headline, missing, reasons, title
 from conch.analyze.results import Point
 from conch.reports.charts import Axis, Bar, Dot, Limit, Series, bar_chart, line_chart
@@ -68,21 +68,29 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
         [
             Paragraph(f"Wanted: {analysis.wanted}."),
             type(table)(table.caption, table.columns, rows),
-            *([Paragraph("Grey ones do not keep the constraints.")] if any(r.tone == "muted" for r in rows) else []),
+            *([Paragraph(text)] if (text := " ".join(_about_grey(analysis))) else []),
         ],
         "ranking",
     )
 
 
+def _about_grey(analysis: Analysis) -> Iterator[str]:
+    """Why rows of the ranking are grey."""
+    if not all(one.satisfied for one in analysis.measured):
+        yield "Grey configurations do not keep the constraints."
+    if any(one.disturbed for one in analysis.measured):
+        yield "Other processes used the machine while those with an asterisk were measured."
+
+
 def _tiles(analysis: Analysis) -> list[Block]:
-    """The figures of the best one beside the default's; none where others used the machine meanwhile, and no ratio
-    that is not proven."""
+    """The figures of the best configuration beside the default's; none that were disturbed, and no ratio that is not
+    proven."""
     best, default, final = analysis.best, analysis.default, analysis.comparison
     if best is None or best.point is None or analysis.disturbed:
         return []
     point = final.winner if final is not None else best.point
     other = final.default if final is not None else default.point if default is not None else None
-    if best.is_default:
+    if best.is_default or (other is not None and other.disturbed):
         other = None
     figures, before = slowest(point), slowest(other) if other is not None else None
     beside = f"default: {significant(other.throughput)}" if other is not None else load_text(analysis, point.load)
@@ -118,7 +126,7 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
         Series(
             one.name,
             [
-                Dot(point.throughput, 1e3 * figures.percentiles.get(99, 0.0), f"{point.load:g}")
+                Dot(point.throughput, 1e3 * figures.percentiles.get(99, 0.0), f"{point.load:g}{starred(point)}")
                 for point in sorted(one.result.points, key=lambda point: point.load)
                 if (figures := slowest(point)) is not None and figures.requests
             ],
@@ -130,6 +138,7 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
         for one in chosen
     )
     several = " of the slowest model" if len(analysis.models) > 1 else ""
+    disturbed = any(point.disturbed for one in chosen for point in one.result.points)
     limits = []
     if analysis.latency_limit is not None:
         limits.append(Limit("y", 1e3 * analysis.latency_limit, f"at most {duration(analysis.latency_limit)} is wanted"))
@@ -141,7 +150,8 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
         Axis(f"p99 latency{several} (ms)", logarithmic=True),
         alt=f"p99 latency by throughput: {ends}.",
         caption="Right and low is better. "
-        + (f"Numbers beside the marks are the {what}." if labelled else f"Each mark is a {what}; point at it to see."),
+        + (f"Numbers beside the marks are the {what}." if labelled else f"Each mark is a {what}; point at it to see.")
+        + (" An asterisk marks measurements during which other processes used the machine." if disturbed else ""),
         labels=labelled,
         limits=limits,
     )

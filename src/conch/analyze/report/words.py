@@ -45,9 +45,11 @@ def headline(analysis: Analysis) -> str:
     figures = "" if analysis.disturbed else f": {_figures(analysis, best.point)}"
     if best.is_default:
         doubt = f", but {analysis.reason}" if analysis.advice == "unproven" else ""
-        return f"The configuration of the repository is the best of {len(analysis.measured)}{figures}{doubt}."
+        is_best = "looks" if doubt else "is the"
+        return f"The configuration of the repository {is_best} best of {len(analysis.measured)}{figures}{doubt}."
     if analysis.advice == "keep":
-        has = f" ({_figures(analysis, default.point)})" if default is not None and default.point is not None else ""
+        own = analysis.comparison.default if analysis.comparison is not None else default.point if default else None
+        has = f" ({_figures(analysis, own)})" if own is not None and not own.disturbed else ""
         return f"Keep the configuration of the repository{has}: {analysis.reason}."
     if analysis.advice == "unproven":
         return f"{best.name} looks best of {len(analysis.measured)} configurations{figures}, but {analysis.reason}."
@@ -81,7 +83,7 @@ def reasons(analysis: Analysis) -> Iterator[str]:
     if best is None or best.point is None or best.is_default:
         return
     if analysis.comparison is not None and not analysis.disturbed:
-        yield f"Measured in turns at the end, {best.name} {_as_good(analysis, analysis.comparison)}."
+        yield f"In the final rounds {best.name} {_as_good(analysis, analysis.comparison)}."
     if analysis.advice == "keep":
         return
     for model in analysis.models:
@@ -100,12 +102,12 @@ def reasons(analysis: Analysis) -> Iterator[str]:
 
 
 def doubts(analysis: Analysis) -> Iterator[str]:
-    """What is not certain: measurements that others disturbed, configurations that are as good."""
+    """What is not certain: disturbed measurements, configurations that are as good."""
     best = analysis.best
     yield from analysis.notes
     if best is not None and best.point is not None:
         if analysis.disturbed:
-            yield f"Others used the machine while {best.name} was measured, in spite of repetition: measure it again."
+            yield f"Other processes used the machine while {best.name} was measured. Measure it again."
         for warning in best.point.warnings:
             yield f"{best.name} at {load_text(analysis, best.point.load)}: {warning}."
         tied = [one.name for one in analysis.placed if one.tied and one is not best]
@@ -116,7 +118,7 @@ def doubts(analysis: Analysis) -> Iterator[str]:
     disturbed = sum(point.disturbed for point in points)
     if disturbed:
         were = "measurement was" if len(points) == 1 else "measurements was" if disturbed == 1 else "measurements were"
-        yield f"{disturbed} of {len(points)} {were} disturbed by others on the machine."
+        yield f"{disturbed} of {len(points)} {were} disturbed by other processes on the machine."
 
 
 def missing(analysis: Analysis) -> Iterator[str]:
@@ -177,6 +179,8 @@ def _effects(analysis: Analysis, best: Placed, default: Placed, model: str, of: 
     assert best.point is not None
     other = next((point for point in default.result.points if point.load == best.point.load), None)
     if other is None or model not in other.models or model not in best.point.models:
+        return
+    if other.disturbed or best.point.disturbed:
         return
     now, then = best.point.models[model], other.models[model]
     parts = [

@@ -69,7 +69,7 @@ def _lead(manifest: Manifest) -> str:
         beside = f", with {other} beside it for the shapes where that is faster"
     why = "it was refused, and serves by --force" if auto.forced else "the fastest that agrees with the checkpoint"
     if _disturbed(manifest):
-        why += ", as far as can be told of a machine that others used"
+        why += "; other processes used the machine, so its speed is not reliable"
     return f"{columns.title(auto)} serves {manifest.task}{beside}: {why}."
 
 
@@ -102,7 +102,7 @@ def _tiles(manifest: Manifest) -> Tiles:
 
 
 def _disturbed(manifest: Manifest) -> bool:
-    """Whether the speed of what serves rests on figures of a machine that others used."""
+    """Whether the speed of what serves rests on figures of a machine that other processes used."""
     return columns.is_busy(manifest.variant(manifest.auto), _latency(manifest, REFERENCE).latency)
 
 
@@ -129,7 +129,7 @@ def _table(manifest: Manifest) -> Table:
 
 def _tone(variant: Variant, manifest: Manifest) -> Tone:
     if variant.name == manifest.auto:
-        return "good"
+        return "" if _disturbed(manifest) else "good"
     return "bad" if _is_refused(variant) else "" if variant.usable else "muted"
 
 

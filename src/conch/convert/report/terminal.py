@@ -37,10 +37,10 @@ def table(manifest: Manifest, width: int) -> Table:
             agreement += f"; in a batch {in_batch}"
         first = [engine, speeds] if wide else [f"{engine}\n{speeds}".rstrip()]
         sizes = [disk, memory] if wide else [f"{disk}\n{memory}"]
-        grey = "dim" if factor.endswith(" busy") else ""
+        busy = factor.endswith(" busy")
         cells: list[str | Text] = [
             *map(Text, first),
-            Text(factor.replace(" ", "\n", 1), grey),
+            Text(factor.replace(" ", "\n", 1), "dim" if busy else ""),
             *sizes,
             agreement.replace("; ", "\n"),
             *([in_batch] if wide else []),
@@ -48,13 +48,13 @@ def table(manifest: Manifest, width: int) -> Table:
         ]
         made.add_row(
             *(cell if isinstance(cell, Text) else Text(cell) for cell in cells),
-            style=_style(variant, manifest),
+            style=_style(variant, manifest, busy=busy),
             end_section=True,
         )
     return made
 
 
-def _style(variant: Variant, manifest: Manifest) -> str:
+def _style(variant: Variant, manifest: Manifest, *, busy: bool) -> str:
     if variant.name == manifest.auto:
-        return "green"
+        return "" if busy else "green"
     return "" if variant.usable else "dim" if variant.engine == "torch" else "red"

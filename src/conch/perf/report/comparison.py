@@ -40,7 +40,9 @@ def table(comparison: Comparison) -> Table:
         interval = f"{one.interval.low:.3f} … {one.interval.high:.3f}" if one.interval else "–"
         shown.add_row(
             "infer/s" if one.name == THROUGHPUT else one.name, _value(one, one.a), _value(one, one.b),
-            f"{one.ratio:.3f}", interval, "" if one.differs else "no difference can be told",
+            f"{one.ratio:.3f}", interval,
+            "disturbed" if comparison.disturbed else "" if one.differs else "no difference can be told",
+            style="dim" if comparison.disturbed else "",
         )  # fmt: skip
     return shown
 

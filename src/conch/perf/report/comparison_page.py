@@ -58,6 +58,7 @@ def _chart(compared: Sequence[Comparison], level: str) -> Iterator[Block]:
         )
         for name in _SHOWN
     ]
+    disturbed = ", ".join(f"{level} {one.level:g}" for one in compared if one.disturbed)
     if len(compared) > 1 and any(one.dots for one in series):
         yield line_chart(
             "B over A",
@@ -65,7 +66,8 @@ def _chart(compared: Sequence[Comparison], level: str) -> Iterator[Block]:
             Axis(level, zero=False),
             Axis("ratio (times)", zero=False),
             alt="; ".join(f"at {level} {one.level:g}: {one.sentence()}" for one in compared) + ".",
-            caption="Above 1 B has the higher throughput, or the longer latency; bars are 95 % ranges.",
+            caption="Above 1 B has the higher throughput, or the longer latency; bars are 95 % ranges."
+            + (f" Other processes used the machine at {disturbed}." if disturbed else ""),
             limits=[Limit("y", 1.0, "equal")],
         )
 
@@ -81,9 +83,9 @@ def _table(one: Comparison, level: str) -> Table:
         low, high = _ends(figure)
         interval = f"{low:.3f} – {high:.3f}" if low is not None and high is not None else NONE
         name = f"{figure.name} ({'infer/s' if figure.name == THROUGHPUT else 'ms'})"
-        told = "yes" if figure.differs else "no difference can be told"
+        told = "disturbed" if one.disturbed else "yes" if figure.differs else "no difference can be told"
         rows.append(Row([name, shown(figure.a), shown(figure.b), f"{figure.ratio:.3f}", interval, told],
-                        "" if figure.differs else "muted"))  # fmt: skip
+                        "" if figure.differs and not one.disturbed else "muted"))  # fmt: skip
     headings = (("Figure", False), ("A", True), ("B", True), ("B / A", True), ("95 % range", True), ("Differs", False))
     return Table(
         f"{level} {one.level:g}: {len(one.counted)} of {len(one.rounds)} rounds count",

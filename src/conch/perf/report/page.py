@@ -66,8 +66,8 @@ def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
         worst = max(disturbed, key=lambda one: one.machine.interference.others if one.machine else 0.0)
         yield Note(
             "warning",
-            f"others used the machine while {len(disturbed)} of {len(measured)} levels were measured, so their figures"
-            f" are not to be relied on; most at {short_level(plan, worst)}: {worst.machine}.",
+            f"other processes used the machine while {len(disturbed)} of {len(measured)} levels were measured, so their"
+            f" figures are not reliable; most at {short_level(plan, worst)}: {worst.machine}.",
         )
     for one in measured:
         for warning in one.warnings:
@@ -83,7 +83,7 @@ def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
     latency = best.figures.latency
     assert latency is not None
     if best.disturbed:
-        return "Others used the machine meanwhile: the figures are not to be relied on."
+        return "Other processes used the machine, so the figures are not reliable."
     return (
         f"It answered {significant(best.figures.throughput)} inferences a second at {short_level(plan, best)}, half of"
         f" them within {duration(latency.percentiles[50])} and 99 % within {duration(latency.percentiles[99])}."
@@ -114,7 +114,7 @@ def _tiles(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Block]:
 
 
 def _tile(measured: Measured, value: str, label: str, detail: str) -> Tile:
-    """A figure of a level, grey where others used the machine."""
+    """A figure of a level, grey if it was disturbed."""
     if measured.disturbed:
         return Tile(value, label, f"disturbed; {detail}", "muted")
     return Tile(value, label, detail)
@@ -215,11 +215,9 @@ def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
 def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
     shown = _some([one for one in measured if len(one.windows) > 1])
     disturbed = ", ".join(short_level(plan, one) for one in shown if one.disturbed)
-    counted = f"Figures are of the last {WINDOWS} that agree and that nobody disturbed."
+    counted = f"Figures are of the last {WINDOWS} undisturbed windows that agree."
     if disturbed:
-        counted = (
-            f"Figures are of the last {WINDOWS} that agree; disturbed ones count at {disturbed}, for want of others."
-        )
+        counted = f"Figures are of the last {WINDOWS} windows that agree. Disturbed windows count at {disturbed}."
     for title, unit, value in (
         ("Throughput by window", "throughput (infer/s)", lambda window: window.throughput),
         ("p99 latency by window", "p99 latency (ms)",

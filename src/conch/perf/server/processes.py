@@ -39,13 +39,13 @@ def find_server(address: Address) -> ServerProcesses:
     if not names:
         return ServerProcesses(
             unseen=f"the processes that listen on port {address.port} may not be seen (another user's, or a"
-            " container's), so what others used is not known"
+            " container's), so the interference is not known"
         )
     for name in names.values():
         if name in _FORWARDERS:
             return ServerProcesses(
-                unseen=f"port {address.port} is forwarded by {name}: the server's processes were not seen, so what"
-                " others used is not known"
+                unseen=f"port {address.port} is forwarded by {name}: the server's processes were not seen, so the"
+                " interference is not known"
             )
     return ServerProcesses(tuple(sorted(names)))
 

@@ -77,8 +77,8 @@ def test_a_disturbed_point_does_not_win_in_silence() -> None:
     ranking = rank([DEFAULT, result("two", point(200, disturbed=True), instances=2)], goals())
     assert ranking.winner is not None and ranking.winner.name == "m_config_default"
     assert ranking.cautions == (
-        "two looked better (2.00 times as good as m_config_default), but was disturbed while it was measured: measure"
-        " it again before you trust either.",
+        "two may be better than m_config_default, but its measurement was disturbed: measure it again"
+        " (--repeat-disturbed).",
     )
 
 
@@ -87,7 +87,7 @@ def test_where_all_was_disturbed_the_winner_is_said_to_be() -> None:
         [result("m_config_default", point(100, disturbed=True)), result("two", point(200, disturbed=True))], goals()
     )
     assert ranking.winner is not None and ranking.winner.name == "two"
-    assert "two was disturbed" in ranking.notes[0]
+    assert ranking.notes[0] == "The measurement of two was disturbed: measure again."
 
 
 def test_requests_that_fail_are_not_fast_ones() -> None:
@@ -141,4 +141,4 @@ def test_without_what_is_wanted_of_it_nothing_wins() -> None:
 def test_a_winner_that_was_measured_for_other_goals_is_said_to_be() -> None:
     ranking = rank([DEFAULT, result("two", point(200, stopped=True), instances=2)], goals())
     assert ranking.winner is not None and ranking.winner.name == "two"
-    assert "two was not measured to the end" in ranking.cautions[0]
+    assert "The measurement of two ended early" in ranking.cautions[0]

@@ -99,7 +99,7 @@ def test_a_winner_is_used_if_it_was_better_in_the_final_rounds() -> None:
         (None, "unproven", "was not compared with the default"),
         (rounds((100, 80), (101, 80), (99, 80)), "keep", "the default was better than m_config_1"),
         (rounds((100, 120), (100, 90), (100, 105)), "keep", "not better than the default by more than the noise"),
-        (rounds((100, 200), (100, 200), disturbed=1), "unproven", "others used the machine"),
+        (rounds((100, 200), (100, 200), disturbed=1), "unproven", "other processes used the machine"),
     ],
 )
 def test_a_winner_that_is_not_proven_to_be_better_is_not_used(
@@ -107,6 +107,12 @@ def test_a_winner_that_is_not_proven_to_be_better_is_not_used(
 ) -> None:
     found = recommended(final)
     assert found.advice == advice and reason in found.reason
+
+
+def test_a_disturbed_default_is_not_proven_to_be_the_best() -> None:
+    results = [result("m_config_default", point(100, disturbed=True)), result("m_config_1", point(50, disturbed=True))]
+    found = recommend(results, goals(), None, complete=True)
+    assert found.advice == "unproven" and "other processes used the machine" in found.reason
 
 
 def test_an_interrupted_search_recommends_nothing() -> None:

@@ -91,7 +91,7 @@ def analysis(*, gpu: bool = True, many: int = 8, **given: Any) -> Analysis:
         latency_limit=1.5,
         server="conch 0.11.0 at 127.0.0.1:8000",
         machine=[("processor", "Intel(R) Core(TM) i9-13900K, 32 cores, 64 GiB"), ("GPU", "NVIDIA RTX A6000, 48 GB"),
-                 ("load", "0.1 before, 2.3 during; others used 1 % of the cores")],
+                 ("load", "0.1 before, 2.3 during; other processes used 1 % of the cores")],
         settings=[("search", "quick, concurrency 1 to 256"), ("windows", "3 of 5 s that agree within 10 %")],
         reproduce="conch analyze profile -m model_repository --profile-models falcon7b --latency-budget 1500",
         apply="conch analyze apply --model falcon7b --config falcon7b_config_7",

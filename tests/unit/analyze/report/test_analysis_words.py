@@ -12,8 +12,8 @@ from rich.console import Console
 
 from conch.analyze.judging.rounds import DefaultComparison
 from conch.analyze.report import files, terminal
-from conch.analyze.report.analysis import Analysis
-from conch.analyze.report.columns import ranking_table
+from conch.analyze.report.analysis import Analysis, Placed
+from conch.analyze.report.columns import load_table, ranking_table
 from conch.analyze.report.page import page
 from conch.analyze.report.traits import ConfigTraits
 from conch.analyze.report.words import doubts, headline, missing, reasons
@@ -159,7 +159,7 @@ def test_what_was_measured_in_turns_is_said_with_its_range() -> None:
     best = told.best
     assert best is not None
     assert next(reasons(told)) == (
-        f"Measured in turns at the end, {best.name} has 2.91 times the throughput of the default"
+        f"In the final rounds {best.name} has 2.91 times the throughput of the default"
         " (2.70 to 3.14 with 95 % confidence)."
     )
     assert "291 infer/s" in headline(told) and "2.9 times the throughput of the default (100 infer/s" in headline(told)
@@ -167,8 +167,8 @@ def test_what_was_measured_in_turns_is_said_with_its_range() -> None:
 
 def test_a_winner_that_is_not_better_in_the_end_is_no_recommendation() -> None:
     kept = replace(analysis(), advice="keep", reason="the default was better", comparison=compared(0.7, 0.9))
-    assert headline(kept).startswith("Keep the configuration of the repository (25.0 infer/s")
-    assert headline(kept).endswith("at concurrency 1): the default was better.")
+    assert headline(kept).startswith("Keep the configuration of the repository (100 infer/s")
+    assert headline(kept).endswith("at concurrency 8): the default was better.")
     assert "To use it" not in "\n".join(printed(kept, 120))
     assert {row.cells[0] for row in ranking_table(kept, kept.measured).rows if row.tone == "good"} == {
         "falcon7b_config_default"
@@ -177,8 +177,26 @@ def test_a_winner_that_is_not_better_in_the_end_is_no_recommendation() -> None:
 
 def test_figures_of_disturbed_rounds_are_withheld() -> None:
     disturbed = compared(2.7, 3.14, disturbed=True)
-    doubtful = replace(analysis(), advice="unproven", reason="others used the machine", comparison=disturbed)
-    assert headline(doubtful) == "falcon7b_config_5 looks best of 10 configurations, but others used the machine."
-    assert not any("times" in reason for reason in reasons(doubtful) if "turns" in reason)
-    assert any("Others used the machine" in doubt for doubt in doubts(doubtful))
+    doubtful = replace(analysis(), advice="unproven", reason="other processes used the machine", comparison=disturbed)
+    assert (
+        headline(doubtful) == "falcon7b_config_5 looks best of 10 configurations, but other processes used the machine."
+    )
+    assert not any("times" in reason for reason in reasons(doubtful) if "final rounds" in reason)
+    assert any("Other processes used the machine" in doubt for doubt in doubts(doubtful))
     assert not any(isinstance(block, Tiles) for block in page(doubtful).opening)
+
+
+def test_disturbed_points_are_marked_and_never_coloured() -> None:
+    def disturb(one: Placed) -> Placed:
+        points = [replace(each, disturbed=True) for each in one.result.points]
+        point = replace(one.point, disturbed=True) if one.point is not None else None
+        return replace(one, result=replace(one.result, points=points), point=point)
+
+    found = replace(analysis(), placed=[disturb(one) for one in analysis().placed], advice="keep", comparison=None)
+    assert {row.tone for row in ranking_table(found, found.measured).rows} == {"muted"}
+    assert all("*" in "".join(row.cells) for row in ranking_table(found, found.measured).rows)
+    assert not {"good"} & {row.tone for one in found.measured for row in load_table(found, one).rows}
+    assert "infer/s" not in headline(found)
+    assert not any(
+        "instead of" in reason and "request" in reason and "queue for" in reason for reason in reasons(found)
+    )

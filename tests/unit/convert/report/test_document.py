@@ -126,7 +126,7 @@ def test_warnings_stand_before_the_figures() -> None:
 
 def test_conditions_tell_the_machine_and_how_quiet_it_was() -> None:
     assert columns.conditions(MANIFEST) == (
-        "Some CPU, 2 of 2 cores; load average 0.3 before and 2.0 during; others used 3% of the cores; "
+        "Some CPU, 2 of 2 cores; load average 0.3 before and 2.0 during; other processes used 3% of the cores; "
         "60 to 60 runs a figure, 0 of 6 figures busy"
     )
     assert "measured on: Some CPU" in document.markdown(MANIFEST)

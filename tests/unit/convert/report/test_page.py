@@ -88,8 +88,10 @@ def test_a_speed_up_that_others_disturbed_is_grey(place: int) -> None:
     tiles = {tile.label: tile for block in shown.opening if isinstance(block, Tiles) for tile in block.items}
     assert (tiles["speed-up"].tone, tiles["speed-up"].detail) == ("muted", "disturbed; over PyTorch in fp32")
     assert tiles["1x16 ms"].tone == "muted" and tiles["disk"].tone == ""
-    assert "as far as can be told of a machine that others used" in shown.lead
-    assert "others" not in quiet.lead
+    assert "other processes used the machine" in shown.lead
+    assert "other processes" not in quiet.lead
+    toned = [row.tone for table in tables(shown, "Which variant, and why") for row in table.rows]
+    assert "good" not in toned
     assert {tile.tone for block in quiet.opening if isinstance(block, Tiles) for tile in block.items} == {"good", ""}
 
 
