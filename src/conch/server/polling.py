@@ -56,6 +56,8 @@ class RepositoryPolling:
         """Load models while the repository is polled on, since one may take long or hang."""
         try:
             self.note(names, await self._lifecycle.load_all(names))
+        except ConchError as error:  # only raised while the server stops; models that fail are in the result
+            LOG.info("did not load what has changed in the model repository: %s", error.message)
         except Exception:
             LOG.exception("failed to load what has changed in the model repository")
 
@@ -69,9 +71,10 @@ class RepositoryPolling:
                     self._retries.forget(name)
                     await self._lifecycle.unload(name)
                 names = list(dict.fromkeys([*changes.added, *changes.modified, *self._retries.due()]))
-                loading = asyncio.get_running_loop().create_task(self._load(names))
-                self._loading.add(loading)
-                loading.add_done_callback(self._loading.discard)
+                if names:
+                    loading = asyncio.get_running_loop().create_task(self._load(names))
+                    self._loading.add(loading)
+                    loading.add_done_callback(self._loading.discard)
             except Exception:
                 LOG.exception("failed to poll the model repository")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+
+import pytest
 
 from conch.errors import ConchError, invalid, unavailable
 from conch.repository.errors import NotFoundError, PollError
@@ -70,3 +73,19 @@ async def test_model_is_loaded_again_when_its_checkpoint_elsewhere_has_changed(t
     (checkpoint / "model.safetensors").write_text("retrained")
     await until(lambda: len(house.loader.made) == 2)
     polling.stop()
+
+
+async def test_a_change_that_is_seen_while_the_server_stops_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "conch")
+    house = House(tmp_path)
+    polling = RepositoryPolling(ModelRepository([tmp_path]), house.lifecycle, 0)
+    await house.lifecycle.close()
+    house.write("m")
+
+    polling.start()
+    await until(lambda: "did not load" in caplog.text or "failed" in caplog.text)
+    polling.stop()
+
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
