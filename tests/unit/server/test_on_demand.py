@@ -186,10 +186,15 @@ async def test_pinned_model_stays() -> None:
     assert "unload b" in market.lifecycle.log and "unload a" not in market.lifecycle.log
 
 
+@pytest.mark.parametrize("loaded", [True, False])
 @fake_clock
-async def test_model_that_was_unloaded_by_hand_is_loaded_again_when_it_is_asked_for() -> None:
+async def test_model_is_loaded_again_by_the_first_request_after_an_unload(loaded: bool) -> None:
     market = Market(ONE)
-    await market.load("a")
+    if loaded:
+        await market.load("a")
+    else:  # the unload ends the load
+        market.submit("a")
+        await asyncio.sleep(0.2)
     await market.demand.unload("a", False)
     await settle()
     market.submit("a")
@@ -249,18 +254,6 @@ async def test_unload_during_a_load_fails_what_waits_for_it_and_the_next_request
     assert first.refused.message == "load failed for model 'a': the model was unloaded meanwhile"
     assert market.lifecycle.log == ["load a", "unload a", "load a"]
     assert market.running("a") == 1 and second.refused is None
-
-
-@fake_clock
-async def test_request_after_an_unload_that_ended_a_load_is_not_refused() -> None:
-    market = Market(ONE)
-    market.submit("a")
-    await asyncio.sleep(0.2)
-    await market.demand.unload("a", False)
-    await settle()
-    market.submit("a")
-    await asyncio.sleep(1.5)
-    assert market.running("a") == 1
 
 
 @fake_clock

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from conch.errors import ConchError, not_found, unavailable
+from conch.schedulers.residency import vocabulary
 from conch.schedulers.residency.machine import Residency
 from conch.schedulers.residency.room import Room
-from conch.schedulers.residency.vocabulary import (
-    Evict,
-    Load,
-    Need,
-    Needs,
-    Phase,
-    Proceed,
-    ReadNeeds,
-    ResidencyLimits,
-    Waiter,
-)
 
-ONE = Need(Room(models=1, memory=10))
+ONE = vocabulary.Need(Room(models=1, memory=10))
 
 
 class Town:
@@ -31,7 +21,10 @@ class Town:
     """
 
     def __init__(
-        self, limits: ResidencyLimits, pinned: Collection[str] = (), needs: Mapping[str, Needs] | None = None
+        self,
+        limits: vocabulary.ResidencyLimits,
+        pinned: Collection[str] = (),
+        needs: Mapping[str, vocabulary.Needs] | None = None,
     ) -> None:
         self.residency = Residency(limits, self, pinned)
         self.now = 0.0
@@ -52,7 +45,7 @@ class Town:
     def last_used(self, name: str) -> float:
         return self.used_at.get(name, 0.0)
 
-    def ask(self, name: str) -> tuple[int, Waiter]:
+    def ask(self, name: str) -> tuple[int, vocabulary.Waiter]:
         """A request for a model that is not loaded; its number in ``answers``, and what waits."""
         self._serial += 1
         serial = self._serial
@@ -69,24 +62,24 @@ class Town:
         while decisions := self.residency.decide(self.now):
             for decision in decisions:
                 match decision:
-                    case ReadNeeds(name) if name in self.slow:
+                    case vocabulary.ReadNeeds(name) if name in self.slow:
                         self.reading.append(name)
-                    case ReadNeeds(name) if name in self.unknown:
+                    case vocabulary.ReadNeeds(name) if name in self.unknown:
                         self.residency.unknown(name, not_found(f"there is no '{name}'"), self.now)
-                    case ReadNeeds(name):
+                    case vocabulary.ReadNeeds(name):
                         self.residency.planned(name, self.needs_of(name))
-                    case Load(name):
+                    case vocabulary.Load(name):
                         self.loading.append(name)
-                    case Evict(name, _):
+                    case vocabulary.Evict(name, _):
                         self.on_evict(name)
                         self.leaving.append(name)
-                    case Proceed(waiter, error):
+                    case vocabulary.Proceed(waiter, error):
                         waiter.proceed(error)
 
     def on_evict(self, name: str) -> None:
         """For what a test wants to see of every departure."""
 
-    def needs_of(self, name: str) -> Needs:
+    def needs_of(self, name: str) -> vocabulary.Needs:
         return self.needs.get(name, {name: ONE})
 
     def wait(self, seconds: float) -> None:
@@ -96,7 +89,7 @@ class Town:
     def end_load(self, name: str, error: str = "") -> None:
         """A load ends: with all of its models, or where there is an ``error``, with its members alone."""
         self.loading.remove(name)
-        brought = [one for one in self.needs_of(name) if self.residency.phase(one) is Phase.LOADING]
+        brought = [one for one in self.needs_of(name) if self.residency.phase(one) is vocabulary.Phase.LOADING]
         for one in brought:
             if one != name or not error:
                 self.serve(one, self.needs_of(name)[one])
@@ -106,7 +99,7 @@ class Town:
             self.residency.loaded(name)
         self.decide()
 
-    def serve(self, name: str, need: Need = ONE) -> None:
+    def serve(self, name: str, need: vocabulary.Need = ONE) -> None:
         """A model begins to serve, perhaps before the load that brings it has ended."""
         self.residency.serves(name, need, self.now)
         self.decide()
@@ -129,4 +122,4 @@ class Town:
             self.wait(1)
 
     def loaded(self) -> list[str]:
-        return sorted(self.residency.residents(Phase.LOADED))
+        return sorted(self.residency.residents(vocabulary.Phase.LOADED))
