@@ -12,10 +12,14 @@ from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferRes
 from conch.server.core import InferenceServer
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import WireTensor
+from tests.simulation.connection import OnResponse
 from tests.simulation.grpc_client import SimulatedGrpcClient
-from tests.simulation.http_client import OnResponse, SimulatedHttpClient
+from tests.simulation.http_client import SimulatedHttpClient
+from tests.simulation.library import LibraryCaller
+from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.promises import Outcome, Promises
+from tests.simulation.shared_memory import ClientMemory
 
 #: Values below this make requests that are equal to the last byte, as clients that ask the same thing do.
 REPEATED = 1000
@@ -26,19 +30,24 @@ class Clients:
 
     def __init__(
         self,
+        loop: SimulatedLoop,
         network: SimulatedNetwork,
         server: InferenceServer,
         addresses: Mapping[str, tuple[str, int]],
         promises: Promises,
         specs: Mapping[str, Any],
+        memory: ClientMemory,
     ) -> None:
+        self._loop = loop
         self._network = network
         self._server = server
         self._addresses = addresses
         self._promises = promises
         self._specs = specs
+        self._memory = memory
         self._http: dict[int, SimulatedHttpClient] = {}
         self._grpc: dict[int, SimulatedGrpcClient] = {}
+        self._library: dict[int, LibraryCaller] = {}
         self._connecting: set[asyncio.Task[None]] = set()
 
     def send(self, outcome: Outcome, on_response: OnResponse) -> None:
@@ -53,6 +62,10 @@ class Clients:
             outcome.client = client
             deadline = arguments.get("deadline", 0)
             client.infer(request, outcome.id, on_response, streamed=via == "stream", milliseconds=deadline)
+        elif via == "library":
+            outcome.client = caller = self._library_caller(arguments["client"])
+            shape = (1, 3) if self._batched(arguments) else (3,)
+            caller.infer(arguments, outcome.id if arguments["value"] >= REPEATED else "", shape, on_response)
         else:
             self._submit(outcome, on_response)
 
@@ -87,6 +100,8 @@ class Clients:
         """Hang up everywhere."""
         for client in (*self._http.values(), *self._grpc.values()):
             client.hang_up()
+        for caller in self._library.values():
+            caller.close()
         for task in self._connecting:
             task.cancel()
 
@@ -104,7 +119,8 @@ class Clients:
             options["sequence_start"], options["sequence_end"] = arguments["start"], arguments["end"]
         outcome.client = client
         name = outcome.id if arguments["value"] >= REPEATED else ""
-        client.infer(arguments["model"], name, _values(arguments), self._batched(arguments), options, on_response)
+        batched, region = self._batched(arguments), arguments.get("region", "")
+        client.infer(arguments["model"], name, _values(arguments), batched, options, on_response, self._memory, region)
 
     def _grpc_client(self, number: int) -> SimulatedGrpcClient:
         client = self._grpc.get(number)
@@ -125,6 +141,11 @@ class Clients:
         task.add_done_callback(self._connecting.discard)
 
     # In the process
+
+    def _library_caller(self, number: int) -> LibraryCaller:
+        if number not in self._library:
+            self._library[number] = LibraryCaller(self._loop)
+        return self._library[number]
 
     def _submit(self, outcome: Outcome, on_response: OnResponse) -> None:
         outcome.give_up = None

@@ -13,7 +13,7 @@ from conch.errors import Code, ConchError
 from conch.frontends.grpc.http2 import frames
 from conch.inference import InferRequest, InferResponse
 from conch.wire.grpc.outgoing import CODES, decode_response, encode_request
-from tests.simulation.http_client import CONNECTION_LOST, OnResponse
+from tests.simulation.connection import CONNECTION_LOST, ClientConnection, OnResponse
 
 _MESSAGE = struct.Struct(">BI")
 _PATH = "/inference.GRPCInferenceService/"
@@ -30,20 +30,17 @@ class _Call:
         self.message = ""
 
 
-class SimulatedGrpcClient:
+class SimulatedGrpcClient(ClientConnection):
     """``stream`` requests share one ``ModelStreamInfer`` call; others have a ``ModelInfer`` call each."""
 
     def __init__(self, on_unasked: Callable[[str], None]) -> None:
-        self.lost = False
+        super().__init__()
         self._on_unasked = on_unasked
-        self._transport: Any = None
-        self._unsent: list[bytes] = []
         self._encoder, self._decoder = hpack.Encoder(), hpack.Decoder()
         self._buffer = b""
         self._calls: dict[int, _Call] = {}
         self._next_stream = 1
         self._open: int | None = None
-        self._gone = False
         self._send(frames.PREFACE + frames.settings({frames.ENABLE_PUSH: 0}))
 
     def infer(
@@ -78,16 +75,8 @@ class SimulatedGrpcClient:
             self._send(frames.frame(frames.DATA, frames.END_STREAM, self._open))
         self._open = None
 
-    def hang_up(self) -> None:
-        """Go away without waiting for answers."""
-        self._gone = True
+    def forget(self) -> None:
         self._calls.clear()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def refused(self) -> None:
-        """There is no server to connect to."""
-        self.connection_lost(None)
 
     def _begin(self, method: str, milliseconds: int) -> int:
         stream, self._next_stream = self._next_stream, self._next_stream + 2
@@ -100,30 +89,7 @@ class SimulatedGrpcClient:
         self._send(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self._encoder.encode(fields)))
         return stream
 
-    def _send(self, data: bytes) -> None:
-        if self._transport is None:
-            self._unsent.append(data)
-        else:
-            self._transport.write(data)
-
     # Called by the transport
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        if self._gone:
-            transport.abort()
-        for data in self._unsent:
-            transport.write(data)
-        self._unsent.clear()
-
-    def pause_writing(self) -> None:
-        """Programs send little."""
-
-    def resume_writing(self) -> None:
-        """Programs send little."""
-
-    def eof_received(self) -> bool:
-        return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True

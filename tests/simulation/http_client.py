@@ -6,28 +6,25 @@ import json
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from conch.errors import Code, ConchError, unavailable
+from conch.errors import Code, ConchError
 from conch.inference import InferResponse
 from conch.tensors import WireTensor
 from conch.wire.json.outgoing import decode_error
+from tests.simulation.connection import CONNECTION_LOST, ClientConnection, OnResponse
+from tests.simulation.shared_memory import ClientMemory
 
-#: Called with each response to a request.
-OnResponse = Callable[[InferResponse], None]
 
-
-class SimulatedHttpClient:
-    """Sends what it is given in order; ``lost`` says whether the connection has ended."""
+class SimulatedHttpClient(ClientConnection):
+    """Sends requests in order."""
 
     def __init__(self, on_unasked: Callable[[str], None]) -> None:
-        self.lost = False
-        self._transport: Any = None
-        self._waiting: deque[OnResponse] = deque()
-        self._unsent: list[bytes] = []
+        super().__init__()
+        self._waiting: deque[Callable[[int, bytes], None]] = deque()
         self._buffer = b""
         self._on_unasked = on_unasked
-        self._gone = False
 
     def infer(
         self,
@@ -37,48 +34,34 @@ class SimulatedHttpClient:
         batched: bool,
         options: dict[str, Any],
         on_response: OnResponse,
+        memory: ClientMemory,
+        region: str = "",
     ) -> None:
-        """Send an inference request; ``options`` are its parameters."""
-        document = {
-            "id": id,
-            "inputs": [{"name": "IN", "shape": [1, 3] if batched else [3], "datatype": "INT64", "data": list(values)}],
-        }
+        """Send an inference request; ``options`` are its parameters.
+
+        With a ``region``, its input and its output are in ``memory``, which is registered by that name.
+        """
+        tensor: dict[str, Any] = {"name": "IN", "shape": [1, 3] if batched else [3], "datatype": "INT64"}
+        document: dict[str, Any] = {"id": id, "inputs": [tensor]}
+        read_output = None
+        if region:
+            offset = memory.write_input(values)
+            read_output = partial(memory.read_output, offset)
+            tensor["parameters"], place = memory.parameters(region, offset)
+            document["outputs"] = [{"name": "OUT", "parameters": place}]
+        else:
+            tensor["data"] = list(values)
         if options:
             document["parameters"] = options
         body = json.dumps(document).encode()
         head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
-        self._waiting.append(on_response)
-        if self._transport is None:
-            self._unsent.append(head.encode() + body)
-        else:
-            self._transport.write(head.encode() + body)
+        self._waiting.append(lambda status, body: on_response(_response(status, body, read_output)))
+        self._send(head.encode() + body)
 
-    def hang_up(self) -> None:
-        """Go away without waiting for answers."""
-        self._gone = True
+    def forget(self) -> None:
         self._waiting.clear()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def refused(self) -> None:
-        """There is no server to connect to."""
-        self.connection_lost(None)
 
     # Called by the transport
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        if self._gone:
-            transport.abort()
-        for data in self._unsent:
-            transport.write(data)
-        self._unsent.clear()
-
-    def pause_writing(self) -> None:
-        """Programs send little."""
-
-    def resume_writing(self) -> None:
-        """Programs send little."""
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -93,23 +76,19 @@ class SimulatedHttpClient:
             if not self._waiting:
                 self._on_unasked(f"an HTTP answer that nobody asked for: {lines[0]} {body[:200]!r}")
                 return
-            self._waiting.popleft()(_response(int(lines[0].split()[1]), body))
-
-    def eof_received(self) -> bool:
-        return False
+            self._waiting.popleft()(int(lines[0].split()[1]), body)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
         waiting, self._waiting = self._waiting, deque()
-        for on_response in waiting:
-            on_response(InferResponse(error=CONNECTION_LOST))
+        for on_answer in waiting:
+            on_answer(0, b"")
 
 
-#: How a request ends whose connection the server has closed before it answered.
-CONNECTION_LOST = unavailable("the connection was closed before the request was answered")
-
-
-def _response(status: int, body: bytes) -> InferResponse:
+def _response(status: int, body: bytes, read_output: Callable[[], bytes] | None) -> InferResponse:
+    """The response in an answer; status 0 for a connection that was lost."""
+    if not status:
+        return InferResponse(error=CONNECTION_LOST)
     if status != 200:
         try:
             return InferResponse(error=decode_error(status, body))
@@ -118,7 +97,12 @@ def _response(status: int, body: bytes) -> InferResponse:
     document = json.loads(body)
     try:
         outputs = [
-            WireTensor(output["name"], output["datatype"], tuple(output["shape"]), struct.pack("<3q", *output["data"]))
+            WireTensor(
+                output["name"],
+                output["datatype"],
+                tuple(output["shape"]),
+                read_output() if read_output is not None else struct.pack("<3q", *output["data"]),
+            )
             for output in document["outputs"]
         ]
     except (KeyError, struct.error) as error:

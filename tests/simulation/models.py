@@ -50,7 +50,8 @@ class SimulatedRepository:
 def config_of(name: str, spec: ModelSpec) -> str:
     """The text of ``config.pbtxt``.
 
-    ``kind`` is ``plain``, ``sequence``, ``decoupled``, ``bls``, ``remote``, ``remote_sequence`` or ``ensemble``;
+    ``kind`` is ``plain``, ``sequence``, ``decoupled``, ``bls`` or ``ensemble``, or of models that other servers run
+    ``remote``, ``remote_sequence`` or ``remote_decoupled``; these are reached over gRPC if ``grpc`` says so;
     ``calls`` names the model that a BLS model calls, ``steps`` those of an ensemble.
     """
     tensors = (
@@ -61,10 +62,16 @@ def config_of(name: str, spec: ModelSpec) -> str:
         text += "response_cache { enable: true }\n"
     if spec["kind"] == "ensemble":
         return text + _ensemble_steps(spec["steps"])
-    if spec["kind"] in ("remote", "remote_sequence"):
-        urls = ",".join(f"http://{host}:{port}" for host, port in ADDRESSES)
+    if spec["kind"].startswith("remote"):
+        scheme = "grpc" if spec["grpc"] else "http"
+        urls = ",".join(f"{scheme}://{host}:{port}" for host, port in ADDRESSES)
         text += f'backend: "remote"\nparameters {{ key: "url" value {{ string_value: "{urls}" }} }}\n'
-        return text + ("sequence_batching { }\n" if spec["kind"] == "remote_sequence" else "")
+        further = {
+            "remote": "",
+            "remote_sequence": "sequence_batching { }\n",
+            "remote_decoupled": "model_transaction_policy { decoupled: true }\n",
+        }
+        return text + further[spec["kind"]]
     text += 'backend: "python"\n'
     limits = "".join(
         f'resources {{ name: "{key}" count: {count} }}' for key, count in spec.get("resources", {}).items()

@@ -9,6 +9,10 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.simulation.addresses import REDIS
+
+#: The names of shared memory regions.
+REGIONS = ("s0", "s1")
 #: A step: seconds to wait before it, what is done, and its arguments by name.
 Step = tuple[float, str, dict[str, Any]]
 
@@ -68,19 +72,35 @@ class _Generator:
         self._vias = ["core"]
         self._values = 0
         self._sequences = 0
+        self._regions: tuple[str, ...] = ()
 
     def program(self, seed: int) -> Program:
         draw = self._random
         mode = draw.choice(["explicit", "explicit", "on-demand", "on-demand", "none", "poll"])
         features = {
             feature
-            for feature in ("cache", "limiter", "faults", "slow", "hangs", "http", "grpc", "store")
+            for feature in (
+                "cache",
+                "limiter",
+                "faults",
+                "slow",
+                "hangs",
+                "http",
+                "grpc",
+                "store",
+                "library",
+                "budget",
+                "shm",
+            )
             if draw.random() < 0.4
         }
+        if "cache" in features and draw.random() < 0.4:
+            features.add("redis")
         self._vias = [
             "core",
             *(["http"] if "http" in features else []),
             *(["grpc", "stream"] if "grpc" in features else []),
+            *(["library"] if "library" in features else []),
         ]
         self._make_models(mode, features)
         settings = self._settings(mode, features)
@@ -108,6 +128,8 @@ class _Generator:
             "allow_http": "http" in features,
             "stored": "store" in features,
             "allow_grpc": "grpc" in features,
+            "allow_client_shm": "shm" in features,
+            "max_bytes_in_flight": draw.choice([500, 5000]) if "budget" in features else 0,
         }
         names = [name for name in self._models if draw.random() < 0.7]
         if mode == "explicit":
@@ -120,17 +142,27 @@ class _Generator:
             settings["load_wait_secs"] = draw.choice([20, 60])
         if mode == "poll":
             settings["repository_poll_secs"] = 2
-        if "cache" in features:
+        if "redis" in features:
+            settings["cache_config"] = self._redis_settings()
+        elif "cache" in features:
             settings["cache_config"] = [("local", "size", str(draw.choice([700, 2000, 100_000])))]
         if "limiter" in features:
             settings["rate_limit"] = "execution_count"
         return settings
 
+    def _redis_settings(self) -> list[tuple[str, str, str]]:
+        draw = self._random
+        host, port = REDIS
+        given = {"host": host, "port": str(port), "pool_size": draw.choice(["1", "8"])}
+        if draw.random() < 0.7:
+            given |= dict.fromkeys(("connect_timeout", "socket_timeout", "wait_timeout"), "10000")
+        return [("redis", name, value) for name, value in given.items()]
+
     def _make_models(self, mode: str, features: set[str]) -> None:
         draw = self._random
         for name in "abc"[: draw.choice([1, 2, 3])]:
-            kinds = ["plain", "sequence", "decoupled", "bls", "remote", "remote_sequence"]
-            kind = draw.choices(kinds, [5, 2, 1, 1, 0.5, 1])[0]
+            kinds = ["plain", "sequence", "decoupled", "bls", "remote", "remote_sequence", "remote_decoupled"]
+            kind = draw.choices(kinds, [5, 2, 1, 1, 0.5, 1, 0.5])[0]
             spec: dict[str, Any] = {
                 "kind": kind,
                 "instances": draw.choice([1, 1, 2]),
@@ -138,6 +170,8 @@ class _Generator:
                 "delay_us": draw.choice([0, 0, 5000]),
                 "load_seconds": draw.choice([0, 0, 0.5, 5]),
             }
+            if kind.startswith("remote"):
+                spec["grpc"] = kind == "remote_decoupled" or draw.random() < 0.5
             if kind == "bls":
                 others = [other for other, one in self._models.items() if one["kind"] == "plain"]
                 if not others:
@@ -176,6 +210,11 @@ class _Generator:
             weights |= {"store": 0.7, "index": 0.7}
         if any(spec["kind"].startswith("remote") for spec in self._models.values()):
             weights |= {"remote": 1.5}
+        if "shm" in features and "http" in features:
+            weights |= {"register": 2.0, "unregister": 0.3}
+            self._regions = REGIONS
+        if "redis" in features:
+            weights |= {"redis": 1.0}
         if "hangs" in features:
             weights |= {"hang": 0.5}
         if "slow" in features:
@@ -232,11 +271,16 @@ class _Generator:
             case "remote":
                 arguments = {"server": draw.randrange(2), "seconds": draw.choice([0.1, 5])}
                 # What only one request of a sequence meets would leave it half done, which no server can mend.
-                plain = any(spec["kind"] == "remote" for spec in self._models.values())
+                plain = any(spec["kind"] in ("remote", "remote_decoupled") for spec in self._models.values())
                 sequences = any(spec["kind"] == "remote_sequence" for spec in self._models.values())
                 faults = ["die", "away", *(["drop", "interim", "stall"] if plain and not sequences else ["interim"])]
                 accident = (wait, "remote", arguments | {"fault": draw.choice(faults)})
                 return [accident, *(self._sequence(0.001) if sequences else [])]
+            case "register" | "unregister":
+                return [(wait, what, {"region": draw.choice(REGIONS)})]
+            case "redis":
+                fault = draw.choice(["die", "stall", "refuse", "refuse"])
+                return [(wait, "redis", {"fault": fault, "seconds": draw.choice([0.05, 1, 20])})]
             case "index":
                 return [(wait, "index", {})] * draw.choice([1, 6])
             case "hang":
@@ -269,11 +313,15 @@ class _Generator:
     def _way(self, name: str) -> dict[str, Any]:
         """How a request reaches the server."""
         draw = self._random
-        decoupled = self._models[name]["kind"] == "decoupled"
-        vias = [via for via in self._vias if via in ("core", "stream") or not decoupled]
+        decoupled = self._models[name]["kind"] in ("decoupled", "remote_decoupled")
+        vias = [via for via in self._vias if via in ("core", "stream", "library") or not decoupled]
         via = draw.choice(vias)
         way: dict[str, Any] = {"via": via, "client": draw.randrange(4)}
-        if via == "grpc":
+        if via == "library":
+            way["streamed"] = decoupled or draw.random() < 0.2
+        if via == "http" and self._regions and draw.random() < 0.5:
+            way["region"] = draw.choice(self._regions)
+        if via in ("grpc", "library"):
             way["deadline"] = draw.choice([0, 0, 5, 200])
         return way
 
@@ -286,7 +334,7 @@ class _Generator:
         name, correlation, length = draw.choice(models), self._sequences, draw.choice([1, 2, 5])
         between = draw.choice([0.0, 0.001, 0.2])
         # Calls of their own have no order, and pipelined requests wait for each other.
-        via = self._way(name) | {"via": draw.choice([via for via in self._vias if via != "grpc"])}
+        via = self._way(name) | {"via": draw.choice([via for via in self._vias if via != "grpc"]), "streamed": False}
         steps: list[Step] = []
         for at in range(length):
             request = self._request(name)

@@ -10,7 +10,8 @@ from typing import Any
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest, InferResponse
 from conch.server.core import InferenceServer
-from tests.simulation.http_client import CONNECTION_LOST
+from conch.server.on_demand import LoadNeeded
+from tests.simulation.connection import CONNECTION_LOST
 from tests.simulation.models import SimulatedRepository
 
 _OUTPUT = struct.Struct("<3q")
@@ -30,6 +31,8 @@ class Outcome:
     give_up: Callable[[], None] | None = None
     #: The connection that it was sent over; None in the process of the server.
     client: object = None
+    #: Whether it refers to a shared memory region that is registered until the end of the program.
+    registered: bool = False
     responses: list[tuple[int, int, int]] = field(default_factory=list)
     error: ConchError | None = None
     finals: int = 0
@@ -124,9 +127,13 @@ class Promises:
         outcome.finals += response.final
         outcome.during_stop = self.stopping
         outcome.error = response.error or outcome.error
+        if isinstance(response.error, LoadNeeded):
+            self.broken(f"request {outcome.id} was refused, although its model can be loaded")
         if response.error is not None and "must specify the START flag" in response.error.message:
             self._check_overtaken(outcome)
         message = response.error.message if response.error is not None else ""
+        if outcome.registered and "Unable to find shared memory region" in message:
+            self.broken(f"request {outcome.id} was refused, although its region is registered: {message}")
         if "is tried again in" in message and "was unloaded" in message:
             self.broken(f"request {outcome.id} was refused after an unload: {message}")
         if response.error is not None and "was not loaded within" in response.error.message:
@@ -147,7 +154,8 @@ class Promises:
 
     def _check_late(self, outcome: Outcome, error: ConchError) -> None:
         """A model that could be loaded at once is."""
-        if self.unlimited and not self.hung & {outcome.arguments["model"], outcome.origin}:
+        impatient = outcome.arguments.get("deadline", 0)
+        if self.unlimited and not impatient and not self.hung & {outcome.arguments["model"], outcome.origin}:
             self.broken(f"request {outcome.id} waited in vain: {error.message}")
 
     def _check_response(self, outcome: Outcome, value: int, stamp: int, place: int) -> None:
@@ -162,7 +170,7 @@ class Promises:
                 f"request {outcome.id} to '{arguments['model']}' got a response of files {stamp}, which were replaced "
                 f"by {outcome.oldest} before it was sent"
             )
-        if outcome.kind == "decoupled" and place != len(outcome.responses) - 1:
+        if outcome.kind in ("decoupled", "remote_decoupled") and place != len(outcome.responses) - 1:
             self.broken(f"request {outcome.id} got response {place} as number {len(outcome.responses) - 1}")
 
     def waiting(self) -> list[Outcome]:
@@ -229,6 +237,11 @@ class Promises:
             if failed and outcome.error is None:
                 self.broken(f"the sequence {correlation} of '{model}' went on after one of its requests had failed")
                 break
-            failed = failed or outcome.error is not None
+            failed = failed or (outcome.error is not None and not _refused_at_once(outcome.error))
         if -1 in places:
             self.broken(f"a request of the sequence {correlation} of '{model}' ran on an instance that has no such")
+
+
+def _refused_at_once(error: ConchError) -> bool:
+    """Whether a front end refused a request, so that its model never received it."""
+    return any(reason in error.message for reason in ("shared memory region", "--max-bytes-in-flight"))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from conch.config.remote import RemoteUrl
+from conch.config.schema import ModelConfig
+from conch.errors import Code, ConchError, unavailable
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.server.remote.transport import LostError, RemoteModel, UnreachedError
+from conch.tensors import WireTensor
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
@@ -21,22 +29,25 @@ class RemoteServer:
         self.loop = loop
         self.repository = repository
         self.connections: set[_Connection] = set()
+        self.channels: set[SimulatedChannel] = set()
         self.away = False
         #: What goes wrong with the next answers: ``drop``, ``interim`` or ``stall``.
         self.faults: list[str] = []
         self.positions: dict[tuple[str, object], int] = {}
         self._network = network
-        self._address = address
+        self.address = address
         self._up()
 
     def fail(self, fault: str, seconds: float) -> None:
         """Have something go wrong; ``die`` and ``away`` last for ``seconds``."""
         match fault:
             case "die":
-                self._network.listeners.pop(self._address, None)
+                self._network.listeners.pop(self.address, None)
                 self.positions.clear()
                 for connection in list(self.connections):
                     connection.transport.abort()
+                for channel in list(self.channels):
+                    channel.break_off()
                 self.loop.later(seconds, self._up)
             case "away":
                 self.away = True
@@ -51,9 +62,13 @@ class RemoteServer:
         self.faults.clear()
         self._up()
 
+    @property
+    def listens(self) -> bool:
+        return self.address in self._network.listeners
+
     def _up(self) -> None:
-        if self._address not in self._network.listeners:
-            self._network.listen(lambda: _Connection(self), *self._address)
+        if not self.listens:
+            self._network.listen(lambda: _Connection(self), *self.address)
 
     def answer(self, path: str, header: dict[str, Any], data: bytes) -> tuple[int, dict[str, Any]]:
         """The status and the body of an answer; ``header`` and ``data`` are those of an inference request."""
@@ -130,3 +145,107 @@ class _Connection:
         loop = self._server.loop
         seconds = loop.latency(0.002) + (30.0 if fault == "stall" else 0.0)
         loop.later(seconds, partial(loop.arrive, self.transport.write, reply))
+
+
+class SimulatedChannel:
+    """A gRPC channel to a remote server; see :class:`conch.server.remote.transport.RemoteTransport`."""
+
+    def __init__(self, server: RemoteServer, model: RemoteModel) -> None:
+        self.on_broken: Callable[[], None] = lambda: None
+        self._server = server
+        self._model = model
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    async def check(self) -> None:
+        async with asyncio.timeout(self._model.connect_timeout):
+            await self._connect()
+            status, answer = await self._call("/ready")
+        if status != 200:
+            raise unavailable(str(answer["error"]))
+
+    async def config(self) -> ModelConfig:
+        raise unavailable("simulated servers have no configurations")
+
+    async def infer(
+        self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
+    ) -> None:
+        options: dict[str, Any] = {"sequence_id": request.correlation_id} if request.correlation_id else {}
+        options |= {
+            "sequence_start": bool(request.flags & SEQUENCE_START), "sequence_end": bool(request.flags & SEQUENCE_END)
+        }  # fmt: skip
+        tensor = request.inputs["IN"]
+        header = {"inputs": [{"shape": list(tensor.shape)}], "parameters": options}
+        data = bytes(tensor.data)
+        async with asyncio.timeout(seconds):
+            await self._connect()
+            status, answer = await self._call(f"/v2/models/{self._model.name}/infer", header, data)
+            if status != 200:
+                raise ConchError(answer["error"], Code.UNAVAILABLE if status == 503 else Code.INVALID_ARG)
+            (output,) = answer["outputs"]
+            value, stamp, place = output["data"]
+            if not self._model.decoupled:
+                deliver(_response(output["shape"], value, stamp, place, final=True))
+                return
+            for place in range(struct.unpack_from("<q", data, 16)[0]):
+                await self._wait(self._server.loop.latency(0.005))
+                deliver(_response(output["shape"], value, stamp, place, final=False))
+            await self._wait(self._server.loop.latency(0.001))
+            deliver(InferResponse())
+
+    async def close(self) -> None:
+        self.break_off()
+        await asyncio.sleep(0)
+
+    def break_off(self) -> None:
+        """End the connection and its calls."""
+        self._server.channels.discard(self)
+        calls, self._calls = self._calls, set()
+        for call in calls:
+            if not call.done():
+                call.set_exception(LostError("the connection broke"))
+        self._server.loop.call_soon(self.on_broken)
+
+    async def _connect(self) -> None:
+        if self not in self._server.channels:
+            await self._wait(self._server.loop.latency(0.0005))
+            if not self._server.listens:
+                raise UnreachedError("no connection: Connection refused")
+            self._server.channels.add(self)
+
+    async def _call(self, path: str, header: Any = None, data: bytes = b"") -> tuple[int, dict[str, Any]]:
+        server = self._server
+        await self._wait(server.loop.latency(0.001))
+        fault = server.faults.pop(0) if server.faults and data else ""
+        if fault == "drop":
+            self.break_off()
+            raise LostError("the connection broke")
+        answer = server.answer(path, header or {}, data)
+        await self._wait(server.loop.latency(0.001) + (30.0 if fault == "stall" else 0.0))
+        return answer
+
+    async def _wait(self, seconds: float) -> None:
+        """Let ``seconds`` pass.  Raises LostError if the connection breaks meanwhile."""
+        loop = self._server.loop
+        call: asyncio.Future[Any] = loop.create_future()
+        self._calls.add(call)
+        loop.later(seconds, partial(loop.arrive, _end, call))
+        try:
+            await call
+        finally:
+            self._calls.discard(call)
+
+
+def _end(call: asyncio.Future[Any]) -> None:
+    if not call.done():
+        call.set_result(None)
+
+
+def _response(shape: list[int], value: int, stamp: int, place: int, *, final: bool) -> InferResponse:
+    data = struct.pack("<3q", value, stamp, place)
+    return InferResponse([WireTensor("OUT", "INT64", tuple(shape), data)], final=final)
+
+
+def channels_to(servers: list[RemoteServer]) -> Callable[[RemoteUrl, RemoteModel], SimulatedChannel]:
+    """What makes gRPC channels, in the place of :class:`conch.server.remote.grpc_calls.RemoteGrpc`."""
+    by_address = {server.address: server for server in servers}
+    return lambda url, model: SimulatedChannel(by_address[url.host, url.port], model)

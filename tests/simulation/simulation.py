@@ -17,7 +17,9 @@ from typing import Any
 
 from conch.app import Application
 from conch.errors import ConchError
+from conch.frontends.budget import ByteBudget
 from conch.inference import InferResponse
+from conch.server.regions.system import SystemRegion
 from conch.settings import Resource, Setting, Settings
 from tests.simulation import virtual_time
 from tests.simulation.addresses import ADDRESSES
@@ -27,7 +29,9 @@ from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.programs import Program
 from tests.simulation.promises import Outcome, Promises
+from tests.simulation.redis_server import RedisServer
 from tests.simulation.remotes import RemoteServer
+from tests.simulation.shared_memory import SIZE, ClientMemory
 from tests.simulation.stores import SimulatedStore
 from tests.simulation.substitutes import InjectedError, SimulatedMemory, substituted
 from tests.simulation.workers import SimulatedWorkers
@@ -55,14 +59,20 @@ class Simulation:
         self._folder = folder
         self.repository = SimulatedRepository(folder / "models")
         self.remotes = [RemoteServer(self.loop, self.network, address, self.repository) for address in ADDRESSES]
+        self.redis = RedisServer(self.loop, self.network)
         self.store = SimulatedStore(folder / "models", self.loop.latency)
         self.promises = Promises(self.repository)
         self.promises.stable = program.stable
         self.promises.unlimited = program.unlimited
         self._faults: dict[tuple[str, str], list[str]] = {}
+        self._memory = ClientMemory()
+        self._registered: set[str] = set()
+        self._cached_executions = 0
+        self._rested = False
         self._specs = {name: dict(spec) for name, spec in program.models.items()}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._application: Application
+        self.application: Application
+        self.budgets: list[ByteBudget] = []
         self._clients: Clients
 
     def run(self) -> list[str]:
@@ -83,6 +93,7 @@ class Simulation:
             virtual_time.use(None)
             asyncio.set_event_loop(None)
             self.loop.close()
+            self._memory.remove()
         for failure in self.loop.failures:
             self.promises.broken(f"an exception reached the event loop: {failure}")
         for line in records.lines:
@@ -95,18 +106,27 @@ class Simulation:
         faults = self._faults.get((model, during))
         return faults.pop(0) if faults else ""
 
-    def executed(self, id: str) -> None:
+    def executed(self, model: str, id: str) -> None:
+        self._cached_executions += bool(self._specs[model].get("cache"))
         self.promises.executed(id)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether every request to a model with a cache must be looked up in Redis."""
+        patient = ("redis", "socket_timeout", "10000") in self.program.settings.get("cache_config", ())
+        rewritten = any(what == "rewrite" for _, what, _ in self.program.steps)  # files that change are not cached
+        return patient and self.redis.reliable and not rewritten and not self.program.slowness
 
     # The program
 
     async def _main(self) -> None:
-        self._application = Application(self._settings())
-        await self._application.listen()
+        self.application = Application(self._settings())
+        await self.application.listen()
         self._clients = Clients(
-            self.network, self._application.server, self._application.addresses, self.promises, self._specs
-        )
-        await self._application.load_models()
+            self.loop, self.network, self.application.server, self.application.addresses, self.promises, self._specs,
+            self._memory,
+        )  # fmt: skip
+        await self.application.load_models()
         watching = self.loop.create_task(self._watch(), name="watch")
         for seconds, what, arguments in self.program.steps:
             await asyncio.sleep(seconds)
@@ -129,13 +149,15 @@ class Simulation:
         self.store.heal()
         for remote in self.remotes:
             remote.heal()
+        self.redis.heal()
         self.memory.failures = 0
-        core_server = self._application.server
+        core_server = self.application.server
         for worker in self.workers.alive:
             if worker.stalled:
                 worker.kill()
         await asyncio.sleep(150.0)
         self.promises.check_rest(core_server)
+        self._rested = True
         for name in self.promises.serving(core_server, self._specs):
             outcome = self._infer({"model": name, "value": 7, "milliseconds": 0, "count": 1, "timeout": 0})
             await self._quiet()
@@ -160,15 +182,17 @@ class Simulation:
         while True:
             await asyncio.sleep(1.0)
             for outcome in self.promises.waiting():
+                waits_for_redis = self.redis.stalled_until > self.clock.now_ns
                 idle = self.workers.idle(outcome.arguments["model"]) and not self.loop.busy_threads
+                idle = idle and not waits_for_redis
                 since[outcome.id] = since.get(outcome.id, 0) + 1 if idle else 0
                 if since[outcome.id] == STRANDED_SECONDS:
                     self.promises.broken(f"request {outcome.id} to '{outcome.arguments['model']}' is stranded")
 
     async def _stop(self) -> None:
-        seconds = self._application.exit_seconds
+        seconds = self.application.exit_seconds
         self.promises.stopping = True
-        stopping = asyncio.create_task(self._application.stop(seconds), name="stop")
+        stopping = asyncio.create_task(self.application.stop(seconds), name="stop")
         done, _ = await asyncio.wait([stopping], timeout=PATIENCE)
         if not done:
             self.promises.broken(f"the server did not stop within {PATIENCE:g} s: {_stack(stopping)}")
@@ -179,10 +203,24 @@ class Simulation:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             self.promises.broken(f"the server cannot stop: {error!r} in {Path(frame.filename).name}:{frame.lineno}")
             return
+        if not in_time and self._rested and not self.program.slowness:
+            self.promises.broken("the server did not stop in time, with no requests in flight")
         await self._quiet()
         self._clients.close()
         await asyncio.sleep(5.0 if in_time else 60.0)
         self.promises.check_end()
+        for budget in self.budgets:
+            if budget.used:
+                self.promises.broken(f"{budget.used} bytes count as in flight after the end")
+        if self.looks_up and self._cached_executions > self.redis.misses:
+            self.promises.broken(
+                f"{self._cached_executions} requests were executed after {self.redis.misses} lookups in Redis"
+            )
+        if in_time and self.program.settings["allow_client_shm"]:
+            self.application.server.regions.unregister(SystemRegion)
+            gc.collect()
+            if self._memory.open_files:
+                self.promises.broken("shared memory is still open after the end")
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in left:
             self.promises.broken(f"a task is left after the end: {task.get_name()} {_stack(task)}")
@@ -192,7 +230,7 @@ class Simulation:
             self.promises.broken(f"the worker {worker.pid} of '{worker.model}' is left after the end")
 
     async def _do(self, what: str, arguments: dict[str, Any]) -> None:
-        server = self._application.server
+        server = self.application.server
         match what:
             case "infer":
                 self._infer(arguments)
@@ -230,6 +268,12 @@ class Simulation:
                 self.store.failures += arguments["failures"]
             case "remote":
                 self.remotes[arguments["server"]].fail(arguments["fault"], arguments["seconds"])
+            case "register":
+                self._begin(self._register(arguments["region"]), f"register {arguments['region']}")
+            case "unregister":
+                server.regions.unregister(SystemRegion, arguments["region"])
+            case "redis":
+                self.redis.fail(arguments["fault"], arguments["seconds"])
             case "index":
                 self._begin(self._control(server.index()), "index")
             case "hang":
@@ -241,12 +285,20 @@ class Simulation:
     async def _load(self, name: str) -> None:
         newest = self.promises.newest(name)
         try:
-            await self._application.server.load(name)
+            await self.application.server.load(name)
         except ConchError as error:
             self._note(f"load of {name} failed: {error}")
         else:
             self._note(f"loaded {name}")
             self.promises.loaded(name, newest)
+
+    async def _register(self, region: str) -> None:
+        try:
+            await self.application.server.regions.register_system(region, self._memory.key, 0, SIZE)
+        except ConchError as error:
+            self._note(f"region {region} was not registered: {error}")
+        if not any(what == "unregister" and given["region"] == region for _, what, given in self.program.steps):
+            self._registered.add(region)
 
     async def _control(self, work: Any) -> None:
         try:
@@ -256,6 +308,7 @@ class Simulation:
 
     def _infer(self, arguments: dict[str, Any]) -> Outcome:
         outcome = self.promises.begin(arguments, self._specs)
+        outcome.registered = arguments.get("region") in self._registered
         ended = self.loop.create_future()
         self._begin(_wait(ended), f"request {outcome.id}")
 
@@ -366,7 +419,7 @@ def simulate(program: Program, trace: list[str] | None = None) -> list[str]:
     gc.disable()  # what the collector finds, and when, is not part of the schedule
     try:
         simulation = Simulation(program, folder, trace)
-        with substituted(simulation.workers, simulation.memory, simulation.store):
+        with substituted(simulation):
             violations = simulation.run()
             del simulation
             gc.collect(1)

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from conch import app
+from conch.frontends.budget import ByteBudget
+from conch.library import async_server
+from conch.library import server as library_server
 from conch.repository.stores import copies, pool, s3, transfer
 from conch.server import core
+from conch.server.remote import grpc_calls
 from conch.telemetry.processes import ProcessMemory
 from conch.workers.host.process import WorkerProcess
-from tests.simulation.stores import SimulatedStore
+from tests.simulation.library import SimulatedLoopThread, running
+from tests.simulation.remotes import channels_to
 from tests.simulation.threads import SimulatedFuture, SimulatedQueue, Threading, wait_for
-from tests.simulation.workers import SimulatedWorkers
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
 
 
 class InjectedError(OSError):
@@ -39,24 +46,34 @@ class SimulatedMemory:
 
 
 @contextmanager
-def substituted(workers: SimulatedWorkers, memory: SimulatedMemory, store: SimulatedStore) -> Iterator[None]:
-    """As long as the block runs, servers have simulated workers, and a machine without anything else."""
+def substituted(simulation: Simulation) -> Iterator[None]:
+    """While the block runs, the server of ``simulation`` has simulated workers, and a machine without anything else."""
+    workers, loop = simulation.workers, simulation.loop
+    make_budget = ByteBudget.of
+
+    def new_budget(setting: int) -> ByteBudget:
+        simulation.budgets.append(make_budget(setting))
+        return simulation.budgets[-1]
 
     def new_process(name: str, spawn: Any = None) -> WorkerProcess:
         return WorkerProcess(name, workers.spawn)
 
-    threads = Threading(workers.surroundings.loop)
+    threads = Threading(loop)
     with ExitStack() as patches:
         for module in (pool, copies, transfer):
             patches.enter_context(mock.patch.object(module, "threading", threads))
         for module, name, value in (
-            (pool, "SimpleQueue", partial(SimulatedQueue, workers.surroundings.loop)),
+            (pool, "SimpleQueue", partial(SimulatedQueue, loop)),
             (pool, "Future", SimulatedFuture),
             (transfer, "wait", wait_for),
-            (s3, "open_s3", lambda url, environment: store),
+            (s3, "open_s3", lambda url, environment: simulation.store),
             (core, "WorkerProcesses", partial(core.WorkerProcesses, new_process)),
-            (core, "MemoryLedger", partial(core.MemoryLedger, reader=memory)),
+            (core, "MemoryLedger", partial(core.MemoryLedger, reader=simulation.memory)),
             (core, "visible_gpus", lambda: ()),
+            (grpc_calls, "RemoteGrpc", channels_to(simulation.remotes)),
+            (ByteBudget, "of", new_budget),
+            (async_server, "Application", lambda settings: running(simulation.application)),
+            (library_server, "LoopThread", partial(SimulatedLoopThread, loop)),
             (app, "heap_trimmer", lambda: None),
             (app, "remove_orphans", lambda: []),
         ):

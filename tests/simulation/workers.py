@@ -34,8 +34,8 @@ class Surroundings(Protocol):
     def next_fault(self, model: str, during: str) -> str:
         """What goes wrong with the next load or execution of a model: "" for nothing."""
 
-    def executed(self, id: str) -> None:
-        """A worker has begun to execute the request ``id``."""
+    def executed(self, model: str, id: str) -> None:
+        """A worker of ``model`` has begun to execute the request ``id``."""
 
 
 class SimulatedWorkers:
@@ -212,7 +212,7 @@ class SimulatedWorker:
         for request in requests:
             tensors = {tensor.name: tensor for tensor in unpacker.unpack(request["inputs"])}
             inputs.append(_INPUT.unpack(bytes(tensors["IN"].data)))
-            self._surroundings.executed(request["id"])
+            self._surroundings.executed(self.model, request["id"])
         places = [self._position(request) for request in requests]
         seconds = self._loop.latency(0.002) + max(milliseconds for _, milliseconds, _ in inputs) / 1000
         match self._surroundings.next_fault(self.model, "execute"):

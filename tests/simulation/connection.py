@@ -1,0 +1,67 @@
+"""What the simulated clients of all protocols share: one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conch.errors import unavailable
+from conch.inference import InferResponse
+
+#: Called with each response to a request.
+OnResponse = Callable[[InferResponse], None]
+#: How a request ends if the server closes its connection before it has responded.
+CONNECTION_LOST = unavailable("the connection was closed before the request was answered")
+
+
+class ClientConnection:
+    """Sends data as soon as it is connected; ``lost`` says whether the connection has ended."""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self._transport: Any = None
+        self._unsent: list[bytes] = []
+        self._gone = False
+
+    def hang_up(self) -> None:
+        """Close the connection without waiting for responses."""
+        self._gone = True
+        self.forget()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def forget(self) -> None:
+        """Expect no more responses."""
+        raise NotImplementedError
+
+    def refused(self) -> None:
+        """The server does not accept connections."""
+        self.connection_lost(None)
+
+    def _send(self, data: bytes) -> None:
+        if self._transport is None:
+            self._unsent.append(data)
+        else:
+            self._transport.write(data)
+
+    # Called by the transport
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if self._gone:
+            transport.abort()
+        for data in self._unsent:
+            transport.write(data)
+        self._unsent.clear()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        raise NotImplementedError
+
+    def pause_writing(self) -> None:
+        """Programs send little."""
+
+    def resume_writing(self) -> None:
+        """Programs send little."""
+
+    def eof_received(self) -> bool:
+        return False

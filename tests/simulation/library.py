@@ -1,0 +1,113 @@
+"""Callers of ``conch.Server`` in threads of the process, on a server that the simulation runs."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from conch.app import Application
+from conch.errors import ConchError
+from conch.inference import InferResponse
+from conch.library.server import Server
+from conch.tensors import WireTensor
+from tests.simulation.connection import OnResponse
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.threads import SimulatedFuture, SimulatedQueue, SimulatedThread
+
+
+class SimulatedLoopThread:
+    """The loop of the simulation in the place of a :class:`conch.library.loop_thread.LoopThread`."""
+
+    is_current = False
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    @property
+    def is_of_another_process(self) -> bool:
+        return self._loop.is_closed()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        future = SimulatedFuture()
+
+        def begin() -> None:
+            task = self._loop.create_task(coroutine, name="library")
+            task.add_done_callback(lambda task: self._loop.later(0, partial(_finish, future, task)))
+
+        self._loop.later(self._loop.latency(0.00005), partial(self._loop.call_soon, begin))
+        self._loop.busy_threads -= 1
+        try:
+            return future.result()
+        finally:
+            self._loop.busy_threads += 1
+
+    def close(self) -> None:
+        """The loop goes on."""
+
+
+def _finish(future: SimulatedFuture, task: Any) -> None:
+    error = task.exception()
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
+
+
+def running(application: Application) -> Any:
+    """An application that is running already, for a ``conch.AsyncServer`` that would start and stop it."""
+    steps = dict.fromkeys(("listen", "load_models", "stop"), _nothing)
+    return SimpleNamespace(server=application.server, addresses={}, abandon=lambda: None, **steps)
+
+
+async def _nothing(*ignored: object) -> None:
+    """What the simulation does itself."""
+
+
+class LibraryCaller:
+    """A thread that makes calls one after the other."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._server = Server(model_repository="models")
+        self._calls = SimulatedQueue(loop)
+        SimulatedThread(loop, self._run).start()
+
+    def infer(self, arguments: dict[str, Any], id: str, shape: tuple[int, ...], on_response: OnResponse) -> None:
+        """Send a request after the last one has ended."""
+        self._calls.put((None, partial(self._infer, arguments, id, shape, on_response)))
+
+    def close(self) -> None:
+        """Make no further calls."""
+        self._calls.put((None, None))
+
+    def _run(self) -> None:
+        self._server.start()
+        while (call := self._calls.get()[1]) is not None:
+            call()
+        self._server.close()
+
+    def _infer(self, arguments: dict[str, Any], id: str, shape: tuple[int, ...], on_response: OnResponse) -> None:
+        values = np.array([arguments[name] for name in ("value", "milliseconds", "count")], np.int64).reshape(shape)
+        options: dict[str, Any] = {"request_id": id, "timeout": arguments.get("deadline", 0) / 1000 or None}
+        if "correlation" in arguments:
+            options |= {f"sequence_{name}": arguments[name] for name in ("start", "end")}
+            options["sequence_id"] = arguments["correlation"]
+        try:
+            if arguments.get("streamed"):
+                for result in self._server.infer_stream(arguments["model"], {"IN": values}, **options):
+                    on_response(InferResponse(list(_tensors(result)), final=False))
+                on_response(InferResponse())
+            else:
+                result = self._server.infer(arguments["model"], {"IN": values}, **options)
+                on_response(InferResponse(list(_tensors(result))))
+        except ConchError as error:
+            on_response(InferResponse(error=error))
+
+
+def _tensors(result: Any) -> Iterator[WireTensor]:
+    for name in result.outputs:
+        array = np.asarray(result[name])
+        yield WireTensor(name, "INT64", array.shape, array.astype("<i8").tobytes())
