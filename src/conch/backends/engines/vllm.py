@@ -24,6 +24,7 @@ from conch.backends.generation.engine import (
     Progress,
     TokenLogprobs,
 )
+from conch.backends.generation.service import BROKEN
 from conch.errors import internal, invalid, one_line
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.sampling.structures import Structure
@@ -54,6 +55,10 @@ def open(spec: EngineSpec) -> GenerationEngine:
         raise invalid(f"engine 'vllm' cannot load '{spec.gguf or spec.directory}': {_sentence(error)}") from error
     except RuntimeError as error:
         raise internal(f"engine 'vllm' failed to load '{spec.gguf or spec.directory}': {one_line(error)}") from error
+    executor = getattr(engine, "model_executor", None)
+    if executor is not None:
+        # By itself vLLM reports that one of its processes has died in the next step, which an idle engine never runs.
+        executor.register_failure_callback(lambda: os._exit(BROKEN))
     return VllmEngine(vllm, engine, spec, statistics)
 
 

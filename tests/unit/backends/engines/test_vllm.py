@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 from conch import extras
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.backends.generation.engines import open_engine
+from conch.backends.generation.service import BROKEN
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature
 from conch.sampling.parameters import SamplingParams as Sampling
@@ -131,6 +132,7 @@ class LLMEngine:
     requests: dict[str, tuple[Any, Any, Any, int]] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
+    callbacks: list[Callable[[], object]] = field(default_factory=list)
 
     @classmethod
     def from_engine_args(cls, arguments: EngineArgs, stat_loggers: list[Any]) -> LLMEngine:
@@ -148,6 +150,7 @@ class LLMEngine:
             scheduler_config=SimpleNamespace(max_num_seqs=arguments.max_num_seqs or 256),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=arguments.num_gpu_blocks_override or 100),
         )
+        made.model_executor = SimpleNamespace(register_failure_callback=made.callbacks.append)  # type: ignore[attr-defined]
         made.engine_core = SimpleNamespace(shutdown=lambda: made.aborted.append("shutdown"))  # type: ignore[attr-defined]
         Module.engine = made
         return made
@@ -423,6 +426,15 @@ def test_one_library_reads_all_structures() -> None:
         assert Module.engine.arguments.structured_outputs_config == chosen
     open_engine("vllm", spec())
     assert Module.engine.arguments.structured_outputs_config == StructuredOutputsConfig("guidance")
+
+
+def test_the_death_of_a_process_of_vllm_s_ends_an_idle_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr("os._exit", exits.append)
+    open_engine("vllm", spec(arguments={"tensor_parallel_size": 2}))
+    [died] = Module.engine.callbacks
+    died()
+    assert exits == [BROKEN]
 
 
 def test_a_gguf_file_is_named_with_its_folder(tmp_path: Path) -> None:
