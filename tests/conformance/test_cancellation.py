@@ -23,8 +23,13 @@ def verbose(server: Server) -> Iterator[None]:
     post(server.http, "/v2/logging", {"log_verbose_level": 0})
 
 
-@pytest.mark.parametrize("handler", ["ModelInferHandler", "ModelStreamInferHandler"])
-def test_cancelled_call_cancels_its_request(server: Server, verbose: None, events: Events, handler: str) -> None:
+@pytest.mark.parametrize(
+    ("handler", "takes_response"),
+    [("ModelInferHandler", "InferResponseComplete"), ("ModelStreamInferHandler", "StreamInferResponseComplete")],
+)
+def test_cancelled_call_cancels_its_request(
+    server: Server, verbose: None, events: Events, handler: str, takes_response: str
+) -> None:
     assert isinstance(server.log, Path)
     log, before = server.log, server.log.stat().st_size
     inputs = [
@@ -41,6 +46,7 @@ def test_cancelled_call_cancels_its_request(server: Server, verbose: None, event
     said = (
         rf"Cancellation notification received for {handler}, rpc_ok=1, context \d+, \d+ step ISSUED",
         r"Issuing cancellation for \d+",
+        rf"{handler}::{takes_response}, \d+, skipping response generation as grpc transaction was cancelled\.\.\. ",
         rf"Completing cancellation for {handler}, rpc_ok=1, context \d+, \d+ step CANCELLED",
     )
 

@@ -1,4 +1,4 @@
-"""Cancels the requests of a call whose client has gone, with the lines that Triton's verbose log has for it."""
+"""Cancels the requests of a call whose client has gone, with the lines that Triton's verbose log has at each step."""
 
 from __future__ import annotations
 
@@ -8,17 +8,38 @@ from typing import Literal
 from conch import logs
 from conch.inference import InferRequest
 
+#: Triton's names of the kinds of calls.
+Handler = Literal["ModelInferHandler", "ModelStreamInferHandler"]
+#: The function of each that takes a response.
+_TAKES_RESPONSE = {
+    "ModelInferHandler": "ModelInferHandler::InferResponseComplete",
+    "ModelStreamInferHandler": "ModelStreamInferHandler::StreamInferResponseComplete",
+}
 
-def cancel_requests(
-    handler: Literal["ModelInferHandler", "ModelStreamInferHandler"], requests: Collection[InferRequest]
-) -> None:
-    """Cancel the requests that a call has under way; ``handler`` is Triton's name of the kind of call."""
+
+def cancel_requests(handler: Handler, requests: Collection[InferRequest]) -> None:
+    """Cancel the requests that a call has in flight."""
     first = next((request.serial for request in requests), 0)
-    state = f"{handler}, rpc_ok=1, context 0, {first} step"
     if first:
-        logs.verbose(1, "Cancellation notification received for %s ISSUED", state)
+        logs.verbose(1, "Cancellation notification received for %s", _state(handler, first, "ISSUED"))
     for request in requests:
         logs.verbose(1, "Issuing cancellation for %d", request.serial)
         request.cancel()
-    if first:
-        logs.verbose(1, "Completing cancellation for %s CANCELLED", state)
+
+
+def cancel_before_request(handler: Handler) -> None:
+    """Log that a call is cancelled whose request has not been made yet: it is decoded, or its model is loaded."""
+    logs.verbose(1, "Cancellation notification received for %s", _state(handler, 0, "START"))
+    logs.verbose(1, "Completing cancellation for %s", _state(handler, 0, "START"))
+
+
+def skip_response(handler: Handler, serial: int, *, final: bool) -> None:
+    """Log that the response of a cancelled request is not sent; the ``final`` one ends its cancellation."""
+    where = f"{_TAKES_RESPONSE[handler]}, {serial}"
+    logs.verbose(1, "%s, skipping response generation as grpc transaction was cancelled... ", where)
+    if final:
+        logs.verbose(1, "Completing cancellation for %s", _state(handler, serial, "CANCELLED"))
+
+
+def _state(handler: Handler, serial: int, step: str) -> str:
+    return f"{handler}, rpc_ok=1, context 0, {serial} step {step}"

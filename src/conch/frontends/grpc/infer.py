@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import internal, unsupported
 from conch.frontends.grpc.calls import UnaryCall
-from conch.frontends.grpc.cancellation import cancel_requests
+from conch.frontends.grpc.cancellation import cancel_before_request, cancel_requests, skip_response
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
@@ -32,7 +32,7 @@ from conch.wire.regions import NO_REGIONS
 class InferCall(UnaryCall):
     """Ends when its request does: with the only response, or with an error."""
 
-    __slots__ = ("_context", "_kept", "_message", "_model", "_plan", "_request", "_responses")
+    __slots__ = ("_cancelled", "_context", "_kept", "_message", "_model", "_plan", "_request", "_responses")
 
     _model: Model
     _plan: GrpcOutputPlan
@@ -41,6 +41,8 @@ class InferCall(UnaryCall):
         super().__init__(stream, head, context.loop)
         self._context = context
         self._request: InferRequest | None = None
+        #: The serial number of the request that has been cancelled; 0 for none.
+        self._cancelled = 0
         self._kept: InferResponse | None = None
         #: All that the client sent, for a model that may be sent it again.
         self._message: bytes | None = None
@@ -112,7 +114,10 @@ class InferCall(UnaryCall):
         super().on_cancel()
         request, self._request = self._request, None
         if request is not None:
+            self._cancelled = request.serial
             cancel_requests("ModelInferHandler", [request])
+        elif self._kept is None:
+            cancel_before_request("ModelInferHandler")
 
     def fail(self, error: Exception) -> None:
         self._request = None
@@ -120,6 +125,9 @@ class InferCall(UnaryCall):
 
     def _on_response(self, response: InferResponse) -> None:
         """Keep the only response until the request ends, which an empty final response may say separately."""
+        if self._cancelled:
+            skip_response("ModelInferHandler", self._cancelled, final=response.final)
+            return
         if response.final and self._kept is None:
             self._kept = response
         elif not response.empty:

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from conch import logs
 from conch.errors import unavailable
 from tests.unit.frontends.grpc.conftest import text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
@@ -54,6 +55,21 @@ def test_call_that_its_client_gives_up_waits_no_longer(frontend, stub, late):
     frontend.until(lambda: late.waiting)
     call.cancel()
     frontend.until(lambda: not late.waiting)
+
+
+def test_log_says_that_a_call_is_cancelled_before_it_has_a_request(
+    frontend, stub, late, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(logs, "verbose", lambda level, text, *arguments: lines.append(text % arguments))
+    call = stub.ModelInfer.future(text_request("echo", "hello"))
+    frontend.until(lambda: late.waiting)
+    call.cancel()
+    frontend.until(lambda: not late.waiting and len(lines) >= 2)
+    assert lines[-2:] == [
+        "Cancellation notification received for ModelInferHandler, rpc_ok=1, context 0, 0 step START",
+        "Completing cancellation for ModelInferHandler, rpc_ok=1, context 0, 0 step START",
+    ]
 
 
 def test_responses_of_a_stream_keep_their_order_although_one_model_is_loaded_first(frontend, stub, late):
