@@ -8,10 +8,16 @@ Source of the codes: Triton's ``TRITONSERVER_Error_Code``.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 
 #: What follows the first sentence of a library's message: advice on calling the library, or every name that it knows.
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+
+#: How alike (difflib's ratio) a name and its suggestion are.
+_LIKENESS = 0.6
+#: The longest name that is compared with others: the time to compare grows with the product of their lengths.
+_LONGEST_NAME = 64
 
 #: The longest message that is sent to a client; the traceback of a model is far shorter.
 MOST_CHARACTERS = 16 << 10
@@ -104,3 +110,23 @@ def one_line(error: BaseException) -> str:
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     paragraph = " ".join(text.strip().partition("\n\n")[0].split())
     return _SENTENCE_END.split(paragraph, 1)[0].rstrip(".")[:500] or type(error).__name__
+
+
+def nearest(name: str, known: Iterable[str], likeness: float = _LIKENESS) -> str:
+    """The name in ``known`` most like ``name``, ignoring case; empty if none is, or if ``name`` is too long to compare.
+
+    ``likeness`` is the least ratio of ``difflib`` for a match.
+    """
+    from difflib import get_close_matches
+
+    if len(name) > _LONGEST_NAME:
+        return ""
+    spelling = {other.lower(): other for other in sorted(known)}
+    matches = get_close_matches(name.lower(), spelling, n=1, cutoff=likeness)
+    return spelling[matches[0]] if matches else ""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", likeness: float = _LIKENESS) -> str:
+    """The end of a message about an unknown ``name``: the nearest of ``known``, or ``otherwise`` if none is like it."""
+    suggestion = nearest(name, known, likeness)
+    return f"did you mean '{suggestion}'?" if suggestion else otherwise

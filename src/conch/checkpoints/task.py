@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from conch.config.parameters import nearest
+from conch.errors import nearest
 from conch.sampling import TEXT_GENERATION
 
 #: Other names of tasks, and the one that is used here.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from conch.backends.table import BACKENDS, WAYS_OUT
@@ -16,6 +15,7 @@ from conch.config.validate import directory_name_problems, static_problems
 from conch.config.validate_instances import instance_problems, warmup_problems
 from conch.config.validate_io import written_io_problems
 from conch.config.validate_scheduling import state_problems
+from conch.errors import did_you_mean
 from conch.repository.backends import BackendPlaces
 from conch.repository.model_files import CONFIG_FILE
 from conch.server.devices import visible_gpus
@@ -118,5 +118,4 @@ def _other_backend(backend: str, backends: BackendPlaces) -> str:
     if backend in WAYS_OUT:
         return WAYS_OUT[backend]
     known = sorted({*BACKENDS, *backends.found()})
-    nearest = difflib.get_close_matches(backend, known, n=1)
-    return f"did you mean '{nearest[0]}'?" if nearest else f"available: {', '.join(known)}"
+    return did_you_mean(backend, known, f"available: {', '.join(known)}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 
 from conch.checks.finding import Finding
 from conch.checks.model import CheckedModel
 from conch.config.problem import Problem
 from conch.config.validate_ensemble import member_problems, version_problem
+from conch.errors import did_you_mean
 
 
 def check_ensemble(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
@@ -23,8 +23,8 @@ def _problems(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterat
     unknown = any(not (member.config.input and member.config.output) for member in members.values())
     for problem in member_problems(model.config, {name: member.config for name, member in members.items()}):
         if "not available or ambiguous" in problem.message:
-            nearest = [near for name in used - members.keys() for near in get_close_matches(name, models, n=1)]
-            problem.hint = f"did you mean '{nearest[0]}'?" if nearest else "add it to the repository"
+            hints = (did_you_mean(name, models) for name in sorted(used - members.keys()))
+            problem.hint = next(filter(None, hints), "add it to the repository")
             yield problem
         elif not unknown:
             yield problem

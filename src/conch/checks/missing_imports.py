@@ -6,7 +6,6 @@ Their own modules beside ``model.py`` are followed, and what those import is che
 from __future__ import annotations
 
 import ast
-import difflib
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -23,6 +22,7 @@ from conch.checks.modules import GIVEN, interpreter_of, missing_modules, neighbo
 from conch.config.reading import read_small
 from conch.config.schema import implementation
 from conch.config.signature import parameters
+from conch.errors import did_you_mean
 
 #: Packages whose name is not that of their module.
 _PACKAGES: Final = {
@@ -135,9 +135,8 @@ def _fix(use: _Use, python: str) -> str:
     name, place = use.imported.top, use.version_directory
     beside = [path.stem for path in (*place.glob("*.py"), *place.parent.glob("*.py")) if path != use.source]
     known = {*beside} if use.imported.level else {*beside, *_COMMON, *sys.stdlib_module_names} - {name}
-    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
-    if found:
-        return f"did you mean '{found[0]}'?"
+    if hint := did_you_mean(name, known, likeness=0.8):
+        return hint
     file = place / f"{name}.py"
     if use.imported.level:
         return f"put it at {file}"

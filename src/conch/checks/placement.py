@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from conch.checks.finding import Finding
 from conch.config.reading import read_json
 from conch.config.remote import is_remote
+from conch.errors import nearest
 from conch.repository.model_files import CONFIG_FILE, ModelFiles
 from conch.repository.places import is_checkpoint, is_model_directory, repository_problem
 from conch.repository.scan import ModelRepository
@@ -55,10 +55,8 @@ def check_placement(files: ModelFiles) -> Iterator[Finding]:
 
 
 def _misspelt_configuration(directory: Path, names: list[str]) -> Iterator[Finding]:
-    lower = {name.lower(): name for name in names if not name.endswith((".json", ".md", "~"))}
-    for match in get_close_matches(CONFIG_FILE, lower, n=1, cutoff=0.75):
-        found = directory / lower[match]
-        yield Finding(found, 0, "error", f"the server reads {CONFIG_FILE} only", f"rename it {CONFIG_FILE}")
+    if near := nearest(CONFIG_FILE, [name for name in names if not name.endswith((".json", ".md", "~"))], 0.75):
+        yield Finding(directory / near, 0, "error", f"the server reads {CONFIG_FILE} only", f"rename it {CONFIG_FILE}")
 
 
 def _is_configuration(path: Path) -> bool:
@@ -95,7 +93,6 @@ def _misspelt_model(version: Path, named: str) -> Iterator[Finding]:
     if any(name == named or name in _MODEL_FILES or name.endswith((".gguf", ".plan", ".pt", ".pt2")) for name in names):
         return
     for name in sorted(names):
-        nearest = get_close_matches(name.lower(), _MODEL_FILES, n=1, cutoff=0.8)
-        if nearest and not name.endswith(".pyc"):
-            problem = f"the server reads {nearest[0]} only"
-            yield Finding(version / name, 0, "error", problem, f"rename it {nearest[0]}")
+        near = nearest(name, _MODEL_FILES, 0.8)
+        if near and not name.endswith(".pyc"):
+            yield Finding(version / name, 0, "error", f"the server reads {near} only", f"rename it {near}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Collection, Iterator
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Final, TypeVar
@@ -13,7 +12,7 @@ from typing import Final, TypeVar
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE
 from conch.config.reading import read_small
-from conch.errors import one_line
+from conch.errors import did_you_mean, nearest, one_line
 
 N = TypeVar("N", bound=ast.AST)
 
@@ -50,9 +49,8 @@ def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Findin
     for method in _methods(model):
         if method.name == "execute" and not method.decorator_list:
             yield from _execute_problems(path, method, returns=decoupled is False and not senders)
-        elif not model.bases and method.name not in _OPTIONAL:
-            for meant in get_close_matches(method.name, _OPTIONAL, n=1, cutoff=0.85):
-                yield Finding(path, method.lineno, "warning", f"nothing calls {method.name}", f"rename it {meant}")
+        elif not model.bases and method.name not in _OPTIONAL and (near := nearest(method.name, _OPTIONAL, 0.85)):
+            yield Finding(path, method.lineno, "warning", f"nothing calls {method.name}", f"rename it {near}")
     if senders and decoupled is False:
         problem = "the model has a response sender and is not decoupled, so that it may send one response"
         yield Finding(path, senders[0], "warning", problem, "model_transaction_policy { decoupled: true }")
@@ -71,8 +69,7 @@ def check_called_models(path: Path, models: Collection[str]) -> Iterator[Finding
         for argument in call.keywords:
             name = constants.text(argument.value) if argument.arg == "model_name" else None
             if name is not None and name not in models:
-                nearest = get_close_matches(name, models, n=1)
-                fix = f"did you mean '{nearest[0]}'?" if nearest else "add it to the repository"
+                fix = did_you_mean(name, models, "add it to the repository")
                 yield Finding(path, argument.value.lineno, "warning", f"there is no model '{name}' to call", fix)
 
 
@@ -193,18 +190,18 @@ def _calls(tree: ast.AST, method: str) -> list[ast.Call]:
 
 def _no_class(path: Path, tree: ast.Module) -> Finding:
     classes = {node.name: node.lineno for node in tree.body if isinstance(node, ast.ClassDef)}
-    nearest = next(iter(get_close_matches("TritonPythonModel", classes, n=1)), "")
-    if not nearest and len(classes) == 1:
-        [nearest] = classes
-    fix = f"rename {nearest}" if nearest else "name the model's class so"
-    return Finding(path, classes.get(nearest, 0), "error", "there is no class TritonPythonModel", fix)
+    near = nearest("TritonPythonModel", classes)
+    if not near and len(classes) == 1:
+        [near] = classes
+    fix = f"rename {near}" if near else "name the model's class so"
+    return Finding(path, classes.get(near, 0), "error", "there is no class TritonPythonModel", fix)
 
 
 def _no_execute(path: Path, model: ast.ClassDef) -> Finding:
     methods = {method.name: method.lineno for method in _methods(model)}
-    nearest = next(iter(get_close_matches("execute", methods, n=1, cutoff=0.7)), "")
-    fix = f"rename {nearest}" if nearest else "def execute(self, requests)"
-    line = methods.get(nearest, model.lineno)
+    near = nearest("execute", methods, 0.7)
+    fix = f"rename {near}" if near else "def execute(self, requests)"
+    line = methods.get(near, model.lineno)
     return Finding(path, line, "error", "TritonPythonModel has no method execute", fix)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE
 from conch.checks.model import CheckedModel
 from conch.config.reading import read_small
+from conch.errors import did_you_mean
 
 
 def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
@@ -44,8 +44,7 @@ def _parsed(path: Path) -> ast.Module:
 def _unknown(path: Path, names: Iterator[tuple[str, int]], known: Collection[str], kind: str) -> Iterator[Finding]:
     for name, line in names:
         if name not in known:
-            nearest = get_close_matches(name, known, n=1)
-            fix = f"did you mean '{nearest[0]}'?" if nearest else f"it declares {', '.join(known)}"
+            fix = did_you_mean(name, known, f"it declares {', '.join(known)}")
             problem = f"the configuration declares no {kind} '{name}'"
             yield Finding(path, line, "warning", problem, fix)
 

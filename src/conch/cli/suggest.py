@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 import click
+
+from conch.errors import nearest
 
 #: What other programs call a command.
 _OTHER_NAMES: Final = {
@@ -24,8 +25,8 @@ def unknown_command(name: str, commands: Collection[str]) -> str:
     """The message for a command that there is not; a model in its place is answered with ``conch serve``."""
     if "/" in name or Path(name).exists():
         return f"'{name}' is no command; did you mean 'conch serve {name}'?"
-    nearest = _OTHER_NAMES.get(name.lower()) or _nearest(name.lower(), commands)
-    hint = f"did you mean '{nearest}'?" if nearest else f"there are {', '.join(commands)}"
+    near = _OTHER_NAMES.get(name.lower()) or nearest(name, commands)
+    hint = f"did you mean '{near}'?" if near else f"there are {', '.join(commands)}"
     return f"unrecognized command '{name}'; {hint}"
 
 
@@ -47,8 +48,8 @@ def unknown_option(
             return f"{message}; it is one of '{name}': conch {name} {flag} …"
     flags = _flags(command)
     other_name = _OTHER_OPTIONS.get(flag, "")
-    nearest = other_name if other_name in flags else _longer(flag, flags) or _nearest(flag, flags)
-    return f"{message}; " + (f"did you mean '{nearest}'?" if nearest else "--help lists the valid ones")
+    near = other_name if other_name in flags else _longer(flag, flags) or nearest(flag, flags)
+    return f"{message}; " + (f"did you mean '{near}'?" if near else "--help lists the valid ones")
 
 
 def _as_written(given: str, arguments: Sequence[str]) -> str:
@@ -80,7 +81,3 @@ def _longer(flag: str, known: Collection[str]) -> str:
     """The one of the flags that ``flag`` is the beginning of; empty where it begins none or several."""
     found = [one for one in known if one.startswith(flag)] if flag.strip("-") else []
     return found[0] if len(found) == 1 else ""
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    return next(iter(get_close_matches(name, known, n=1, cutoff=0.6)), "")

@@ -5,15 +5,13 @@ Pure; ``pbtxt`` calls it with the message of protobuf's parser and with where in
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from conch.config.schema import ModelConfig
+from conch.errors import nearest
 
-#: The longest name that is compared with others: comparing takes as long as the product of their lengths.
-_LONGEST: Final = 64
 _UNKNOWN_FIELD: Final = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
 _UNKNOWN_VALUE: Final = re.compile(r'Enum type "(?P<enum>[\w.]+)" has no value named (?P<value>"?\w+"?)')
 
@@ -89,11 +87,10 @@ def _nearest(wrong: str, kind: str, known: Sequence[str]) -> str:
     prefix = f"{known[0].partition('_')[0]}_" if known[0].isupper() else ""
     bare = wrong.upper().removeprefix(prefix) if prefix else wrong
     meant = others.get(bare) or next((name for name in known if name == prefix + bare), "")
-    if not meant and len(bare) <= _LONGEST:
+    if not meant:
         # The prefix that all names share would make them all alike.
         stems = {name.removeprefix(prefix): name for name in known}
-        found = difflib.get_close_matches(bare, stems, n=1, cutoff=0.6)
-        meant = stems[found[0]] if found else ""
+        meant = stems.get(nearest(bare, stems), "")
     return f"did you mean '{meant}'?" if meant else f"known here: {', '.join(known)}"
 
 

@@ -7,19 +7,16 @@ documents.  Needs the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 
-from conch.errors import ConchError, invalid
+from conch.errors import ConchError, did_you_mean, invalid
 
 #: How alike (``difflib``'s ratio) two names are when one is taken for the other misspelt: where unknown names are
 #: accepted, and where they are refused anyway and this only chooses the suggestion.
 _MISSPELT = 0.85
 _SUGGESTED = 0.7
-#: The longest name that is compared with others: comparing takes as long as the product of their lengths.
-_LONGEST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +58,9 @@ class ParameterTable:
 
     def problem(self, name: str) -> ConchError | None:
         """Why the unknown ``name`` is refused (INVALID_ARG); None where it is accepted and has no effect."""
-        suggestion = nearest(name, self.names, _SUGGESTED if self.strict else _MISSPELT)
-        if suggestion:
-            return invalid(f"parameter '{name}' is not known; did you mean '{suggestion}'?")
+        hint = did_you_mean(name, self.names, likeness=_SUGGESTED if self.strict else _MISSPELT)
+        if hint:
+            return invalid(f"parameter '{name}' is not known; {hint}")
         if self.strict:
             return invalid(
                 f"parameter '{name}' is not known to backend '{self.backend}'; it has {', '.join(sorted(self.names))}"
@@ -78,12 +75,3 @@ class ParameterTable:
             if problem is not None:
                 raise problem
         return unknown
-
-
-def nearest(name: str, known: Collection[str], likeness: float) -> str:
-    """The one of ``known`` that ``name`` most resembles, whatever its case; empty where none does, or it is long."""
-    if len(name) > _LONGEST:
-        return ""
-    spelling = {one.lower(): one for one in sorted(known)}
-    matches = get_close_matches(name.lower(), spelling, n=1, cutoff=likeness)
-    return spelling[matches[0]] if matches else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from conch.config.parameters import nearest
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
+from conch.errors import did_you_mean
 from conch.inference import ModelSignature, TensorSpec
 
 #: The histogram whose buckets a model may choose.
@@ -30,10 +30,10 @@ def signature(config: ModelConfig, version: int) -> ModelSignature:
 
 def no_such_input(signature: ModelSignature, name: str) -> str:
     """A sentence that says that a model does not have an input, and which ones it has."""
-    near = nearest(name, signature.inputs, 0.6)
-    hint = f"; did you mean '{near}'?" if near else ""
+    hint = did_you_mean(name, signature.inputs)
     known = ", ".join(f"'{input}'" for input in signature.inputs)
-    return f"model '{signature.name}' has no input '{name}'{', only ' + known if known else ''}{hint}"
+    message = f"model '{signature.name}' has no input '{name}'{', only ' + known if known else ''}"
+    return f"{message}; {hint}" if hint else message
 
 
 def _spec(tensor: ModelInput | ModelOutput, *, optional: bool = False, ragged: bool = False) -> TensorSpec:

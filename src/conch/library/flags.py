@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from conch.config.parameters import nearest
-from conch.errors import invalid
+from conch.errors import did_you_mean, invalid
 from conch.options import parse
 from conch.repository.single import MODEL_OPTIONS, repository_of, settings_for
 from conch.settings import OPTIONS, Option, Settings
@@ -88,9 +87,8 @@ def plan(
 
 
 def _unknown(name: str) -> str:
-    near = nearest(name, (*_BY_NAME, *MODEL_OPTIONS, "ports"), 0.6)
-    hint = f"did you mean '{near}'?" if near else "conch serve --help-all lists them, with dashes for underscores"
-    return f"a server has no option '{name}': {hint}"
+    others = "conch serve --help-all lists them, with dashes for underscores"
+    return f"a server has no option '{name}': {did_you_mean(name, (*_BY_NAME, *MODEL_OPTIONS, 'ports'), others)}"
 
 
 def _texts(option: Option, value: Any) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ Asked before a directory is read as a repository, by the server and by ``conch c
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from conch.config.problem import Problem
+from conch.errors import nearest
 from conch.repository.stores.urls import FORMS
 
 #: Files that are, or that hold, a model by themselves.
@@ -95,5 +95,5 @@ def _nearest(path: Path) -> str:
         beside = [one.name for one in path.parent.iterdir() if one.is_dir()]
     except OSError:
         beside = []
-    found = get_close_matches(path.name, beside, n=1, cutoff=0.7)
-    return f"did you mean {path.parent / found[0]}?" if found else "give a model repository"
+    near = nearest(path.name, beside, 0.7)
+    return f"did you mean '{path.parent / near}'?" if near else "give a model repository"

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from conch.config.parameters import nearest
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError
+from conch.errors import ConchError, did_you_mean
 from conch.repository.backends import USUAL_PLACES, BackendPlaces
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
@@ -179,10 +178,9 @@ class ModelRepository:
     def no_such_model(self, name: str) -> str:
         """The words that say where there is no ``name``, and which model was probably meant or which there are."""
         names = sorted({*self.given, *(one for root in self.roots for one in root.known())})
-        near = nearest(name, names, 0.6)
-        others = f"; its models are {', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''}" if names else ""
-        hint = f"; did you mean '{near}'?" if near else others
-        return f"there is no model '{name}' in {', '.join(map(str, self.paths))}{hint}"
+        others = f"its models are {', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''}" if names else ""
+        hint = did_you_mean(name, names, others)
+        return f"there is no model '{name}' in {', '.join(map(str, self.paths))}{'; ' + hint if hint else ''}"
 
     def describe(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
         """What the directory of ``name`` holds; ``override`` stands in for the configuration's file.

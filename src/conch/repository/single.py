@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from conch.config.parameters import nearest
-from conch.errors import invalid, unsupported
+from conch.errors import invalid, nearest, unsupported
 from conch.repository.names import is_directory_name
 from conch.repository.places import is_model_directory, is_version_directory
 from conch.repository.stores.urls import is_url, parse_url

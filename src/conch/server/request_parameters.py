@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from conch.backends.table import RequestParameters
-from conch.config.parameters import nearest
-from conch.errors import invalid
+from conch.errors import did_you_mean, invalid
 
 #: How alike two names are (``difflib``'s ratio) when an unknown one is refused for it, and when it is only suggested.
 _MISSPELT = 0.85
@@ -57,9 +56,9 @@ class CheckParameters:
                 return ""
             return f"'{name}' is an input of model '{self._model}', not a parameter: send it as a tensor"
         likeness = _MISSPELT if self._others else _SUGGESTED
-        suggestion = nearest(name, self._known, likeness)
-        if suggestion:
-            return f"parameter '{name}' is not known to model '{self._model}'; did you mean '{suggestion}'?"
+        hint = did_you_mean(name, self._known, likeness=likeness)
+        if hint:
+            return f"parameter '{name}' is not known to model '{self._model}'; {hint}"
         if self._others:
             return ""
         known = ", ".join(sorted(self._known))

@@ -296,7 +296,7 @@ MISTAKES = {
     ),
     "an input that is not declared": Mistake(
         python_model(f'{MODEL}        pb_utils.get_input_tensor_by_name(request, "a")\n'),
-        "R/m/1/model.py:4: warning: the configuration declares no input 'a' (fix: it declares A)",
+        "R/m/1/model.py:4: warning: the configuration declares no input 'a' (fix: did you mean 'A'?)",
     ),
     "an output that is not declared": Mistake(
         python_model(f'{MODEL}        pb_utils.Tensor("B1", array)\n'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.config.parameters import Parameter, ParameterTable, nearest
+from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import Code, ConchError
 
 DECLARED = (Parameter("max_num_seqs", "sequences", "48", ""), Parameter("threads", "cores", "all", ""))
@@ -39,8 +39,3 @@ def test_name_that_resembles_none_is_refused_where_all_are_known() -> None:
 
 def test_name_that_resembles_none_has_no_effect_elsewhere() -> None:
     assert LENIENT.check(["team", "threads", "colour"]) == ["colour", "team"]
-
-
-def test_a_long_name_is_compared_with_none() -> None:
-    assert nearest("temperatur", ["temperature"], 0.6) == "temperature"
-    assert nearest("temperature" * 10_000_000, ["temperature"], 0.0) == ""

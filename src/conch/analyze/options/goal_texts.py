@@ -13,8 +13,7 @@ from typing import Any, Final
 from conch.analyze.judging.goals import Constraint, WeightedObjective
 from conch.analyze.judging.metrics import ALIASES, KNOWN, MODEL_ANALYZERS, Figure, metric
 from conch.analyze.options.values import OptionProblem, positive, wrong
-from conch.config.parameters import nearest
-from conch.errors import ConchError, invalid
+from conch.errors import ConchError, did_you_mean, invalid
 
 _BOUND: Final = re.compile(r"\s*([A-Za-z_:. 0-9]+?)\s*(<=|>=|<|>)\s*([\d.]+)\s*([A-Za-z\u00b5\u03bc%/]*)\s*")
 _UNITS: Final[Mapping[str, tuple[str, float]]] = {
@@ -39,8 +38,7 @@ def named(option: str, text: Any) -> Figure:
     found = metric(name)
     if found is None:
         names = (*KNOWN, "latency_p99", *MODEL_ANALYZERS)
-        near = nearest(str(text), names, 0.6)
-        hint = f"did you mean {near}?" if near else f"there are latency:p99 (any percentile), {', '.join(KNOWN)}"
+        hint = did_you_mean(str(text), names, f"there are latency:p99 (any percentile), {', '.join(KNOWN)}")
         raise OptionProblem(f"{option}: there is no figure '{text}'; {hint}", f"{option}.{text}")
     return found
 

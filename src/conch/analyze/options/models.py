@@ -11,8 +11,7 @@ from typing import Any
 
 from conch.analyze.judging.goals import Constraint, WeightedObjective
 from conch.analyze.options import goal_texts, values
-from conch.config.parameters import nearest
-from conch.errors import invalid
+from conch.errors import did_you_mean, invalid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +91,5 @@ def _parameters(where: str, value: Any) -> dict[str, Any]:
 
 
 def _unknown(where: str, key: Any, known: tuple[str, ...]) -> values.OptionProblem:
-    near = nearest(str(key), known, 0.6)
-    hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}"
+    hint = did_you_mean(str(key), known, f"it has {', '.join(known)}")
     return values.OptionProblem(f"{where}: there is no '{key}'; {hint}", f"{where}.{key}")

@@ -14,8 +14,7 @@ from conch.analyze.options.not_taken import NO_EFFECT, REFUSED, harmless
 from conch.analyze.options.settings import OPTIONS, AnalyzeSettings
 from conch.analyze.options.values import OptionProblem
 from conch.analyze.options.yaml_file import SettingsFile, read_document
-from conch.config.parameters import nearest
-from conch.errors import ConchError, invalid
+from conch.errors import ConchError, did_you_mean, invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,8 @@ def _take(chosen: dict[str, Any], warnings: list[str], key: str, value: Any, *, 
     elif key in REFUSED:
         raise invalid(f"{written}: {REFUSED[key]}")
     else:
-        near = nearest(key, (*KEYS, *NO_EFFECT, *REFUSED), 0.6)
-        raise OptionProblem(
-            f"there is no option '{key}'; " + (f"did you mean {near}?" if near else "docs/analyze.md lists them"), key
-        )
+        hint = did_you_mean(key, (*KEYS, *NO_EFFECT, *REFUSED), "docs/analyze.md lists them")
+        raise OptionProblem(f"there is no option '{key}'; {hint}", key)
 
 
 def _placed(document: SettingsFile, error: ConchError, key: str) -> ConchError:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.analyze.judging.goals import Price
-from conch.config.parameters import nearest
-from conch.errors import Code, ConchError, invalid
+from conch.errors import Code, ConchError, did_you_mean, invalid
 
 Reader = Callable[[str, Any], Any]
 
@@ -73,8 +72,8 @@ def one_of(*names: str) -> Reader:
     def read(name: str, value: Any) -> str:
         if isinstance(value, str) and value.strip().lower() in names:
             return value.strip().lower()
-        near = nearest(str(value), names, 0.6)
-        raise wrong(name, value, f"one of {', '.join(names)}" + (f"; did you mean {near}?" if near else ""))
+        hint = did_you_mean(str(value), names)
+        raise wrong(name, value, f"one of {', '.join(names)}" + (f"; {hint}" if hint else ""))
 
     return read
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 from conch.analyze.options import values
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.options.values import Reader
-from conch.config.parameters import nearest
-from conch.errors import invalid
+from conch.errors import did_you_mean, invalid
 from conch.perf.inputs.data import DataOptions
 from conch.perf.plan import Levels, PerfPlan
 from conch.perf.senders.channels.connecting import Address
@@ -114,9 +113,6 @@ def _read(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
                 break
         else:
             names = (*_OF_PLAN, *_OF_DATA)
-            near = nearest(name, names, 0.6)
-            raise invalid(
-                f"perf_analyzer_flags: '{given}' is none that an analysis takes; "
-                + (f"did you mean {near}?" if near else f"it takes {', '.join(sorted(names))}")
-            )
+            hint = did_you_mean(name, names, f"it takes {', '.join(sorted(names))}")
+            raise invalid(f"perf_analyzer_flags: '{given}' is none that an analysis takes; {hint}")
     return fields, data

@@ -15,9 +15,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from conch.analyze.options.values import OptionProblem, wrong
 from conch.analyze.search.overrides import Path, at, message, put
 from conch.analyze.search.space import Dimension
-from conch.config.parameters import nearest
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError
+from conch.errors import ConchError, did_you_mean
 
 #: The longest list of alternatives of one field; a sweep of more would never end.
 _MOST: Final = 1000
@@ -122,8 +121,7 @@ def _limited(values: list[Any], where: str) -> list[Any]:
 def _field(kind: Descriptor, key: Any, where: str) -> FieldDescriptor:
     field = kind.fields_by_name.get(str(key))
     if field is None:
-        near = nearest(str(key), list(kind.fields_by_name), 0.6)
-        hint = f"did you mean {near}?" if near else f"it has {', '.join(kind.fields_by_name)}"
+        hint = did_you_mean(str(key), kind.fields_by_name, f"it has {', '.join(kind.fields_by_name)}")
         raise OptionProblem(f"{where}: a configuration has no '{key}' there; {hint}", f"{where}.{key}")
     return field
 

@@ -9,8 +9,7 @@ import json
 from math import isclose
 from typing import Any, Final
 
-from conch.config.parameters import nearest
-from conch.errors import invalid
+from conch.errors import did_you_mean, invalid
 from conch.sampling.parameters import IGNORED, NAMES, REFUSED
 from conch.sampling.structures import parsed
 
@@ -99,6 +98,5 @@ def read_document(overrides: SamplingOverrides, text: str, source: str) -> None:
             continue
         refuse_unsupported(name, value)
         if name not in IGNORED and name not in REFUSED:
-            likely = nearest(name, NAMES, _LIKENESS)
-            hint = f"; did you mean '{likely}'?" if likely else ""
-            raise invalid(f"sampling parameter '{name}' is not known{hint}")
+            hint = did_you_mean(name, NAMES, likeness=_LIKENESS)
+            raise invalid(f"sampling parameter '{name}' is not known{'; ' + hint if hint else ''}")

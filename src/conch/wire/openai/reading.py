@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from conch.config.parameters import nearest
+from conch.errors import nearest
 from conch.tensors import Buffer
 from conch.wire.json import text
 from conch.wire.json.malformed import nesting

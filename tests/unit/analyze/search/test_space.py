@@ -114,8 +114,8 @@ def test_climbing_adds_what_is_not_named() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"max_batchsize": 4}, "a configuration has no 'max_batchsize' there; did you mean max_batch_size?"),
-        ({"instance_group": [{"cuont": 4}]}, "no 'cuont' there; did you mean count?"),
+        ({"max_batchsize": 4}, "a configuration has no 'max_batchsize' there; did you mean 'max_batch_size'?"),
+        ({"instance_group": [{"cuont": 4}]}, "no 'cuont' there; did you mean 'count'?"),
         ({"dynamic_batching": {"max_queue_delay_microseconds": ["soon"]}}, "not a model configuration"),
         ({"max_batch_size": []}, "there are 0 values to try"),
     ],
