@@ -131,7 +131,7 @@ def ray_command(
         if alone and detach:
             raise invalid("--detach needs a cluster that stays: start one with 'ray start --head', or give --address")
         if alone:
-            print("this machine is part of no Ray cluster: started one, which ends with this command")
+            print("started a Ray cluster on this machine, which ends with this command")
         if short := shortage(options, plans, total_resources()):
             if alone:  # no node can be added
                 raise invalid(short)

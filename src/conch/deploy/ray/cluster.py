@@ -47,8 +47,8 @@ class Deployed:
 def connected(address: str, *, start: bool = True) -> Iterator[bool]:
     """Be connected to the cluster at ``address``, or to the one that ``RAY_ADDRESS`` names or this machine is part of.
 
-    Where there is none, one is started here, until the end; yields whether that is so.  Raises UNSUPPORTED without Ray,
-    UNAVAILABLE where no cluster answers, or where there is none and ``start`` is false.
+    Where there is none, or with the address ``local``, one is started here, until the end; yields whether that is so.
+    Raises UNSUPPORTED without Ray, UNAVAILABLE where no cluster answers, or where there is none and ``start`` is false.
     """
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
     import ray
@@ -57,18 +57,20 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
     address = address or os.environ.get("RAY_ADDRESS", "")
     if address not in ("", "auto", "local"):
         _check_listens(address)
-    started = False
+    starts = address == "local"
     try:
-        ray.init(address=address or "auto", **quiet)
+        if not starts:
+            ray.init(address=address or "auto", **quiet)
     except ConnectionError as error:
         if address or not start:
             where = f"at {address}" if address else "on this machine"
             raise unavailable(f"no Ray cluster answers {where}: {one_line(error)}") from None
+        starts = True
+    if starts:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster of ours, nobody is told
         ray.init(address="local", include_dashboard=False, **quiet)
-        started = True
     try:
-        yield started
+        yield starts
     finally:
         ray.shutdown()
 

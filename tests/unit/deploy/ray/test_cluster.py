@@ -20,6 +20,7 @@ from conch.deploy.ray.cluster import (
     _failure,
     _in_one_line,
     _words,
+    connected,
 )
 from conch.deploy.ray.planning import DeploymentPlan
 from conch.deploy.ray.service import SERVICER
@@ -84,6 +85,24 @@ class Status(str):
 )  # fmt: skip
 def test_what_is_not_there_yet_is_said_in_one_line(said: Any, words: list[str]) -> None:
     assert _words(said) == words
+
+
+@pytest.mark.parametrize(
+    ("address", "running", "started"), [("", True, False), ("", False, True), ("local", True, True)]
+)
+def test_a_cluster_that_is_started_here_is_known_to_end(
+    address: str, running: bool, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(address: str, **options: Any) -> None:
+        if address == "auto" and not running:
+            raise ConnectionError("no cluster")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setattr(module, "require", lambda *arguments, **options: None)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, shutdown=lambda: None))
+    with connected(address) as alone:
+        assert alone is started
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "http://head:x", "ray://head"])
