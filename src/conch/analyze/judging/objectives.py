@@ -13,6 +13,7 @@ from math import exp, inf, log
 from conch.analyze.judging.goals import Constraint, Goals
 from conch.analyze.judging.metrics import metric, value_of
 from conch.analyze.judging.noise import tolerance
+from conch.analyze.judging.wording import title
 from conch.analyze.results import Point
 
 #: The share of requests that may fail at a point that counts as valid.
@@ -33,12 +34,12 @@ class Violation:
         figure = metric(self.constraint.metric)
         assert figure is not None
         if self.value is None:
-            return f"{figure.name} is not known"
+            return f"{title(figure)} is not known"
         low = self.constraint.minimum is not None and self.value < self.constraint.minimum
         bound = self.constraint.minimum if low else self.constraint.maximum
         assert bound is not None
         return (
-            f"{figure.name} is {figure.shown(self.value)} and must be at {'least' if low else 'most'} "
+            f"{title(figure)} is {figure.shown(self.value)} and must be at {'least' if low else 'most'} "
             + figure.shown(bound)
         )
 

@@ -20,8 +20,9 @@ from conch.analyze.servers.copies import write_repository
 from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.analyze.storage.conditions import conditions
 
-#: The share of the budget for everything but the reports.
-_SEARCHING: Final = 0.95
+#: The time that a budget leaves for starting and for the reports (s), and the largest share of the budget for it.
+_REPORTS: Final = 10.0
+_MOST: Final = 0.2
 
 
 class Profile:
@@ -59,7 +60,8 @@ class Profile:
     def run(self) -> Sequence[SearchOutcome]:
         """Make all searches.  Raises ConchError where nothing can be measured, ServerLost where nothing more can be."""
         settings = self._settings
-        end = time.monotonic() + (_SEARCHING * settings.budget if settings.budget is not None else inf)
+        budget = settings.budget if settings.budget is not None else inf
+        end = time.monotonic() + budget - min(_REPORTS, _MOST * budget)
         names = [one.name for one in (*settings.bls_composing_models, *settings.profile_models)]
         server = self._server = open_server(settings, self._repository, list(dict.fromkeys(names)))
         self.configs = server.load({})

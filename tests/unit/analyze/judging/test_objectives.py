@@ -66,7 +66,7 @@ def test_violations_say_what_is_and_what_must_be() -> None:
     bounds = [Constraint("latency_p99", maximum=0.01), Constraint("throughput", minimum=400), Constraint("memory", 1e9)]
     broken = list(violations(point(100, p99=0.015), goals(constraints=bounds)))
     assert [str(one) for one in broken] == [
-        "latency_p99 is 15.0 ms and must be at most 10.0 ms",
+        "p99 latency is 15.0 ms and must be at most 10.0 ms",
         "throughput is 100 infer/s and must be at least 400 infer/s",
     ]
     assert [one.excess for one in broken] == pytest.approx([0.5, 3])

@@ -39,7 +39,7 @@ def test_without_a_candidate_that_keeps_the_constraints_the_nearest_is_named() -
     assert ranking.winner is None
     assert [row.name for row in ranking.rows] == ["near", "m_config_default", "far"]
     assert ranking.notes == (
-        "No candidate keeps the constraints. The nearest is near at 8: latency_p99 is 40.0 ms and must be at most"
+        "No candidate keeps the constraints. The nearest is near at 8: p99 latency is 40.0 ms and must be at most"
         " 30.0 ms.",
     )
 
@@ -115,7 +115,7 @@ def test_a_constraint_that_cannot_be_checked_is_not_kept() -> None:
     bound = Constraint("gpu_memory", maximum=10**9)
     ranking = rank([DEFAULT], goals(WeightedObjective("throughput"), constraints=[bound]))
     assert ranking.winner is None
-    assert "gpu_memory is not known" in ranking.notes[0]
+    assert "GPU memory is not known" in ranking.notes[0]
 
 
 def test_the_noise_that_counts_is_that_of_what_is_wanted() -> None:
@@ -132,8 +132,10 @@ def test_without_what_is_wanted_of_it_nothing_wins() -> None:
         result("m_config_default", replace(point(100), resources=None)),
         result("two", replace(point(900), resources=None), instances=2),
     ]
-    for objective in ("memory", "gpu_power", "cost"):
-        ranking = rank(elsewhere, goals(WeightedObjective("throughput"), WeightedObjective(objective)))
+    for objective in ("memory", "GPU power", "cost"):
+        ranking = rank(
+            elsewhere, goals(WeightedObjective("throughput"), WeightedObjective(objective.replace("GPU ", "gpu_")))
+        )
         assert ranking.winner is None
         assert f"{objective} is not known" in ranking.notes[0]
 

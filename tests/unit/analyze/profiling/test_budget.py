@@ -113,6 +113,6 @@ def test_an_analysis_ends_within_its_budget_with_a_verified_result(
         with Profile(settings, Silent()) as profile:
             [outcome] = profile.run()
         advice[outcome.recommendation.advice] += 1
-        assert clock.now <= budget, (seed, outcome.recommendation)
+        assert clock.now <= budget - min(10, budget / 5), "with time for the reports"
     assert advice["unproven"] <= 0.05 * SEEDS, advice
     assert advice["use"] > 0.2 * SEEDS or budget < 100, advice
