@@ -38,6 +38,11 @@ def headline(analysis: Analysis) -> str:
         )
     if best is None:
         first = analysis.measured[0]
+        if first.disturbed:
+            return (
+                f"No configuration of {_names(analysis)} gave the {analysis.wanted} while other processes used the"
+                " machine."
+            )
         return f"No configuration of {_names(analysis)} gives the {analysis.wanted}. The closest is {first.name}" + (
             f": {'; '.join(first.broken)}." if first.broken else "."
         )

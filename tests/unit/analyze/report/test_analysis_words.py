@@ -197,6 +197,8 @@ def test_disturbed_points_are_marked_and_never_coloured() -> None:
     assert all("*" in "".join(row.cells) for row in ranking_table(found, found.measured).rows)
     assert not {"good"} & {row.tone for one in found.measured for row in load_table(found, one).rows}
     assert "infer/s" not in headline(found)
+    slow = disturb(candidate("m_config_1", 1, 1, limit=0.001, broken=["p99 latency is 61 ms"]))
+    assert headline(replace(found, placed=[slow])).endswith("while other processes used the machine.")
     assert not any(
         "instead of" in reason and "request" in reason and "queue for" in reason for reason in reasons(found)
     )
