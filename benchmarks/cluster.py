@@ -3,7 +3,7 @@
     python -m benchmarks.cluster [--rounds 5] [--seconds 1] [--replicas 1,2,4] [--parts latency,throughput,recovery]
 
 Starts a cluster of three Ray nodes on this machine.  Latency: one client asks the port of a replica itself (a bare
-server), the ingress in front of it, and Ray Serve's own proxy, in turns.  Throughput: a model that sleeps, with one
+server) and the ingress in front of it, in turns.  Throughput: a model that sleeps, with one
 instance and one request at a time, so that replicas add up also on few cores.  Recovery: from the moment at which a
 replica, or a node with one, is killed, to that at which as many replicas answer as before; and what the callers saw.
 """
@@ -30,7 +30,6 @@ from benchmarks.remote import spend
 from tests.deploy.ray.cluster import Load, RayCluster, ask, urls
 from tests.models import HERE as MODELS
 from tests.models import write
-from tests.oracle.run import free_ports
 
 _MODULES: Final[dict[str, Any]] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 _IDENTITY: Final = """
@@ -65,24 +64,24 @@ def caller(protocol: str, address: str) -> Callable[[], object]:
     return lambda: client.infer("identity", [tensor])
 
 
-def latency(cluster: RayCluster, said: str, proxies: tuple[int, int], rounds: int, seconds: float) -> None:
+def latency(cluster: RayCluster, said: str, rounds: int, seconds: float) -> None:
     print("Median latency (ms) of one request at a time:\n")
-    print("| protocol | a replica's own port | the ingress | more | Ray Serve's proxy | more |")
-    print("|---|---|---|---|---|---|")
+    print("| protocol | a replica's own port | the ingress | more |")
+    print("|---|---|---|---|")
     replica = next(one for one in cluster.replicas() if one.deployment == "identity")
-    for protocol, proxy in zip(("http", "grpc"), proxies, strict=True):
+    for protocol in ("http", "grpc"):
         direct = str(getattr(replica, protocol)).partition("://")[2]
         ingress = next(iter(urls(said, protocol).values())).partition("://")[2]
-        ways = [caller(protocol, address) for address in (direct, ingress, f"127.0.0.1:{proxy}")]
+        ways = [caller(protocol, address) for address in (direct, ingress)]
         found: list[list[float]] = [[] for _ in ways]
         for way in ways:
             way()
         for _ in range(rounds * _TURNS):
             for way, times in zip(ways, found, strict=True):
                 times += spend(way, seconds / _TURNS)
-        bare, ours, rays = (statistics.median(times) * 1e3 for times in found)
+        bare, through = (statistics.median(times) * 1e3 for times in found)
         name = {"http": "HTTP", "grpc": "gRPC"}[protocol]
-        print(f"| {name} | {bare:.2f} | {ours:.2f} | **{ours - bare:.2f}** | {rays:.2f} | {rays - bare:.2f} |")
+        print(f"| {name} | {bare:.2f} | {through:.2f} | **{through - bare:.2f}** |")
 
 
 def throughput(deploy: Callable[[int], str], counts: Sequence[int], seconds: float) -> None:
@@ -138,16 +137,15 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measure(cluster: RayCluster, proxies: tuple[int, int], asked: argparse.Namespace) -> None:
-    """Measure on a cluster whose Ray Serve has, or is to have, ``proxies`` on these ports, and print the tables."""
+def measure(cluster: RayCluster, asked: argparse.Namespace) -> None:
+    """Measure on a cluster, and print the tables."""
     parts = asked.parts.split(",")
     with tempfile.TemporaryDirectory() as home:
         repository = Path(home)
         write_models(repository)
-        ports = (f"--serve-http-port={proxies[0]}", f"--serve-grpc-port={proxies[1]}")
 
         def deploy(replicas: int) -> str:
-            ended = cluster.deploy(repository, "--cpus-per-replica=0.25", f"--min-replicas={replicas}", *ports)
+            ended = cluster.deploy(repository, "--cpus-per-replica=0.25", f"--min-replicas={replicas}")
             if ended.returncode:
                 sys.exit(ended.stderr)
             return ended.stdout
@@ -155,7 +153,7 @@ def measure(cluster: RayCluster, proxies: tuple[int, int], asked: argparse.Names
         try:
             said = deploy(1)
             if "latency" in parts:
-                latency(cluster, said, proxies, asked.rounds, asked.seconds)
+                latency(cluster, said, asked.rounds, asked.seconds)
             if "throughput" in parts:
                 throughput(deploy, [int(count) for count in asked.replicas.split(",")], asked.rounds * asked.seconds)
             if "recovery" in parts:
@@ -168,8 +166,7 @@ def main() -> None:
     asked = options()
     cluster = RayCluster(nodes=3, cores=4)
     try:
-        http, grpc = free_ports(2)
-        measure(cluster, (http, grpc), asked)
+        measure(cluster, asked)
     finally:
         cluster.close()
 

@@ -74,9 +74,6 @@ OPTIONS: Final = [
     _PORTS(["--host"], default="0.0.0.0", show_default=True, metavar="ADDRESS", help="Where ingresses listen."),
     _PORTS(["--ingress-option", "ingress_options"], multiple=True, metavar="NAME=VALUE",
            help="An option of conch serve for the ingresses; repeatable."),
-    _PORTS(["--serve-http-port"], type=click.IntRange(1, 65535), metavar="PORT",
-           help="Have Ray Serve's own proxies listen as well, on this port."),
-    _PORTS(["--serve-grpc-port"], type=click.IntRange(1, 65535), metavar="PORT", help="The same for gRPC."),
     _CLUSTER(["--address"], default="", metavar="HOST:PORT",
              help="A node of the cluster (default: RAY_ADDRESS, this machine's, or one that ends with the command)."),
     _CLUSTER(["--name"], default="conch", show_default=True, metavar="NAME", help="The application's name."),
@@ -95,8 +92,6 @@ def ray_command(
     detach: bool,
     remove: bool,
     host: str,
-    serve_http_port: int | None,
-    serve_grpc_port: int | None,
     **given: Any,
 ) -> int:
     """Run the models of a repository on a Ray cluster: replicas that Ray Serve watches, and an ingress on every node.
@@ -109,10 +104,10 @@ def ray_command(
 
     if not name or not name.isascii() or not name.isprintable() or "#" in name or "/" in name:
         raise invalid(f"--name '{name}': the name must be ASCII, without '#' or '/', and not empty")
-    options = None if remove else _options(host, bool(serve_http_port or serve_grpc_port), **given)
+    options = None if remove else _options(host, **given)
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
 
-    from conch.deploy.ray.cluster import RayApplication, ServeProxies, connected, start_serve, total_resources
+    from conch.deploy.ray.cluster import RayApplication, connected, start_serve, total_resources
 
     if options is None:
         with connected(address, start=False):
@@ -125,7 +120,7 @@ def ray_command(
 
     from conch.deploy.ray.planning import plan_deployments, shortage
 
-    _check_ports(options.ingress_options, serve_http_port, serve_grpc_port)
+    _check_ports(options.ingress_options)
     plans = plan_deployments(options)
     with connected(address) as alone, ended_as_by_ctrl_c():  # in this order: Ray has a handler of its own for SIGTERM
         if alone and detach:
@@ -136,15 +131,14 @@ def ray_command(
             if alone:  # no node can be added
                 raise invalid(short)
             print(short, flush=True)
-        start_serve(ServeProxies(host, serve_http_port, serve_grpc_port))
+        start_serve()
         application = RayApplication(name)
         new = not application.is_there
         if not new:
             print(f"replacing what has changed of '{name}', which the cluster runs already", flush=True)
         try:
-            application.deploy(options, plans, "/" if serve_http_port or serve_grpc_port else None)
-            shown = partial(print, flush=True)
-            _show(application.wait(plans, timeout_secs, shown), serve_http_port, serve_grpc_port)
+            application.deploy(options, plans)
+            _show(application.wait(plans, timeout_secs, partial(print, flush=True)))
             if not detach:
                 threading.Event().wait()
         except KeyboardInterrupt:
@@ -161,7 +155,6 @@ def ray_command(
 
 def _options(
     host: str,
-    proxies: bool,
     model_repository: tuple[str, ...],
     models: str,
     min_replicas: int,
@@ -188,10 +181,7 @@ def _options(
         _settings("--ingress-option", ingress_options),
     )
     plan(None, model_repository, of_replicas, ports=True)  # which refuses what replicas would refuse
-    ingress = plan(None, model_repository, of_ingress, ports=True).settings
-    encrypted = "http_use_ssl" if ingress.http_use_ssl else "grpc_use_ssl" if ingress.grpc_use_ssl else ""
-    if proxies and encrypted:
-        raise invalid(f"Ray Serve's proxies cannot ask ingresses with {encrypted}: give either the one or the other")
+    plan(None, model_repository, of_ingress, ports=True)  # and ingresses
     return RayOptions(
         model_repository=tuple(map(_absolute, model_repository)),
         models=tuple(filter(None, (one.strip() for one in models.split(",")))),
@@ -203,12 +193,11 @@ def _options(
     )
 
 
-def _check_ports(ingress: Mapping[str, Any], serve_http_port: int | None, serve_grpc_port: int | None) -> None:
-    """Raises INVALID_ARG for a port that is wanted twice: Ray Serve would keep it, and no ingress would ever start."""
+def _check_ports(ingress: Mapping[str, Any]) -> None:
+    """Raise INVALID_ARG for a port that is given twice, with which no ingress would ever start."""
     from conch.errors import invalid
 
     wanted = {f"--{kind}-port": int(ingress[f"{kind}_port"]) for kind in ("http", "grpc", "metrics")}
-    wanted |= {"--serve-http-port": serve_http_port or 0, "--serve-grpc-port": serve_grpc_port or 0}
     taken: dict[int, str] = {}
     for flag, port in wanted.items():
         if port and port in taken:
@@ -239,7 +228,7 @@ def _settings(flag: str, texts: Iterable[str]) -> dict[str, str | tuple[str, ...
     return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
-def _show(deployed: Deployed, http_port: int | None, grpc_port: int | None) -> None:
+def _show(deployed: Deployed) -> None:
     counts: dict[str, int] = {}
     for replica in deployed.replicas:
         counts[replica.deployment] = counts.get(replica.deployment, 0) + 1
@@ -247,9 +236,6 @@ def _show(deployed: Deployed, http_port: int | None, grpc_port: int | None) -> N
         print(f"{deployment}: {count} {'replica' if count == 1 else 'replicas'}")
     for ingress in deployed.ingresses:
         print(f"node {ingress.node[:8]}: {' '.join(_urls(ingress.addresses))}")
-    proxies = [f"{scheme} {port}" for scheme, port in (("HTTP", http_port), ("gRPC", grpc_port)) if port]
-    if proxies:
-        print(f"Ray Serve's proxies: {', '.join(proxies)}")
     sys.stdout.flush()
 
 

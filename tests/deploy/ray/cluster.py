@@ -12,7 +12,7 @@ from typing import Any
 
 import requests
 
-from conch.deploy.ray.listing import ReplicaRecord
+from conch.deploy.ray.registry import ReplicaRecord
 from tests.events import eventually
 from tests.servers import CONCH
 

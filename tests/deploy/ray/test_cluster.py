@@ -31,16 +31,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def flags(proxies: tuple[int, int]) -> tuple[str, ...]:
-    http, grpc = proxies
-    models = "--models=joined,sums,talker,ticks,where"
-    return (
-        models,
-        "--min-replicas=2",
-        "--cpus-per-replica=0.5",
-        f"--serve-http-port={http}",
-        f"--serve-grpc-port={grpc}",
-    )
+def flags() -> tuple[str, ...]:
+    return ("--models=joined,sums,talker,ticks,where", "--min-replicas=2", "--cpus-per-replica=0.5")
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +56,17 @@ def test_every_node_answers_for_every_model(said: str) -> None:
         assert [one["name"] for one in index] == ["joined", "sums", "talker", "ticks", "where"]
 
 
-def test_openais_client_asks_an_ingress_and_ray_serves_proxy(said: str, proxies: tuple[int, int]) -> None:
-    for url in (next(iter(urls(said, "http").values())), f"http://127.0.0.1:{proxies[0]}"):
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=30) as client:
-            assert {model.id for model in client.models.list()} >= {"joined", "talker"}
-            chat = {"model": "talker", "messages": [{"role": "user", "content": "good day to you"}]}
-            answer = client.chat.completions.create(**chat)
-            assert (answer.choices[0].message.content, answer.usage.total_tokens) == ("good day to you", 8)
-            chunks = list(client.chat.completions.create(**chat, stream=True))
-            assert len(chunks) > 3
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "good day to you"
-            assert len(client.embeddings.create(model="joined", input=["a", "b"]).data) == 2  # an ensemble
+def test_openais_client_asks_an_ingress(said: str) -> None:
+    url = next(iter(urls(said, "http").values()))
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=30) as client:
+        assert {model.id for model in client.models.list()} >= {"joined", "talker"}
+        chat = {"model": "talker", "messages": [{"role": "user", "content": "good day to you"}]}
+        answer = client.chat.completions.create(**chat)
+        assert (answer.choices[0].message.content, answer.usage.total_tokens) == ("good day to you", 8)
+        chunks = list(client.chat.completions.create(**chat, stream=True))
+        assert len(chunks) > 3
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "good day to you"
+        assert len(client.embeddings.create(model="joined", input=["a", "b"]).data) == 2  # an ensemble
 
 
 def test_requests_are_shared_by_the_replicas(said: str) -> None:
@@ -143,30 +135,17 @@ def test_a_client_that_hangs_up_is_noticed_by_the_model(said: str, tmp_path: Pat
     eventually((tmp_path / "gone").exists, "the model's notice")
 
 
-def test_ray_serves_own_proxies_answer_the_same(said: str, proxies: tuple[int, int], tmp_path: Path) -> None:
-    url, address = f"http://127.0.0.1:{proxies[0]}", f"127.0.0.1:{proxies[1]}"
-    assert ask(url)["ANSWER"] == "first"
-    assert requests.get(f"{url}/v2/health/ready").status_code == 200
+def test_errors_keep_their_codes(said: str) -> None:
+    url, address = next(iter(urls(said, "http").values())), next(iter(urls(said, "grpc").values()))
     missing = requests.post(f"{url}/v2/models/none/infer", json={"inputs": []})
     assert (missing.status_code, missing.json()) == (404, {"error": "Request for unknown model: 'none' is not found"})
-    assert len({ask(url, "a system prompt")["PROCESS"] for _ in range(4)}) == 1
-    with triton_grpc.InferenceServerClient(address) as client:
-        assert client.is_server_ready() and client.is_model_ready("where")
-        assert client.get_model_metadata("sums").name == "sums"
-        turns = [_number(client, triton_grpc, 1, 9, start=turn == 0, end=turn == 2) for turn in range(3)]
-        assert [total for total, _ in turns] == [1, 2, 3]
+    with triton_grpc.InferenceServerClient(address.removeprefix("grpc://")) as client:
         with pytest.raises(triton_grpc.InferenceServerException) as raised:
             _number(client, triton_grpc, 1, 0, start=False, end=False)
         assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert _ticks(address, 3, tmp_path / "mark") == [0, 1, 2]
-    with conch.Client(f"grpc://{address}") as client, pytest.raises(conch.ConchError, match="utf-8") as failed:
+    with conch.Client(address) as client, pytest.raises(conch.ConchError, match="utf-8") as failed:
         list(client.infer_stream("ticks", {"COUNT": np.array([1], np.int32), "MARK": [b"\xff"]}))
     assert failed.value.code is Code.INTERNAL
-    with requests.post(
-        f"{url}/v2/models/ticks/generate_stream", json={"COUNT": 600, "MARK": str(tmp_path / "gone")}, stream=True
-    ) as response:
-        next(response.iter_lines())
-    eventually((tmp_path / "gone").exists, "the model's notice")
 
 
 def test_a_replica_that_is_killed_loses_nothing_that_can_be_repeated(said: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from conch.cli import main
 from conch.cli.deploy_ray import _urls
-from conch.deploy.ray.listing import IngressRecord, ReplicaRecord
 from conch.deploy.ray.planning import DeploymentPlan, RayOptions
+from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from conch.errors import ConchError, invalid, unavailable
 from tests.models import write
 
@@ -35,7 +35,7 @@ class Cluster:
         self.alone = False
         self.resources = {"CPU": 64.0, "GPU": 64.0}
         self.asked: list[Any] = []
-        self.deployed: list[tuple[RayOptions, Sequence[DeploymentPlan], str | None]] = []
+        self.deployed: list[tuple[RayOptions, Sequence[DeploymentPlan]]] = []
         self.removed = 0
         #: What waiting for the models raises.
         self.error: BaseException | None = None
@@ -45,14 +45,11 @@ class Cluster:
         self.asked.append((address, start))
         yield self.alone
 
-    def ServeProxies(self, *given: Any) -> Any:
-        return given
-
     def total_resources(self) -> dict[str, float]:
         return self.resources
 
-    def start_serve(self, proxies: Any) -> None:
-        self.asked.append(proxies)
+    def start_serve(self) -> None:
+        self.asked.append("serve")
 
     def RayApplication(self, name: str) -> Cluster:
         self.asked.append(name)
@@ -62,8 +59,8 @@ class Cluster:
     def is_there(self) -> bool:
         return self.there
 
-    def deploy(self, options: RayOptions, plans: Sequence[DeploymentPlan], prefix: str | None) -> None:
-        self.deployed.append((options, plans, prefix))
+    def deploy(self, options: RayOptions, plans: Sequence[DeploymentPlan]) -> None:
+        self.deployed.append((options, plans))
 
     def wait(self, plans: Sequence[DeploymentPlan], seconds: float, tell: Any) -> Any:
         tell("echo: pending")
@@ -96,7 +93,7 @@ def test_without_flags_it_deploys_all_models(
     repository: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(repository) == 0
-    ((options, plans, prefix),) = cluster.deployed
+    ((options, plans),) = cluster.deployed
     assert [plan.name for plan in plans] == ["echo", "other"]
     assert options == RayOptions(
         model_repository=(str(repository),),
@@ -108,7 +105,7 @@ def test_without_flags_it_deploys_all_models(
             "metrics_port": 8002,
         },
     )
-    assert (prefix, cluster.asked) == (None, [("", True), ("0.0.0.0", None, None), "conch"])
+    assert cluster.asked == [("", True), "serve", "conch"]
     assert capsys.readouterr().out.splitlines() == [
         "echo: pending",
         "echo: 2 replicas",
@@ -117,17 +114,17 @@ def test_without_flags_it_deploys_all_models(
     ]
 
 
-def test_flags_are_what_is_deployed(repository: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_are_what_is_deployed(repository: Path, cluster: Cluster) -> None:
     flags = (
         "--models= other+echo, ", "--min-replicas=2", "--max-replicas=4", "--target-ongoing-requests=0.5",
         "--upscale-delay-secs=1", "--downscale-delay-secs=2", "--cpus-per-replica=0", "--gpus-per-replica=0.5",
         "--max-surge-percent=0", "--drain-secs=3", "--replica-option=--log-verbose=1",
         "--replica-option=backend_config=python,a=b=c", "--replica-option=backend_config=python,d=e",
-        "--http-port=0", "--host=127.0.0.1", "--ingress-option=http_address=::1", "--serve-http-port=9000",
+        "--http-port=0", "--host=127.0.0.1", "--ingress-option=http_address=::1",
         "--address=head:6379", "--name=other name",
     )  # fmt: skip
     assert run(repository, *flags) == 0
-    ((options, plans, prefix),) = cluster.deployed
+    ((options, plans),) = cluster.deployed
     assert options == RayOptions(
         model_repository=(str(repository),), models=("other+echo",), min_replicas=2, max_replicas=4,
         target_ongoing_requests=0.5, upscale_delay_secs=1.0, downscale_delay_secs=2.0, cpus_per_replica=0.0,
@@ -137,8 +134,7 @@ def test_flags_are_what_is_deployed(repository: Path, cluster: Cluster, capsys: 
                          "metrics_port": 8002},
     )  # fmt: skip
     assert [(plan.name, plan.loads) for plan in plans] == [("other", ("other", "echo"))]
-    assert (prefix, cluster.asked) == ("/", [("head:6379", True), ("127.0.0.1", 9000, None), "other name"])
-    assert "Ray Serve's proxies: HTTP 9000" in capsys.readouterr().out
+    assert cluster.asked == [("head:6379", True), "serve", "other name"]
 
 
 def test_a_repository_is_called_as_every_node_can_call_it(
@@ -160,25 +156,12 @@ def test_a_repository_is_called_as_every_node_can_call_it(
         (["--replica-option=log_verbose=1", "--replica-option=log_verbose=2"], "log_verbose takes"),
         (["--replica-option=model_repository=x"], "conch deploy ray decides that itself: give --model-repository"),
         (["--replica-option=model-control-mode=poll"], "decides that itself (see --max-models-per-replica)"),
-        (
-            ["--ingress-option=http_use_ssl=true", "--serve-http-port=9000"],
-            "Ray Serve's proxies cannot ask ingresses with http_use_ssl",
-        ),
-        (
-            ["--ingress-option=http_use_ssl=1", "--serve-grpc-port=9000"],
-            "Ray Serve's proxies cannot ask ingresses with http_use_ssl",
-        ),
         (["--replica-option=grpc_use_ssl=true"], "no ingress could ask such a replica; give --ingress-option grpc_use"),
         (["--ingress-option=allow_http=false"], "decides that itself, and needs it"),
         (["--grpc-port=8000"], "--grpc-port 8000 is the port of --http-port as well: give another"),
         (["--name=ä"], "--name 'ä': the name must be ASCII, without '#' or '/', and not empty"),
         (["--name="], "--name '': the name must be"),
         (["--name=a/b"], "--name 'a/b': the name must be"),
-        (["--serve-http-port=8000"], "--serve-http-port 8000 is the port of --http-port as well"),
-        (
-            ["--serve-http-port=9000", "--serve-grpc-port=9000"],
-            "--serve-grpc-port 9000 is the port of --serve-http-port",
-        ),
         (["--models=none"], "there is no model 'none'"),
     ],
 )
@@ -249,9 +232,9 @@ def test_what_was_deployed_is_removed_by_its_name(
 def test_without_ray_it_says_what_to_install(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
-    for name in ("ray", "ray.serve", "aiohttp"):
+    for name in ("ray", "ray.serve"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("cluster", "application", "entry", "ingress", "relay"):
+    for name in ("cluster", "application", "ingress"):
         monkeypatch.delitem(sys.modules, f"conch.deploy.ray.{name}", raising=False)
     assert main(["deploy", "ray", *(one.format(repository) for one in command)]) == 1
     (line,) = capsys.readouterr().err.splitlines()

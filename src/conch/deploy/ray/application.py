@@ -9,56 +9,44 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from conch import __version__
-from conch.deploy.ray.directory import ReplicaDirectory
-from conch.deploy.ray.entry import ServeEntry
-from conch.deploy.ray.front import IngressPlan
-from conch.deploy.ray.ingress import INGRESS, NodeIngress
-from conch.deploy.ray.listing import WITHDRAW_SECONDS
+from conch.deploy.ray.ingress import INGRESS, IngressSpec, NodeIngress
 from conch.deploy.ray.planning import DeploymentPlan, RayOptions
-from conch.deploy.ray.pool import pool_class
-from conch.deploy.ray.replica import ModelReplica, ReplicaWork
+from conch.deploy.ray.registry import DEREGISTER_SECONDS, ReplicaRegistry
+from conch.deploy.ray.replica import ModelReplica, ReplicaSpec
 
-#: The names of the deployments beside those of the models.
-DIRECTORY: Final = "directory"
-ENTRY: Final = "entry"
-#: Dynamic and in-flight batching stay in the replicas, which have queues of their own: Ray Serve holds nothing back.
+#: The name of the registry's deployment.
+REGISTRY: Final = "registry"
+#: Calls that Ray Serve passes to a replica at a time: an ingress that watches the registry has one open.
 _MANY: Final = 100_000
 #: The most nodes that have an ingress.
 _MOST_NODES: Final = 10_000
-#: How often a replica is started that fails to start, before its deployment is given up.
+#: How often Ray Serve starts a replica that fails to start, before its deployment fails.
 _ATTEMPTS: Final = 2
-#: How often it is looked whether a replica that ends has requests of Ray Serve's left (s).
+#: How often Ray Serve checks whether a replica that ends has calls of its own left (s).
 _DRAINED_SECONDS: Final = 0.2
-#: What a replica that ends may take beyond draining (s), before it is killed.
+#: How long a replica that ends may take beyond draining (s), before it is killed.
 _ENDING_SECONDS: Final = 10
-#: How Ray Serve's own proxies choose a replica: sequences and prompts that begin alike stay together.
-_BY_SESSION: Final = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
 
 def application(options: RayOptions, plans: Sequence[DeploymentPlan]) -> Any:
-    """What ``serve.run`` takes: the deployments of ``plans``, bound to each other."""
-    directory = _deployment(ReplicaDirectory, DIRECTORY, __version__).bind()
-    shared = bool(options.max_models_per_replica)
-    handles = {plan.name: _of_models(options, plan).bind(_work(options, plan), directory) for plan in plans}
+    """What ``serve.run`` takes: the ingress, bound to the deployments of ``plans`` and to the registry."""
+    registry = _deployment(ReplicaRegistry, REGISTRY, __version__).bind()
+    replicas = [_of_models(options, plan).bind(_spec(options, plan), registry) for plan in plans]
     names = sorted(name for plan in plans for name in plan.models)
-    work = IngressPlan(shared, options.drain_secs, options.ingress_options)
+    spec = IngressSpec(bool(options.max_models_per_replica), options.drain_secs, options.ingress_options)
     ingress = _deployment(
         NodeIngress,
         INGRESS,
-        f"{__version__} {work}",
+        f"{__version__} {spec}",
         user_config={"models": names},
         max_replicas_per_node=1,
         graceful_shutdown_timeout_s=options.drain_secs + _ENDING_SECONDS,
         autoscaling_config=_autoscaling("OnePerNode", 1, _MOST_NODES, 1.0, 0.0, 0.0),
-    ).bind(work, directory)
-    by_model = {name: handles[plan.name] for plan in plans for name in plan.models}
-    entry = _deployment(ServeEntry, ENTRY, f"{__version__} {names} {shared}", max_surge_percent=100)
-    return entry.bind(by_model, ingress, shared)
+    )
+    return ingress.bind(spec, registry, replicas)
 
 
 def _of_models(options: RayOptions, plan: DeploymentPlan) -> Any:
-    from ray.serve.config import RequestRouterConfig
-
     scaling: dict[str, Any] = {"num_replicas": options.min_replicas}
     if options.min_replicas != options.max_replicas:
         scaling = {
@@ -71,20 +59,15 @@ def _of_models(options: RayOptions, plan: DeploymentPlan) -> Any:
                 options.downscale_delay_secs,
             )
         }
-    kind: type[ModelReplica] = ModelReplica
-    routing: dict[str, Any] = {"request_router_config": RequestRouterConfig(request_router_class=_BY_SESSION)}
-    if options.max_models_per_replica:  # which replica has the model counts for more
-        kind, routing = pool_class(options.max_models_per_replica), {}
     return _deployment(
-        kind,
+        ModelReplica,
         plan.name,
         plan.version,
         max_surge_percent=options.max_surge_percent,
-        graceful_shutdown_timeout_s=options.drain_secs + WITHDRAW_SECONDS + _ENDING_SECONDS,
+        graceful_shutdown_timeout_s=options.drain_secs + DEREGISTER_SECONDS + _ENDING_SECONDS,
         health_check_period_s=5,
         ray_actor_options={"num_cpus": options.cpus_per_replica, "num_gpus": options.gpus_per_replica},
         **scaling,
-        **routing,
     )
 
 
@@ -106,8 +89,8 @@ def _deployment(kind: type, name: str, version: str, **options: Any) -> Any:
     return deployment
 
 
-def _work(options: RayOptions, plan: DeploymentPlan) -> ReplicaWork:
-    return ReplicaWork(
+def _spec(options: RayOptions, plan: DeploymentPlan) -> ReplicaSpec:
+    return ReplicaSpec(
         plan.name,
         plan.version,
         options.model_repository,

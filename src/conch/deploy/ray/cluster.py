@@ -11,28 +11,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.deploy.ray.application import DIRECTORY, application
+from conch.deploy.ray.application import REGISTRY, application
 from conch.deploy.ray.ingress import INGRESS
-from conch.deploy.ray.listing import IngressRecord, ReplicaRecord
 from conch.deploy.ray.planning import DeploymentPlan, RayOptions
-from conch.deploy.ray.service import SERVICER
+from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from conch.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.extras import require
 
-#: How often the state is looked at (s), and how long the directory may take to answer.
+#: How often the state is looked at (s), and how long the registry may take to answer.
 _LOOK_SECONDS: Final = 0.5
 _ANSWER_SECONDS: Final = 10.0
 #: How long a connection to the cluster may take to be made (s).
 _CONNECT_SECONDS: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServeProxies:
-    """The ports of Ray Serve's own proxies on every node; without one, Ray Serve has no such proxy."""
-
-    host: str = "127.0.0.1"
-    http_port: int | None = None
-    grpc_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,47 +76,12 @@ def _check_listens(address: str) -> None:
         raise unavailable(f"no Ray cluster answers at {address}: {one_line(error)}") from None
 
 
-def start_serve(proxies: ServeProxies) -> None:
-    """Start Ray Serve with its proxies, unless the cluster has it already.
-
-    Raises INVALID_ARG where it has it with other proxies than these.
-    """
+def start_serve() -> None:
+    """Start Ray Serve without proxies of its own, unless it runs on the cluster already."""
     from ray import serve
-    from ray.serve.config import HTTPOptions, gRPCOptions
 
-    location = "Disabled" if proxies.http_port is None and proxies.grpc_port is None else "EveryNode"
-    http = HTTPOptions(host=proxies.host, port=proxies.http_port or 0)
-    grpc = gRPCOptions(port=proxies.grpc_port, grpc_servicer_functions=[SERVICER]) if proxies.grpc_port else None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(proxy_location=location, http_options=http, **({"grpc_options": grpc} if grpc else {}))
-    if proxies.http_port is not None or proxies.grpc_port is not None:
-        with _in_one_line():
-            _check_proxies(proxies)
-
-
-def _check_proxies(wanted: ServeProxies) -> None:
-    """Raises INVALID_ARG where Ray Serve ran before and its proxies are not those that are wanted: they stay.
-
-    Ray Serve 2.60 tells what they are by attributes alone that it does not document.
-    """
-    import ray
-    from ray.serve.context import _get_global_client
-
-    client: Any = _get_global_client()
-    there = ServeProxies(wanted.host)
-    if ray.get(client._controller.get_proxy_location.remote()) != "Disabled":
-        grpc = ray.get(client._controller.get_grpc_config.remote())
-        speaks = SERVICER in grpc.grpc_servicer_functions
-        there = ServeProxies(wanted.host, client.http_config.port, grpc.port if speaks else None)
-    for kind, flag, port, found in (
-        ("HTTP", "--serve-http-port", wanted.http_port, there.http_port),
-        ("Triton's gRPC", "--serve-grpc-port", wanted.grpc_port, there.grpc_port),
-    ):
-        if port is not None and port != found:
-            has = f"has its proxies for {kind} on port {found}" if found else f"has no proxies for {kind}"
-            raise invalid(
-                f"{flag} {port}: Ray Serve runs on this cluster and {has}, which stays so until 'serve shutdown'"
-            )
+    serve.start(proxy_location="Disabled")
 
 
 @contextmanager
@@ -154,17 +109,17 @@ class RayApplication:
 
         return self._name in serve.status().applications
 
-    def deploy(self, options: RayOptions, plans: Sequence[DeploymentPlan], route_prefix: str | None) -> None:
+    def deploy(self, options: RayOptions, plans: Sequence[DeploymentPlan]) -> None:
         """Have Ray Serve run ``plans``, in place of what it ran before; replicas that need not be replaced stay.
 
-        Its own proxies pass on what begins with ``route_prefix``.  Returns at once; :meth:`wait` waits.
+        Returns at once; :meth:`wait` waits.
         """
         from ray import serve
 
         if self.is_there:
             with suppress(ConchError):
                 self._ask("forget_failures")
-        target = serve.RunTarget(application(options, plans), name=self._name, route_prefix=route_prefix)
+        target = serve.RunTarget(application(options, plans), name=self._name, route_prefix=None)
         with _in_one_line():
             serve.run_many([target], wait_for_ingress_deployment_creation=True, wait_for_applications_running=False)
 
@@ -218,14 +173,14 @@ class RayApplication:
                 time.sleep(_LOOK_SECONDS)
 
     def _ask(self, method: str) -> Any:
-        """What the directory answers.  Raises UNAVAILABLE where it does not."""
+        """Call a method of the registry.  Raises UNAVAILABLE if it does not answer."""
         from ray import serve
 
         try:
-            handle = serve.get_deployment_handle(DIRECTORY, self._name)
+            handle = serve.get_deployment_handle(REGISTRY, self._name)
             return handle.options(method_name=method).remote().result(timeout_s=_ANSWER_SECONDS)
         except Exception as error:  # whatever Ray raises
-            raise unavailable(f"the directory does not answer: {one_line(error)}") from None
+            raise unavailable(f"the replica registry does not answer: {one_line(error)}") from None
 
 
 def total_resources() -> Mapping[str, float]:

@@ -1,44 +1,158 @@
-"""The ingress of a node, as Ray Serve runs it: it learns from the directory which replicas there are."""
+"""The ingress of a node: conch's front ends over remote models that follow the replicas of the cluster.
+
+``IngressServer`` is the server, without Ray.  ``NodeIngress`` is its deployment, which watches the replica registry.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from conch.addresses import host_and_port
-from conch.deploy.ray.directory import WATCH_SECONDS
-from conch.deploy.ray.front import IngressPlan, IngressServer
-from conch.deploy.ray.listing import IngressRecord, KnownReplicas, ReplicaRecord
-from conch.deploy.ray.relay import Relay, Relaying
-from conch.deploy.ray.remotes import ClusterModel, cluster_models
+from conch.app import Application
+from conch.deploy.ray.registry import WATCH_SECONDS, IngressRecord, KnownReplicas, ReplicaRecord
+from conch.deploy.ray.remote_models import ClusterModel, IngressRepository, cluster_models
 from conch.errors import ConchError, one_line
+from conch.library.flags import plan
 from conch.library.loop_thread import LoopThread
+from conch.server.remote.executor import RemoteExecutor
 
 LOG: Final = logging.getLogger("conch")
 
-#: What the directory calls the ingresses where it says what could not start.
+#: The deployment's name, also where the registry says what could not start.
 INGRESS: Final = "ingress"
-#: How long to wait before the directory is asked again that did not answer (s).
+#: How long to wait before asking the registry again after it did not answer (s).
 _RETRY_SECONDS: Final = 1.0
-#: How long the directory may take to answer, also where there is no news (s).
+#: How long the registry may take to answer, also if nothing changes (s).
 _ANSWER_SECONDS: Final = 4 * WATCH_SECONDS
 
 
-class NodeIngress(Relaying):
-    """One ingress.  Its methods run on the event loop that Ray Serve gives it; its server has its own, in a thread."""
+@dataclass(frozen=True, slots=True)
+class IngressSpec:
+    """What every ingress runs; ``options`` are those of ``conch serve``.
 
-    async def __init__(self, work: IngressPlan, directory: Any) -> None:  # type: ignore[misc]  # as Ray Serve has it
+    If models share replicas (``shared``), the first request for a model loads it, and tells the ingress its inputs.
+    """
+
+    shared: bool = False
+    drain_seconds: int = 30
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def flags(self) -> dict[str, Any]:
+        """The options of its server, whose models are those that replicas serve, whatever clients load."""
+        control = {
+            "model_control_mode": "on-demand" if self.shared else "none",
+            "repository_poll_secs": 1,
+            "exit_on_error": False,  # a model that cannot be served must not stop the others
+        }
+        return {"exit_timeout_secs": self.drain_seconds, **self.options, **control}
+
+
+class IngressServer:
+    """Listens from ``start`` to ``stop``; is ready when all models that :meth:`expect` names are.
+
+    Runs on one event loop.
+    """
+
+    def __init__(self, spec: IngressSpec) -> None:
+        self._spec = spec
+        with ExitStack() as resources:
+            folder = resources.enter_context(TemporaryDirectory(prefix="conch-ingress-"))
+            self._plan = plan(None, folder, spec.flags(), ports=True)
+            self._resources = resources.pop_all()
+        self._repository = IngressRepository(Path(folder))
+        self._application: Application | None = None
+        self._expected: frozenset[str] = frozenset()
+        self._loaded = False
+        self._stopping = False
+        #: Held while the repository or the models change.
+        self._changing = asyncio.Lock()
+
+    async def start(self) -> dict[str, tuple[str, int]]:
+        """Listen; returns host and port of every front end.  Raises INTERNAL for a port that is taken."""
+        try:
+            self._application = application = Application(self._plan.settings)
+            await application.listen()
+        except BaseException:
+            await self.stop()
+            raise
+        return dict(application.addresses)
+
+    async def expect(self, names: Iterable[str]) -> None:
+        """Serve the models of these names, and no others, from now on."""
+        assert self._application is not None
+        async with self._changing:
+            self._expected = frozenset(names)
+            for name in self._repository.written.keys() - self._expected:
+                await asyncio.to_thread(self._repository.remove, name)
+                await self._application.server.unload_removed(name)
+
+    async def follow(self, models: Mapping[str, ClusterModel]) -> None:
+        """Serve the expected models among ``models``, those of the cluster."""
+        async with self._changing:
+            if not self._stopping:
+                await self._follow({name: model for name, model in models.items() if name in self._expected})
+
+    async def _follow(self, models: Mapping[str, ClusterModel]) -> None:
+        assert self._application is not None
+        server = self._application.server
+        changed = await asyncio.to_thread(self._repository.write, models)
+        if not self._loaded:
+            if not self._expected or models.keys() != self._expected:
+                return  # until then, clients are told that the server is starting
+            self._loaded = True
+            await self._application.load_models()
+        elif self._spec.shared:
+            for name in changed:
+                if server.versions_of(name):
+                    await server.unload_removed(name)  # the next request loads it with its new inputs
+        elif changed:
+            for name, error in (await server.load_anew(changed)).items():
+                LOG.warning("the ingress cannot serve '%s': %s", name, one_line(error))
+        for name in self._repository.written:
+            urls = models[name].urls if name in models else ()
+            for executor in self._executors(name):
+                executor.endpoints.update(urls)
+
+    async def stop(self) -> None:
+        """Refuse new requests, finish the others, close the ports."""
+        self._stopping = True
+        try:
+            if self._application is not None:
+                await self._application.stop(self._application.exit_seconds)
+        finally:
+            async with self._changing:
+                await asyncio.to_thread(self._resources.close)
+
+    def _executors(self, name: str) -> list[RemoteExecutor]:
+        assert self._application is not None
+        versions = self._application.server.versions_of(name)
+        return [model.executor for model in versions if isinstance(model.executor, RemoteExecutor)]
+
+
+class NodeIngress:
+    """One ingress.  Its methods run on the event loop that Ray Serve gives it; its server has its own, in a thread.
+
+    It is the root of the application, because Ray Serve runs the deployments that the root is bound to: ``replicas``
+    has their handles, which are not called.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, spec: IngressSpec, registry: Any, replicas: Sequence[Any] = ()
+    ) -> None:
         import ray
         from ray import serve
 
-        self._directory = directory
+        self._registry = registry
         self._id = serve.get_replica_context().replica_tag
         self._known = KnownReplicas()
-        #: What ``_models`` was made of: the directory answers every few seconds, mostly with nothing new.
+        #: The replicas that ``_models`` was made of: the registry answers every few seconds, mostly without changes.
         self._replicas: list[ReplicaRecord] = []
         self._models: Mapping[str, ClusterModel] = {}
         self._following = asyncio.Lock()
@@ -46,41 +160,39 @@ class NodeIngress(Relaying):
             async with AsyncExitStack() as resources:
                 self._thread = LoopThread()
                 resources.push_async_callback(asyncio.to_thread, self._thread.close)
-                self._server = IngressServer(work)
+                self._server = IngressServer(spec)
                 addresses = await asyncio.to_thread(self._thread.run, self._server.start())
                 resources.pop_all()
         except ConchError as error:
-            with suppress(Exception):  # whatever Ray raises: it tells of this error as well
-                await directory.failed.remote(INGRESS, one_line(error))
+            with suppress(Exception):  # whatever Ray raises: it reports this error as well
+                await registry.failed.remote(INGRESS, one_line(error))
             raise RuntimeError(str(error)) from None
         node, here = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        reached = {
+        reachable = {
             kind: (here if host in ("0.0.0.0", "::") else host, port) for kind, (host, port) in addresses.items()
         }
-        self._record = IngressRecord(self._id, node, reached)
-        #: The revision of the directory's news that this has acted on.
+        self._record = IngressRecord(self._id, node, reachable)
+        #: The revision of the registry that this ingress follows.
         self._done = 0
-        self._relay = Relay(f"http://{host_and_port(*reached['http'])}", f"grpc://{host_and_port(*reached['grpc'])}")
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def __del__(self) -> None:
-        """Answer what is under way, and end.  Ray Serve calls and awaits this."""
+        """Finish the in-flight requests, and end.  Ray Serve calls and awaits this."""
         if not hasattr(self, "_watching"):
             return
         self._watching.cancel()
         try:
             async with asyncio.timeout(_RETRY_SECONDS):
-                await self._directory.leave.remote(self._id)
-        except Exception as error:  # whatever Ray raises; the directory finds out by itself
-            LOG.warning("the directory does not answer: %s", one_line(error))
-        await self._relay.close()
+                await self._registry.leave.remote(self._id)
+        except Exception as error:  # whatever Ray raises; the registry notices by itself
+            LOG.warning("the replica registry does not answer: %s", one_line(error))
         try:
             await asyncio.to_thread(self._thread.run, self._server.stop())
         finally:
             await asyncio.to_thread(self._thread.close)
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
-        """Have the ``models`` of these names.  Ray Serve calls this before anything else, and when they change."""
+        """Serve the ``models`` of these names.  Ray Serve calls this before anything else, and when they change."""
         await asyncio.to_thread(self._thread.run, self._server.expect(config["models"]))
         await self._follow()
 
@@ -94,18 +206,18 @@ class NodeIngress(Relaying):
             self._done = revision
 
     async def _watch(self) -> None:
-        """Follow what the directory says, for ever: without it, as it was."""
+        """Follow the registry forever; while it does not answer, keep the replicas that are known."""
         while True:
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
-                    answer = await self._directory.changes.remote(self._record, self._done)
-                self._known.learn(answer, time.monotonic())
-            except Exception as error:  # whatever Ray raises; the directory starts again
-                LOG.warning("the directory does not answer: %s", one_line(error))
+                    snapshot = await self._registry.watch.remote(self._record, self._done)
+                self._known.learn(snapshot, time.monotonic())
+            except Exception as error:  # whatever Ray raises; the registry is restarted
+                LOG.warning("the replica registry does not answer: %s", one_line(error))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             try:
                 await self._follow()
-            except Exception:  # such as a full disk: the rest of the cluster goes on, and this is tried again
-                LOG.exception("the ingress cannot follow what the directory says")
+            except Exception:  # such as a full disk: the rest of the cluster continues, and this is tried again
+                LOG.exception("the ingress cannot follow the replica registry")
                 await asyncio.sleep(_RETRY_SECONDS)

@@ -17,8 +17,8 @@ from conch.repository.stores.urls import StoreUrl
 
 #: The deployment that all models share, where each replica has some of them at a time.
 SHARED: Final = "models"
-#: Names that deployments of ours have.
-_TAKEN: Final = frozenset({"directory", "ingress", "entry"})
+#: The names of the deployments beside those of models.
+_TAKEN: Final = frozenset({"registry", "ingress"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

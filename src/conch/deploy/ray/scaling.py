@@ -1,6 +1,7 @@
-"""How many replicas Ray Serve should run, asked in its controller.
+"""Autoscaling policies: how many replicas Ray Serve should run.
 
-Serve ships this module there by value, so it imports nothing of conch.
+Serve runs them in its controller, to which it sends this module by value: it imports nothing of conch.  The path of
+this module is part of the state of a deployed application, which a later version of conch has to read.
 """
 
 from __future__ import annotations
@@ -8,23 +9,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
-#: What a replica calls the number of requests that it has and that Serve does not know of.
-UNDER_WAY = "under_way"
+#: The name by which replicas report their in-flight requests.
+IN_FLIGHT = "in_flight"
 
-#: How long the number of nodes is believed (s): the controller asks ten times a second.
+#: How long the number of nodes is cached (s): the controller asks ten times a second.
 _NODES_SECONDS = 1.0
 
 
 class ByRequests:
-    """As many replicas as it takes to have ``target_ongoing_requests`` of the autoscaling configuration in each.
-
-    Counts what came straight to the replicas' ports, and what came through Serve's own proxies.
-    """
+    """As many replicas as it takes to have ``target_ongoing_requests`` of the autoscaling configuration in each."""
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        told = (context.aggregated_metrics or {}).get(UNDER_WAY, {})
-        direct = sum(told.values())
-        return max(direct, context.total_num_requests) / context.config.target_ongoing_requests, {}
+        in_flight = (context.aggregated_metrics or {}).get(IN_FLIGHT, {})
+        return sum(in_flight.values()) / context.config.target_ongoing_requests, {}
 
 
 class OnePerNode:
@@ -32,13 +29,13 @@ class OnePerNode:
 
     def __init__(self) -> None:
         self._nodes = 1
-        self._asked = float("-inf")
+        self._counted = float("-inf")
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         import ray
 
         now = time.monotonic()
-        if now - self._asked > _NODES_SECONDS:
+        if now - self._counted > _NODES_SECONDS:
             self._nodes = max(sum(bool(node["Alive"]) for node in ray.nodes()), 1)
-            self._asked = now
+            self._counted = now
         return self._nodes, {}

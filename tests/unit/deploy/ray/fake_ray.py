@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conch.deploy.ray.directory import ReplicaDirectory
+from conch.deploy.ray.registry import ReplicaRegistry
 
 
 class Remote:
@@ -37,31 +36,13 @@ async def made(kind: type, *arguments: Any) -> Any:
     return one
 
 
-async def directory() -> ReplicaDirectory:
-    found: ReplicaDirectory = await made(ReplicaDirectory)
+async def registry() -> ReplicaRegistry:
+    found: ReplicaRegistry = await made(ReplicaRegistry)
     return found
 
 
-class FakeServe:
-    """What replicas ask of Ray Serve; ``model`` is the one that the request is for which runs now."""
-
-    def __init__(self) -> None:
-        self.model = ""
-        self.most = 0
-
-    def get_replica_context(self) -> SimpleNamespace:
-        return SimpleNamespace(replica_tag="deployment#1")
-
-    def get_multiplexed_model_id(self) -> str:
-        return self.model
-
-    def multiplexed(self, *, max_num_models_per_replica: int) -> Callable[[Any], Any]:
-        self.most = max_num_models_per_replica
-        return lambda function: function
-
-
-def install(monkeypatch: pytest.MonkeyPatch) -> FakeServe:
-    serve = FakeServe()
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = SimpleNamespace(get_replica_context=lambda: SimpleNamespace(replica_tag="deployment#1"))
     ray = SimpleNamespace(
         serve=serve,
         get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "node"),
@@ -69,4 +50,3 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeServe:
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.serve", serve)
-    return serve

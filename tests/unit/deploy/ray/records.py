@@ -1,4 +1,4 @@
-"""Replicas and ingresses as they announce themselves, and waiting for what they bring about."""
+"""Records of replicas and ingresses, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conch.deploy.ray.listing import IngressRecord, News, ReplicaRecord, ServedModel
+from conch.deploy.ray.registry import IngressRecord, RegistrySnapshot, ReplicaRecord, ServedModel
 
-#: What a replica says of a model that repeats a text.
+#: The configuration of a model that repeats a text.
 ECHO: Mapping[str, Any] = {
     "name": "echo",
     "backend": "python",
@@ -34,8 +34,8 @@ def ingress(id: str = "i") -> IngressRecord:
     return IngressRecord(id, "node", {"http": ("127.0.0.1", 8000)})
 
 
-def news(*replicas: ReplicaRecord, revision: int = 1, withdrawn: tuple[str, ...] = ()) -> News:
-    return News(revision, replicas, frozenset(withdrawn))
+def snapshot(*replicas: ReplicaRecord, revision: int = 1, deregistered: tuple[str, ...] = ()) -> RegistrySnapshot:
+    return RegistrySnapshot(revision, replicas, frozenset(deregistered))
 
 
 async def until(condition: Callable[[], object]) -> None:

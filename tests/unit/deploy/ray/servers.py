@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import conch
-from conch.deploy.ray.listing import ReplicaRecord, ServedModel
+from conch.deploy.ray.registry import ReplicaRecord, ServedModel
 from tests.models import write
 
 #: Answers with its text behind the word that it is written with, or fails for the text "fail".
@@ -28,28 +28,6 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(["WORD " + text], np.object_))])
 """
 
-#: Answers as often as its text says, until its client has gone; then it writes the file that its text names.
-COUNTING = """
-import os, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().flat[0].decode()
-            count, _, mark = text.partition(" ")
-            for number in range(int(count)):
-                if sender.is_cancelled():
-                    open(mark, "w").close()
-                    break
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([str(number)], np.object_))]))
-                if mark:
-                    time.sleep(0.01)
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-
 _CONFIG = """
 backend: "python"
 input { name: "text_input" data_type: TYPE_STRING dims: 1 }
@@ -59,10 +37,6 @@ output { name: "OUT" data_type: TYPE_STRING dims: 1 }
 
 def write_echo(repository: Path, name: str = "echo", word: str = "echo", extra: str = "") -> None:
     write(repository, name, _CONFIG + extra, {"1/model.py": CODE.replace("WORD", word)})
-
-
-def write_counting(repository: Path) -> None:
-    write(repository, "count", _CONFIG + "model_transaction_policy { decoupled: true }", {"1/model.py": COUNTING})
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is made of the words of Ray Serve and of the directory, and which addresses are tried."""
+"""What is made of the words of Ray Serve and of the registry, and which addresses are tried."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from conch.deploy.ray import cluster as module
 from conch.deploy.ray.cluster import (
     Deployed,
     RayApplication,
-    ServeProxies,
     _check_listens,
-    _check_proxies,
     _complete,
     _failure,
     _in_one_line,
@@ -23,7 +21,6 @@ from conch.deploy.ray.cluster import (
     connected,
 )
 from conch.deploy.ray.planning import DeploymentPlan
-from conch.deploy.ray.service import SERVICER
 from conch.errors import Code, ConchError, unavailable
 from tests.unit.deploy.ray.records import ingress, replica
 
@@ -144,44 +141,3 @@ def test_an_application_is_removed_when_it_is_gone_however_long_it_drains(monkey
     RayApplication("mine").remove()
     assert asked == [("mine", {"_blocking": False})]  # Ray Serve's own waiting raises after a minute
     assert next(left, None) is None
-
-
-class Answer:
-    """A method of Ray Serve's controller."""
-
-    def __init__(self, value: Any) -> None:
-        self.remote = lambda: value
-
-
-@pytest.mark.parametrize(
-    ("location", "services", "wanted", "refused"),
-    [
-        ("EveryNode", [SERVICER], (8100, 8101), ""),
-        ("EveryNode", [], (8100, None), ""),
-        ("EveryNode", [SERVICER], (8200, 8101), "--serve-http-port 8200: .* has its proxies for HTTP on port 8100"),
-        ("EveryNode", [], (None, 8101), "--serve-grpc-port 8101: .* has no proxies for Triton's gRPC"),
-        ("Disabled", [], (8100, None), "--serve-http-port 8100: .* has no proxies for HTTP"),
-        ("Disabled", [], (None, None), ""),
-    ],
-)
-def test_proxies_that_ray_serve_will_not_have_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    location: str,
-    services: list[str],
-    wanted: tuple[int | None, int | None],
-    refused: str,
-) -> None:
-    controller = SimpleNamespace(
-        get_proxy_location=Answer(location),
-        get_grpc_config=Answer(SimpleNamespace(port=8101, grpc_servicer_functions=services)),
-    )
-    client = SimpleNamespace(_controller=controller, http_config=SimpleNamespace(port=8100))
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda value: value))
-    monkeypatch.setitem(sys.modules, "ray.serve", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "ray.serve.context", SimpleNamespace(_get_global_client=lambda: client))
-    if not refused:
-        _check_proxies(ServeProxies("127.0.0.1", *wanted))
-        return
-    with pytest.raises(ConchError, match=refused) as raised:
-        _check_proxies(ServeProxies("127.0.0.1", *wanted))
-    assert raised.value.code is Code.INVALID_ARG

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import conch
-from conch.deploy.ray.front import IngressPlan, IngressServer
-from conch.deploy.ray.remotes import cluster_models
+from conch.deploy.ray.ingress import IngressServer, IngressSpec
+from conch.deploy.ray.remote_models import cluster_models
 from conch.errors import ConchError
 from tests.conformance.raw import post, tensor
 from tests.models import build
@@ -70,7 +70,7 @@ class Ingress:
 
 @asynccontextmanager
 async def ingress(*expected: str, shared: bool = False, **options: Any) -> AsyncIterator[Ingress]:
-    server = IngressServer(IngressPlan(shared, 1, {**FREE, **options}))
+    server = IngressServer(IngressSpec(shared, 1, {**FREE, **options}))
     found = Ingress(server, await server.start())
     try:
         await server.expect(expected)
@@ -230,7 +230,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_a_port_that_is_taken_is_one_sentence_and_leaves_nothing(temporary: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = IngressServer(IngressPlan(options={**FREE, "http_port": port}))
+        server = IngressServer(IngressSpec(options={**FREE, "http_port": port}))
         with pytest.raises(ConchError, match=f"'127.0.0.1:{port}' already in use by .*: choose another port"):
             await server.start()
     assert list(temporary.iterdir()) == []
@@ -238,8 +238,8 @@ async def test_a_port_that_is_taken_is_one_sentence_and_leaves_nothing(temporary
 
 async def test_options_that_are_wrong_leave_nothing(temporary: Path) -> None:
     with pytest.raises(ConchError, match="no option 'http_prt'"):
-        IngressServer(IngressPlan(options={"http_prt": 1}))
-    server = IngressServer(IngressPlan(options={**FREE, "debug": "nothing"}))
+        IngressServer(IngressSpec(options={"http_prt": 1}))
+    server = IngressServer(IngressSpec(options={**FREE, "debug": "nothing"}))
     with pytest.raises(ConchError, match="--debug names a model that is missing"):
         await server.start()
     assert list(temporary.iterdir()) == []
@@ -254,7 +254,7 @@ async def test_it_leaves_nothing_when_it_stops_and_follows_no_more(first: conch.
 
 
 async def test_it_leaves_nothing_when_it_stops_while_it_follows(first: conch.Server, temporary: Path) -> None:
-    server = IngressServer(IngressPlan(options=dict(FREE)))
+    server = IngressServer(IngressSpec(options=dict(FREE)))
     await server.start()
     await server.expect(["echo"])
     models = cluster_models([record("a", first, "echo")])

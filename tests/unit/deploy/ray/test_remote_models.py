@@ -11,9 +11,9 @@ from google.protobuf import text_format
 
 from conch.config.remote import read_remote
 from conch.config.schema import ModelConfig
-from conch.deploy.ray import remotes
-from conch.deploy.ray.listing import ServedModel
-from conch.deploy.ray.remotes import ClusterModel, RemoteRepository, cluster_models, remote_config
+from conch.deploy.ray import remote_models
+from conch.deploy.ray.registry import ServedModel
+from conch.deploy.ray.remote_models import ClusterModel, IngressRepository, cluster_models, remote_config
 from tests.unit.deploy.ray.records import replica, served
 
 TEXT = {"data_type": "TYPE_STRING", "dims": [1]}
@@ -147,7 +147,7 @@ def test_a_configuration_that_many_replicas_have_is_read_once(monkeypatch: pytes
         read.append(model)
         return remote_config(model, urls)
 
-    monkeypatch.setattr(remotes, "remote_config", counted)
+    monkeypatch.setattr(remote_models, "remote_config", counted)
     found = cluster_models([replica(str(number), served()) for number in range(100)])
     assert len(found["echo"].urls) == 100
     assert len(read) <= 3
@@ -164,7 +164,7 @@ def written(folder: Path) -> ModelConfig:
 
 
 def test_a_new_model_is_written_with_its_versions(tmp_path: Path) -> None:
-    repository = RemoteRepository(tmp_path)
+    repository = IngressRepository(tmp_path)
     assert repository.write(on("http://a:1", versions=(2, 5))) == ["echo"]
     assert sorted(path.name for path in (tmp_path / "echo").iterdir()) == ["2", "5", "config.pbtxt"]
     assert written(tmp_path).parameters["url"].string_value == "http://a:1"
@@ -176,7 +176,7 @@ def labelled(*labels: str) -> dict[str, ClusterModel]:
 
 
 def test_the_labels_of_classes_are_written_and_others_have_the_model_loaded_again(tmp_path: Path) -> None:
-    repository = RemoteRepository(tmp_path)
+    repository = IngressRepository(tmp_path)
     repository.write(labelled("cat", "dog"))
     (output,) = written(tmp_path).output
     assert (tmp_path / "echo" / output.label_filename).read_text("utf-8") == "cat\ndog\n"
@@ -188,7 +188,7 @@ def test_the_labels_of_classes_are_written_and_others_have_the_model_loaded_agai
 
 
 def test_a_model_that_only_moves_is_written_and_not_loaded_again(tmp_path: Path) -> None:
-    repository = RemoteRepository(tmp_path)
+    repository = IngressRepository(tmp_path)
     repository.write(on("http://a:1"))
     assert repository.write(on("http://b:1", "http://c:1")) == []
     # one that is loaded later is asked for where it is by then
@@ -197,14 +197,14 @@ def test_a_model_that_only_moves_is_written_and_not_loaded_again(tmp_path: Path)
 
 @pytest.mark.parametrize("change", [{"versions": (1, 2)}, {"max_batch_size": 4}])
 def test_a_model_that_takes_something_else_is_loaded_again(tmp_path: Path, change: dict[str, Any]) -> None:
-    repository = RemoteRepository(tmp_path)
+    repository = IngressRepository(tmp_path)
     repository.write(on("http://a:1"))
     assert repository.write(on("http://a:1", **change)) == ["echo"]
     assert repository.write(on("http://a:1")) == ["echo"]
 
 
 def test_a_model_of_which_the_ingress_knows_nothing_may_change_with_its_replicas(tmp_path: Path) -> None:
-    repository = RemoteRepository(tmp_path)
+    repository = IngressRepository(tmp_path)
     old, new = replica("a", ServedModel("echo"), version="1"), replica("b", ServedModel("echo"), version="2")
     assert repository.write(cluster_models([old])) == ["echo"]
     assert repository.write(cluster_models([old, replica("c", ServedModel("echo"), version="1")])) == []
@@ -213,7 +213,7 @@ def test_a_model_of_which_the_ingress_knows_nothing_may_change_with_its_replicas
 
 
 def test_a_model_that_is_removed_leaves_nothing_and_may_come_back(tmp_path: Path) -> None:
-    repository = RemoteRepository(tmp_path)
+    repository = IngressRepository(tmp_path)
     repository.write(on("http://a:1"))
     repository.remove("echo")
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,6 @@
 """The repository of an ingress: a remote model for every model of the cluster.
 
-Pure but for :class:`RemoteRepository`, which writes files and is called in threads.
+Pure but for :class:`IngressRepository`, which writes files and is called in threads.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from google.protobuf import text_format
 from conch.config import render
 from conch.config.remote import REMOTE, take_over
 from conch.config.schema import ModelConfig, datatype
-from conch.deploy.ray.affinity import PROMPTS
-from conch.deploy.ray.listing import ReplicaRecord, ServedModel, by_model
+from conch.deploy.ray.registry import ReplicaRecord, ServedModel, by_model
 
+#: The inputs that hold a prompt, in the order of preference.
+_PROMPTS: Final = ("text_input", "prompt", "PROMPT", "QUERY")
 #: What of a model's configuration is read: what decides how requests look.  The rest is its replicas' business, and may
 #: be that of another version of conch.
 _TAKEN_OVER: Final = (
@@ -94,7 +95,7 @@ def _label_file(index: int) -> str:
 def _parameters(name: str, config: ModelConfig, urls: Sequence[str]) -> Mapping[str, str]:
     parameters = {"url": ",".join(urls), "model": name}
     texts = {tensor.name for tensor in config.input if datatype(tensor.data_type) == "BYTES"}
-    prompt = next((one for one in PROMPTS if one in texts), "")
+    prompt = next((name for name in _PROMPTS if name in texts), "")
     stateless = not config.HasField("sequence_batching") and not config.model_transaction_policy.decoupled
     if prompt:
         parameters["affinity"] = prompt
@@ -108,7 +109,7 @@ def _parameters(name: str, config: ModelConfig, urls: Sequence[str]) -> Mapping[
 
 
 @dataclass
-class RemoteRepository:
+class IngressRepository:
     """The model repository that an ingress serves, in ``directory``.
 
     ``written`` has what each model's files say, and what of that depends on no URL.
