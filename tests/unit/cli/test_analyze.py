@@ -58,7 +58,7 @@ def test_other_goals_give_another_winner(folder: Path, capsys: pytest.CaptureFix
     assert best(folder) == "m_config_0"
     assert main([*command, "--latency-budget", "25", "--objective", "throughput"]) == 0
     shown = capsys.readouterr().out
-    assert "190 infer/s" in shown and "in turns" not in shown, "turns were those of another configuration"
+    assert "190 infer/s" in shown and "In the final rounds" not in shown, "turns were those of another configuration"
     assert load(folder)[1][0].goals == goals(), "the goals of the run are kept"
 
 
