@@ -63,6 +63,7 @@ class RunningLoads:
     def add(self, name: str, task: asyncio.Task[None]) -> None:
         self._names[task] = name
         task.add_done_callback(self._names.pop)
+        task.add_done_callback(_retrieve)
 
     def includes(self, name: str) -> bool:
         """Whether a load of the model has not ended."""
@@ -79,6 +80,12 @@ class RunningLoads:
     def reason(self, task: asyncio.Task[None]) -> str:
         """Why a load was given up."""
         return self._reasons.get(task, "")
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Retrieve the error of a load, which has been logged, as the caller may have been cancelled."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _CircularDependencyError(ConchError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.server.states import UNLOADED, ModelTable, State
 from conch.telemetry.processes import ProcessMemory, ProcessReader
+from tests.unit.fake_clock import settle
 from tests.unit.server.loads import CONFIG, House, stopped, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -265,6 +267,28 @@ async def test_unload_gives_up_the_loads_that_are_under_way_or_wait(house: House
     house.loader.held["m"].set()
     await house.lifecycle.load("m")
     assert house.states("m") == {1: (State.READY, "")}
+
+
+async def test_member_that_fails_after_the_load_of_its_ensemble_was_given_up_reaches_no_exception_handler(
+    house: House,
+) -> None:
+    unhandled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context["message"]))
+    house.write("m")
+    house.write_ensemble("e", "m")
+    house.loader.held["m"] = asyncio.Event()
+    house.loader.failures["m:1"] = [internal("no")]
+    load = asyncio.create_task(house.lifecycle.load("e"))
+    await until(lambda: house.loader.under_way)
+    await house.lifecycle.unload("e")
+    with pytest.raises(ConchError, match="the model was unloaded meanwhile"):
+        await load
+    del load
+    house.loader.held["m"].set()
+    await until(lambda: house.states("m") == {1: (State.UNAVAILABLE, "Internal: no")})
+    await settle()
+    gc.collect()
+    assert not unhandled
 
 
 async def test_unload_during_a_reload_ends_the_old_version_too(house: House) -> None:
