@@ -19,6 +19,10 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
 
+#: A server forgets a sequence after this time without a request (s), which is the default of
+#: ``max_sequence_idle_microseconds``.
+SEQUENCE_IDLE_SECONDS = 1.0
+
 
 class RemoteServer:
     """One server for every remote model; a sequence's requests must come to it in order, from the first on."""
@@ -34,6 +38,7 @@ class RemoteServer:
         #: What goes wrong with the next answers: ``drop``, ``interim`` or ``stall``.
         self.faults: list[str] = []
         self.positions: dict[tuple[str, object], int] = {}
+        self._seen: dict[tuple[str, object], float] = {}  # when its last request came (s)
         self._network = network
         self.address = address
         self._up()
@@ -83,6 +88,9 @@ class RemoteServer:
             key = model, options["sequence_id"]
             if options.get("sequence_start"):
                 self.positions[key] = -1
+            elif self.loop.time() - self._seen.get(key, 0.0) > SEQUENCE_IDLE_SECONDS:
+                self.positions.pop(key, None)
+            self._seen[key] = self.loop.time()
             if key not in self.positions:
                 return 400, {"error": "the first request of a sequence must specify the start flag"}
             self.positions[key] += 1

@@ -278,7 +278,8 @@ class Simulation:
                 self._begin(self._control(server.index()), "index")
             case "hang":
                 self.loop.hangs[arguments["model"]] = float(arguments["seconds"])
-                self.promises.hung.add(arguments["model"])
+                # A load of an ensemble includes its steps.
+                self.promises.hung.update((arguments["model"], *self._specs[arguments["model"]].get("steps", ())))
             case "quiet":
                 await self._quiet()
 
