@@ -68,8 +68,7 @@ def config_of(name: str, spec: ModelSpec) -> str:
         text += f'backend: "remote"\nparameters {{ key: "url" value {{ string_value: "{urls}" }} }}\n'
         further = {
             "remote": "",
-            # As long as the simulated servers keep them: a server that forgets them earlier splits them.
-            "remote_sequence": "sequence_batching { max_sequence_idle_microseconds: 3600000000 }\n",
+            "remote_sequence": "sequence_batching { }\n",
             "remote_decoupled": "model_transaction_policy { decoupled: true }\n",
         }
         return text + further[spec["kind"]]
