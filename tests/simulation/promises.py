@@ -58,6 +58,8 @@ class Promises:
         self.stable: frozenset[str] = frozenset()
         #: Whether any number of models may be loaded, and all loads are quick, so that no request waits in vain.
         self.unlimited = False
+        #: Whether the limit of bytes in flight is so low that bodies are refused, which closes connections.
+        self.refuses_bodies = False
         #: The models whose files cannot be read in time.
         self.hung: set[str] = set()
         self._repository = repository
@@ -218,7 +220,7 @@ class Promises:
             alone = outcome.kind in ("plain", "ensemble", "bls") and outcome.error is None and not outcome.given_up
             if alone and len(outcome.responses) != 1:
                 self.broken(f"request {outcome.id} ended with {len(outcome.responses)} responses")
-            if outcome.error is CONNECTION_LOST and not outcome.during_stop:
+            if outcome.error is CONNECTION_LOST and not outcome.during_stop and not self.refuses_bodies:
                 self.broken(f"the connection of request {outcome.id} was closed before it was answered")
             if outcome.error is not None and outcome.error.code is Code.UNKNOWN:
                 self.broken(f"request {outcome.id} ended with {outcome.error.status}")

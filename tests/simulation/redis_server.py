@@ -47,7 +47,7 @@ class RedisServer:
                 self.loop.later(seconds, self._up)
             case "stall":
                 self.reliable = False
-                self.stalled_until = self.loop.clock.now_ns + int(seconds * 1e9)
+                self.stalled_until = max(self.stalled_until, self.loop.clock.now_ns + int(seconds * 1e9))
             case "refuse":
                 self._refuses_writes = True
                 self.loop.later(seconds, self._accept_writes)

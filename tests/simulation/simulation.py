@@ -64,6 +64,7 @@ class Simulation:
         self.promises = Promises(self.repository)
         self.promises.stable = program.stable
         self.promises.unlimited = program.unlimited
+        self.promises.refuses_bodies = bool(program.settings["max_bytes_in_flight"])
         self._faults: dict[tuple[str, str], list[str]] = {}
         self._memory = ClientMemory()
         self._registered: set[str] = set()
