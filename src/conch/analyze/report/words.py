@@ -137,9 +137,9 @@ def missing(analysis: Analysis) -> Iterator[str]:
         if failed and one.point is not None:
             asked = failed + sum(f.requests for point in one.result.points for f in point.models.values())
             yield f"{one.name}: {count(failed)} of {count(asked)} requests failed."
-    stopped = [one.name for one in analysis.placed if any(point.stopped for point in one.result.points)]
+    stopped = [one.name for one in analysis.placed if one.point is not None and one.point.stopped]
     if stopped:
-        yield f"Ended early, because they were clearly worse: {_listed(stopped)}."
+        yield f"Measured briefly, because they were clearly worse: {_listed(stopped)}."
 
 
 def _as_good(analysis: Analysis, found: DefaultComparison) -> str:

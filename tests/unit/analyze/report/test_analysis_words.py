@@ -55,6 +55,16 @@ def test_what_failed_and_what_is_in_doubt_is_said() -> None:
     assert any("1 of 90 measurements was disturbed" in text for text in doubts(found))
 
 
+def test_a_candidate_is_said_to_be_worse_only_if_its_own_result_was_cut_short() -> None:
+    best, worse = candidate("m_config_1", 2, 8), candidate("m_config_2", 1, 8)
+    assert best.point is not None and worse.point is not None
+    overloaded = replace(best.point, load=1024.0, stopped=True)
+    best = replace(best, result=replace(best.result, points=[*best.result.points, overloaded]))
+    worse = replace(worse, point=replace(worse.point, stopped=True))
+    text = " ".join(missing(replace(analysis(), placed=[best, worse])))
+    assert "clearly worse: m_config_2." in text
+
+
 def test_the_default_may_be_the_best() -> None:
     default = candidate("falcon7b_config_default", 1, 8)
     found = replace(analysis(), placed=[default])
