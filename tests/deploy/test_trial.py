@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks import engines
+from conch.checks import checkpoints as engines
 from conch.cli import main
 from tests.deploy.clouds import MODEL, PREPROCESSING, repository
 from tests.models import write

@@ -9,19 +9,47 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from conch import extras
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, is_hub_id, local_path
 from conch.checkpoints.options import Options
 from conch.checkpoints.task import canonical, misfit, misspelt
-from conch.checks.engines import engine_problem
 from conch.checks.finding import Finding, line_of, with_fix
 from conch.checks.model import CheckedModel
 from conch.config.reading import read_small
 from conch.config.signature import parameters
 from conch.errors import ConchError
+from conch.sampling import TEXT_GENERATION
+
+#: The modules of each engine of networks.
+_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("torch", "transformers"), ("torch", "transformers")),
+    "onnxruntime": ("onnxruntime",),
+    "openvino": ("openvino",),
+    "pytorch": ("torch",),
+    "vllm": ("vllm",),
+}
+
+
+def engine_problem(engine: str, task: str = "") -> tuple[str, str]:
+    """What the engine lacks here and the command that installs it; both empty where it is installed."""
+    modules = _MODULES.get(engine, ())
+    if engine == "openvino" and task == TEXT_GENERATION:
+        modules = (*modules, "openvino_genai")
+    absent = [module for module in modules if not is_installed(module)]
+    if not absent:
+        return "", ""
+    return f"engine '{engine}' is not installed here: here the model does not load", extras.command_for(*absent)
+
+
+def is_installed(module: str) -> bool:
+    """Whether a top-level module can be found."""
+    return find_spec(module) is not None
+
 
 #: The option that an error is about, as errors name it.
 _OPTION: Final = re.compile(r"(?:parameter '|(?=task '|engine '|variant '))(\w+)")

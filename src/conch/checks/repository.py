@@ -2,31 +2,274 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import ast
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from tarfile import is_tarfile
+from typing import Any, Final
 
+from conch.backends.table import BACKENDS
 from conch.checks.checkpoints import check_checkpoints
 from conch.checks.configuration import check_backend, check_configuration, named_gpus
-from conch.checks.ensembles import check_ensemble
-from conch.checks.finding import Finding
+from conch.checks.finding import Finding, line_of, with_fix
+from conch.checks.imports import UNREADABLE
 from conch.checks.missing_imports import check_imports
 from conch.checks.model import CheckedModel, in_configuration
-from conch.checks.parameters import check_parameters
 from conch.checks.placement import check_contents, check_directory, check_placement
 from conch.checks.python_model import check_called_models, check_python_model
-from conch.checks.side_files import check_side_files
-from conch.checks.tensor_names import check_tensor_names
-from conch.checks.versions import check_versions
+from conch.config.parameters import ParameterTable
 from conch.config.problem import ConfigError, Problem
-from conch.config.schema import implementation, is_ensemble
-from conch.config.validate_ensemble import cycle_problem
-from conch.errors import ConchError
+from conch.config.reading import read_small
+from conch.config.remote import is_remote, value_problems
+from conch.config.schema import ModelConfig, implementation, is_ensemble
+from conch.config.signature import parameters
+from conch.config.validate_ensemble import cycle_problem, member_problems, version_problem
+from conch.errors import ConchError, did_you_mean
 from conch.repository.backends import USUAL_PLACES, BackendPlaces
 from conch.repository.errors import PollError
+from conch.repository.model_files import ModelFiles, read_labels
 from conch.repository.roots import Place
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.urls import StoreUrl
+from conch.repository.versions import missing_version_warning, select_versions
+
+
+def check_versions(model: CheckedModel) -> Iterator[Finding]:
+    """Versions that the policy selects and that are not there, and version directories without the model's file."""
+    files = model.files
+    selection = select_versions(model.config, files.versions)
+    for version in selection.missing:
+        text = missing_version_warning(files.name, version)
+        yield model.warning(text, ("version_policy",), f"make {files.version_directory(version)}")
+    if not selection.versions:
+        yield model.finding(
+            Problem(
+                f"at least one version must be available under the version policy of model '{files.name}'",
+                ("version_policy",),
+                hint=f"make {files.version_directory(1)}" if not files.versions else "select a version that is there",
+            )
+        )
+    for path in model.model_files():
+        if not path.exists():
+            yield Finding(
+                path, 0, "error", "the model's file is missing", "put it there, or set default_model_filename"
+            )
+
+
+def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
+    """Inputs that a model asks for and outputs that it makes, by names that the configuration does not declare.
+
+    ``model`` is one in Python.
+    """
+    config = model.config
+    if model.completes_itself():
+        return
+    sequences = config.sequence_batching
+    inputs = [tensor.name for tensor in (*config.input, *sequences.control_input)]
+    inputs += [state.input_name for state in sequences.state]
+    outputs = [tensor.name for tensor in config.output] + [state.output_name for state in sequences.state]
+    for path in model.sources():
+        tree = _parsed(path)
+        if config.input:
+            yield from _unknown(path, _names(tree, "get_input_tensor_by_name", 1), inputs, "input")
+        # A model that calls others makes tensors for their inputs, too.
+        if config.output and not any(_called(node) == "InferenceRequest" for node in ast.walk(tree)):
+            yield from _unknown(path, _names(tree, "Tensor", 0), outputs, "output")
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(read_small(path), str(path))
+    except UNREADABLE:
+        return ast.Module([], [])  # said elsewhere
+
+
+def _unknown(path: Path, names: Iterator[tuple[str, int]], known: Collection[str], kind: str) -> Iterator[Finding]:
+    for name, line in names:
+        if name not in known:
+            fix = did_you_mean(name, known, f"it declares {', '.join(known)}")
+            problem = f"the configuration declares no {kind} '{name}'"
+            yield Finding(path, line, "warning", problem, fix)
+
+
+def _names(tree: ast.Module, function: str, place: int) -> Iterator[tuple[str, int]]:
+    """The texts given as argument number ``place`` to calls of ``pb_utils``' ``function``, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) == function and len(node.args) > place:
+            argument = node.args[place]
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield argument.value, argument.lineno
+
+
+def _called(node: ast.AST) -> str:
+    """The attribute that a call calls (``Tensor`` of ``pb_utils.Tensor(…)``), empty for anything else."""
+    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+
+
+def check_side_files(model: CheckedModel) -> Iterator[Finding]:
+    """Files that the configuration names and that are missing or cannot be read."""
+    for problem in _side_file_problems(model):
+        problem.hint = problem.hint or "put the file there, or leave the field out"
+        yield model.finding(problem)
+
+
+def _side_file_problems(model: CheckedModel) -> Iterator[Problem]:
+    directory, config = model.files.directory, model.config
+    for index, output in enumerate(config.output):
+        if output.label_filename:
+            labels = directory / output.label_filename
+            if labels.exists() and not labels.is_file():
+                yield Problem(f"label file {labels}: it is no regular file", ("output", index, "label_filename"))
+                continue
+            try:
+                read_labels(directory, output.label_filename)
+            except ConchError as error:
+                yield Problem(error.message, ("output", index, "label_filename"))
+    for index, sample in enumerate(config.model_warmup):
+        for name in sorted(sample.inputs):
+            source = sample.inputs[name].input_data_file
+            if source and not (directory / "warmup" / source).is_file():
+                wanted = directory / "warmup" / source
+                where = ("model_warmup", index, "inputs")
+                yield Problem(f"warmup input '{name}' needs {wanted}, which is missing", where)
+    for index, state in enumerate(config.sequence_batching.state):
+        for initial in state.initial_state:
+            wanted = directory / "initial_state" / initial.data_file
+            if initial.data_file and not wanted.is_file():
+                field = ("sequence_batching", 0, "state", index, "initial_state")
+                yield Problem(f"initial state '{initial.name}' needs {wanted}, which is missing", field)
+    environment = parameters(config).get("EXECUTION_ENV_PATH", "")
+    if environment:
+        path = Path(environment.replace("$$TRITON_MODEL_DIRECTORY", str(directory)))
+        if not path.exists():
+            yield Problem(f"EXECUTION_ENV_PATH names {path}, which is missing", ("parameters",))
+        elif path.is_dir() and not all((path / "bin" / name).exists() for name in ("activate", "python")):
+            problem = f"EXECUTION_ENV_PATH names {path}, which has no bin/activate and bin/python"
+            yield Problem(problem, ("parameters",), hint=f"python -m venv {path}, or a conda-pack archive")
+        elif path.is_file() and not is_tarfile(path):
+            problem = f"EXECUTION_ENV_PATH names {path}, which is no archive"
+            yield Problem(problem, ("parameters",), hint="name a folder, or an archive that conda-pack made")
+
+
+def check_ensemble(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
+    """Steps that do not fit the ``models`` of the repository, by name."""
+    yield from (model.finding(problem) for problem in _ensemble_problems(model, models))
+
+
+def _ensemble_problems(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterator[Problem]:
+    used = {step.model_name for step in model.config.ensemble_scheduling.step}
+    members = {name: models[name] for name in used if name in models}
+    # Tensors that a member's backend fills in at load cannot be compared here.
+    unknown = any(not (member.config.input and member.config.output) for member in members.values())
+    for problem in member_problems(model.config, {name: member.config for name, member in members.items()}):
+        if "not available or ambiguous" in problem.message:
+            hints = (did_you_mean(name, models) for name in sorted(used - members.keys()))
+            problem.hint = next(filter(None, hints), "add it to the repository")
+            yield problem
+        elif not unknown:
+            yield problem
+    if len(members) == len(used):
+        versions = version_problem(model.config, {name: member.versions for name, member in members.items()})
+        if versions:
+            yield versions
+
+
+# Names are compared with the tables that backends declare, as workers do when they load a model; values are left to
+# them.
+
+
+#: The parameters of a Python model that Triton reads; all others are the model's own.
+_PYTHON: Final = ParameterTable("python", accepted=frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"}))
+_MODEL_FILE: Final = "model.json"
+_PLACEHOLDER: Final = re.compile(r"\s*(\$\{[^{}]*\}\s*)?")
+
+
+def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[int]) -> Iterator[Finding]:
+    """Faults in the parameters' names, and in the ``model.json`` of each of ``versions``, those that are served."""
+    runs_on = implementation(config)
+    backend = BACKENDS.get(runs_on)
+    if backend is None:
+        return
+    given = parameters(config)
+    if runs_on == "python":
+        # A guess, as the model may well have a parameter of that name.
+        for name in _PYTHON.unknown(given):
+            problem = _PYTHON.problem(name)
+            if problem is not None:
+                yield _in_config(files, name, "warning", problem.message)
+        return
+    table = _table(backend.parameters)
+    for name in table.unknown(given):
+        if config.backend == "tensorrtllm" and _PLACEHOLDER.fullmatch(given[name]):
+            continue  # not set
+        problem = table.problem(name)
+        if problem is not None:
+            yield _in_config(files, name, "error", problem.message)
+        elif name in files.config.parameters:
+            yield _in_config(
+                files,
+                name,
+                "warning",
+                f"parameter '{name}' has no effect: backend '{config.backend}' has none of that name",
+            )
+    if is_remote(config):
+        for problem in value_problems(config):
+            yield _in_config(files, str(problem.field[1]), "error", problem.message, "")
+    if config.backend in ("huggingface", "vllm"):
+        arguments = table if table.strict else _table("conch.backends.contracts.vllm:ENGINE_ARGUMENTS")
+        for version in versions:
+            path = files.version_directory(version) / _MODEL_FILE
+            if path.exists():
+                yield from _check_model_file(path, arguments)
+
+
+def _table(place: str) -> ParameterTable:
+    """The table that a backend declares as ``module:name``."""
+    module, _, name = place.partition(":")
+    table: ParameterTable = getattr(import_module(module), name)
+    return table
+
+
+def _check_model_file(path: Path, table: ParameterTable) -> Iterator[Finding]:
+    try:
+        text = read_small(path).decode("utf-8")
+        document: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        fault = f"not valid JSON: {error.msg} at column {error.colno}"
+        yield Finding(path, error.lineno, "error", fault, _json_fix(error, path))
+        return
+    except OSError as error:
+        yield Finding(path, 0, "error", f"cannot be read: {error.strerror}")
+        return
+    except (ValueError, RecursionError) as error:
+        yield Finding(path, 0, "error", f"cannot be read: {error}", "write it as UTF-8")
+        return
+    if not isinstance(document, dict):
+        yield Finding(path, 1, "error", "must hold a JSON object", '{"model": "org/name"}')
+        return
+    for name in table.unknown(document):
+        problem = table.problem(name)
+        if problem is not None:
+            yield with_fix(path, line_of(text, name), "error", problem.message)
+
+
+def _json_fix(error: json.JSONDecodeError, path: Path) -> str:
+    if error.msg.startswith("Expecting ','"):
+        return "put a ',' before it"
+    if "property name" in error.msg or "trailing comma" in error.msg:
+        return "names stand in double quotation marks, and there is no ',' after the last value"
+    return f"python -m json.tool {path} shows the place"
+
+
+def _in_config(files: ModelFiles, name: str, severity: str, problem: str, fix: str = "leave it out") -> Finding:
+    if files.config_path is None:
+        return with_fix(files.directory, 0, severity, problem, fix)
+    return with_fix(files.config_path, line_of(files.config_text, name), severity, problem, fix)
+
 
 #: What to do about a version directory that is none.
 _NUMBER = "name it by a number, such as 1"

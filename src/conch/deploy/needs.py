@@ -17,8 +17,8 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, is_hub_id, local_path, read_model_file
 from conch.checkpoints.options import Options, extra_of
 from conch.checkpoints.task import canonical
+from conch.checks.checkpoints import engine_problem
 from conch.checks.configuration import named_gpus
-from conch.checks.engines import engine_problem
 from conch.checks.missing_imports import packages_of, packages_with
 from conch.checks.model import CheckedModel
 from conch.checks.repository import check

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks.modules import missing_modules
+from conch.checks.missing_imports import missing_modules
 from conch.checks.repository import check
 
 GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conch.checks.imports import Imported, changes_path, imports_of
-from conch.checks.modules import interpreter_of, missing_modules, neighbour_source
+from conch.checks.missing_imports import interpreter_of, missing_modules, neighbour_source
 
 
 def names(source: str) -> list[str]:

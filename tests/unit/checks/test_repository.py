@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conch.checks import engines
+from conch.checks import checkpoints as engines
 from conch.checks.finding import Finding
 from conch.checks.repository import check
 from conch.cli.check import check_command

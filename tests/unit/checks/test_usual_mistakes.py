@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks import configuration, engines
+from conch.checks import checkpoints as engines
+from conch.checks import configuration
 from conch.checks.repository import check
 
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
