@@ -1,6 +1,6 @@
 """When a service somewhere else that failed is used again."""
 
-from conch.caching.availability import PAUSES, Availability
+from conch.caching.redis import PAUSES, Availability
 
 
 def test_service_that_stays_down_is_attempted_less_and_less_often() -> None:
