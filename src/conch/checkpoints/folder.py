@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from conch.checkpoints import files, hub
 from conch.checkpoints.by_shape import Companion
 from conch.checkpoints.gguf.blocks import openvino_problem
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
-from conch.checkpoints.labels import check_head, labels_of
-from conch.checkpoints.lengths import DEFAULT_MAX_LENGTH, max_length_of, positions_of
 from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
@@ -26,6 +24,137 @@ from conch.checkpoints.trust import counted
 from conch.config.reading import read_json, read_small
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
+
+#: The endings of architectures whose networks give one number for each class.
+_CLASSIFIERS: Final = (
+    "ForSequenceClassification", "ForTokenClassification", "ForImageClassification", "ForAudioClassification",
+    "ForVideoClassification",
+)  # fmt: skip
+#: Names of the weights that have one row for each class.
+_HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
+#: The classes of a classifier whose configuration does not say, as in transformers.
+_DEFAULT_CLASSES: Final = 2
+
+
+def labels_of(config: Mapping[str, Any], path: str) -> list[str] | None:
+    """The labels by class index; ``LABEL_0`` … for classes without names; None for a model without classes.
+
+    ``path`` names the file in errors.  Raises INVALID_ARG when the indices have gaps, or when ``num_labels`` or
+    ``label2id`` say something else.
+    """
+    count = config.get("num_labels")
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        raise invalid(f"{path}: num_labels must be a positive number, not {count!r}")
+    names = config.get("id2label")
+    if names is None:
+        if count is None and not _is_classifier(config):
+            return None
+        return [f"LABEL_{index}" for index in range(count or _DEFAULT_CLASSES)]
+    labels = _in_order(names, path)
+    if count is not None and count != len(labels):
+        raise invalid(f"{path}: id2label has {len(labels)} labels, num_labels says {count}")
+    _check_inverse(labels, config.get("label2id"), path)
+    return labels
+
+
+def check_head(
+    labels: list[str] | None, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], folder: str
+) -> None:
+    """Raise INVALID_ARG, naming the folder, when the weights of a classifier have another number of classes."""
+    if labels is None or not _is_classifier(config):
+        return
+    for head in _HEADS:
+        if head in shapes and shapes[head] and shapes[head][0] != len(labels):
+            raise invalid(
+                f"checkpoint {folder} has {len(labels)} labels in config.json, but its weights ({head}) have "
+                f"{shapes[head][0]} classes"
+            )
+
+
+def _is_classifier(config: Mapping[str, Any]) -> bool:
+    return any(str(name).endswith(_CLASSIFIERS) for name in config.get("architectures") or ())
+
+
+def _in_order(names: Any, path: str) -> list[str]:
+    if not isinstance(names, Mapping) or not names:
+        raise invalid(f"{path}: id2label must map class indices to labels")
+    try:
+        by_index = {int(index): str(label) for index, label in names.items()}
+    except ValueError:
+        raise invalid(f"{path}: id2label has an index that is not a number") from None
+    missing = next((index for index in range(len(names)) if index not in by_index), None)
+    if missing is not None:
+        raise invalid(f"{path}: id2label has {len(names)} labels, but none for class {missing}")
+    return [by_index[index] for index in range(len(by_index))]
+
+
+def _check_inverse(labels: list[str], indices: Any, path: str) -> None:
+    """Labels that ``label2id`` has too must have the same index; that it leaves some out, transformers ignores too."""
+    if not isinstance(indices, Mapping):
+        return
+    for index, label in enumerate(labels):
+        other = indices.get(label)
+        if other is not None and labels.count(label) == 1 and str(other) != str(index):
+            raise invalid(f"{path}: id2label gives class {index} the label '{label}', label2id says {other}")
+
+
+# Used by folder.py when a checkpoint is opened.
+
+
+#: The maximum length where no file names one.
+DEFAULT_MAX_LENGTH: Final = 512
+#: Limits from here on mean that there is none: transformers writes 10^30.
+_UNLIMITED: Final = 10**9
+#: Families whose positions begin after that of the padding.
+_AFTER_PADDING: Final = frozenset({
+    "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text", "ibert", "luke",
+    "mluke", "markuplm", "layoutlmv3", "lilt", "roberta-prelayernorm", "xmod", "esm", "phobert",
+})  # fmt: skip
+#: Families with relative positions, which take texts beyond those in their configuration.
+_RELATIVE: Final = ("t5", "mt5", "umt5", "deberta-v2", "xlnet")
+#: The names of the number of positions in config.json, in the order in which they count.
+_POSITIONS: Final = ("max_encoder_position_embeddings", "max_position_embeddings", "n_positions", "max_seq_len")
+
+
+def positions_of(config: Mapping[str, Any]) -> int:
+    """How many tokens the network of a config.json has positions for; 0 where they are relative or unlimited."""
+    inner = config.get("text_config")
+    for document in (config, inner if isinstance(inner, dict) else {}):
+        counts = [document[name] for name in _POSITIONS if isinstance(document.get(name), int) and document[name] > 0]
+        if counts:
+            offset = 0
+            if document.get("model_type", config.get("model_type")) in _AFTER_PADDING:
+                padding = document.get("pad_token_id")
+                offset = (padding if isinstance(padding, int) else 1) + 1
+            return max(1, int(counts[0]) - offset)
+    return 0
+
+
+def max_length_of(
+    requested: int,
+    config: Mapping[str, Any],
+    positions: int,
+    tokenizer_config: Mapping[str, Any],
+    sentence_bert_config: Mapping[str, Any],
+    *,
+    generates: bool,
+) -> int:
+    """The tokens of the longest text: those ``requested`` (0: none are), or the least of what the files say.
+
+    A model that ``generates`` text takes as many tokens as it has ``positions`` for.  Raises INVALID_ARG for more than
+    those.
+    """
+    if requested:
+        if positions and requested > positions and config.get("model_type") not in _RELATIVE:
+            raise invalid(f"parameter 'max_length' is {requested}; the model has positions for {positions} tokens")
+        return requested
+    if generates:
+        return positions or DEFAULT_MAX_LENGTH
+    limits = (tokenizer_config.get("model_max_length"), sentence_bert_config.get("max_seq_length"), positions)
+    return min(
+        (int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < _UNLIMITED),
+        default=DEFAULT_MAX_LENGTH,
+    )
 
 
 @dataclass(slots=True)

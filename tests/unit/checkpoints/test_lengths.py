@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conch.checkpoints.lengths import DEFAULT_MAX_LENGTH, max_length_of, positions_of
+from conch.checkpoints.folder import DEFAULT_MAX_LENGTH, max_length_of, positions_of
 from conch.errors import Code, ConchError
 
 

@@ -2,26 +2,206 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
-from typing import Any
+from types import BuiltinMethodType
+from typing import Any, Final
 
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
+from jinja2 import nodes, pass_context
+from jinja2.visitor import NodeTransformer
 
-from conch.checkpoints.tokenizers.chat_bounds import Bounding, bounded_filters, check_call, format_size
 from conch.checkpoints.tokenizers.chat_limits import (
     MAX_TEXT,
+    TooMuch,
     charge,
     charge_power,
     charge_product,
     charge_sum,
     size_of,
+    tick,
 )
+
+#: The names of filters that only this module puts into templates: no template can write a space into a name.
+_TICK: Final = "take time"
+_JOINED: Final = "join texts"
+
+#: Methods whose first argument is the length of what they make.
+_WIDTHS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "to_bytes", "zfill"})
+#: Filters that are given numbers by which a text or a list grows, or that take a power of ten.
+_NUMBERS: Final = ("batch", "center", "indent", "round", "slice", "truncate", "wordwrap")
+_MAX_NUMBER: Final = 10_000
+#: What says how wide a place of a format is: of ``%``, of ``str.format``.
+_WIDTH: Final = re.compile(
+    r"%(?:\([^)]*\))?[-#0 +]*(\d+|\*)?(?:\.(\d+|\*))?"
+    r"|\{[^{}:]*:[^{}\d]*(\d+|\{)?(?:[^{}\d]*(\d+|\{))?"
+)
+_MAX_WIDTH_DIGITS: Final = 4
+
+
+class Bounding(NodeTransformer):
+    """Adds to a template the places where its time and its texts are counted."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.body.insert(0, _tick(node))
+        if node.test is not None:
+            passed = _filter(nodes.Const(True), _TICK, node)
+            node.test = nodes.And(passed, node.test).set_lineno(node.lineno).set_environment(node.environment)
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+        self.generic_visit(node)
+        node.body.insert(0, _tick(node))
+        return node
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:
+        self.generic_visit(node)
+        if node.node is not None and not isinstance(node.node, nodes.Const):
+            node.node = _filter(node.node, _TICK, node)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        self.generic_visit(node)
+        return _filter(nodes.List(node.nodes), _JOINED, node)
+
+
+def _tick(place: nodes.Node) -> nodes.Stmt:
+    statement = nodes.ExprStmt(_filter(nodes.Const(None), _TICK, place))
+    return statement.set_lineno(place.lineno).set_environment(place.environment)
+
+
+def _filter(value: nodes.Expr, name: str, place: nodes.Node) -> nodes.Filter:
+    made = nodes.Filter(value, name, [], [], None, None)
+    return made.set_lineno(place.lineno).set_environment(place.environment)
+
+
+@pass_context  # type: ignore[untyped-decorator]  # and so it is not computed when the template is compiled
+def _ticking(context: Any, value: Any) -> Any:
+    tick()
+    return value
+
+
+@pass_context  # type: ignore[untyped-decorator]
+def _joined(context: Any, values: Sequence[Any]) -> str:
+    """What ``~`` makes of its operands."""
+    charge(sum(map(size_of, values)))
+    return "".join(map(str, values))
+
+
+def bounded_filters(filters: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """jinja2's filters that make more of what they are given, with limits; and those that :class:`Bounding` adds."""
+    numbers = {name: _with_small_numbers(name, filters[name]) for name in _NUMBERS}
+    return {
+        _TICK: _ticking,
+        _JOINED: _joined,
+        **numbers,
+        "format": _weighed(filters["format"], lambda form, *values, **named: format_size(form, (*values, named))),
+        "join": _join(filters["join"]),
+        "pprint": _weighed(filters["pprint"], size_of),
+        "replace": _replace(filters["replace"]),
+        "string": _weighed(filters["string"], size_of),
+        "sum": _sum(filters["sum"]),
+    }
+
+
+def check_call(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Count what a method of a text or a number is about to make.  Raises :class:`TooMuch`."""
+    tick()
+    name = getattr(called, "__name__", "")
+    own = getattr(called, "__self__", None)
+    if name in ("format", "format_map"):
+        # jinja2 has put a function of its own in the method's place, which it keeps.
+        form = getattr(getattr(called, "__wrapped__", called), "__self__", "")
+        charge(format_size(form, (*args, kwargs)))
+    if not isinstance(called, BuiltinMethodType) or not isinstance(own, str | bytes | int):
+        return
+    if name in _WIDTHS:
+        for number in (*args[:1], *kwargs.values()):
+            charge((len(own) if name == "expandtabs" else 1) * number if isinstance(number, int) else 0)  # type: ignore[arg-type]
+    elif name == "replace" and len(args) > 1 and isinstance(own, str):
+        charge(_replaced_size(own, args[0], args[1]))
+    elif name == "join" and isinstance(own, str) and args and isinstance(args[0], list | tuple | dict):
+        charge(_joined_size(own, args[0]))
+    elif name == "translate":
+        raise TooMuch("it calls translate")
+
+
+def format_size(form: Any, values: Any) -> float:
+    """The most characters that a format makes: it, its values as often as it names any, and the widths in it."""
+    text = str(form)
+    widths = [width for found in _WIDTH.findall(text) for width in found if width]
+    if not all(width.isdigit() and len(width) <= _MAX_WIDTH_DIGITS for width in widths):
+        raise TooMuch("it has a format with a width of more than four digits, or one that is told elsewhere")
+    places = text.count("{") + text.count("%")
+    return float(len(text) + places * size_of(values) + sum(map(int, widths)))
+
+
+def _with_small_numbers(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(filter)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        for number in (*args, *kwargs.values()):
+            # The value itself may be any number; no argument of these filters is a great one.
+            if number is not args[0] and type(number) is int and abs(number) > _MAX_NUMBER:
+                raise TooMuch(f"it gives filter '{name}' a number of more than {_MAX_NUMBER}")
+        return filter(*args, **kwargs)
+
+    return bounded
+
+
+def _weighed(filter: Callable[..., Any], size: Callable[..., float]) -> Callable[..., Any]:
+    @functools.wraps(filter)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        charge(size(*args, **kwargs))
+        return filter(*args, **kwargs)
+
+    return bounded
+
+
+def _join(filter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(filter)
+    def bounded(context: Any, value: Iterable[Any], d: Any = "", attribute: Any = None) -> Any:
+        values = list(value)
+        charge(_joined_size(str(d), values))
+        return filter(context, values, d, attribute)
+
+    return bounded
+
+
+def _replace(filter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(filter)
+    def bounded(context: Any, s: Any, old: Any, new: Any, count: Any = None) -> Any:
+        charge(_replaced_size(str(s), str(old), str(new)))
+        return filter(context, s, old, new, count)
+
+    return bounded
+
+
+def _sum(filter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(filter)
+    def bounded(environment: Any, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
+        if not isinstance(start, int | float):
+            raise TooMuch("it adds up what are no numbers")
+        return filter(environment, iterable, attribute, start)
+
+    return bounded
+
+
+def _replaced_size(text: str, old: Any, new: Any) -> int:
+    if not isinstance(old, str) or not isinstance(new, str):
+        return 0
+    return len(text) + text.count(old) * max(0, len(new) - len(old))
+
+
+def _joined_size(separator: str, values: Any) -> int:
+    return sum(map(size_of, values)) + len(separator) * len(values)
 
 
 class _Generation(jinja2.ext.Extension):

@@ -10,10 +10,69 @@ from typing import Any
 
 import numpy as np
 
-from conch.checkpoints.tokenizers import pairs, stream
+from conch.checkpoints.tokenizers import stream
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.tokenizer import CHUNK, Ids, TextTokenizer, Tokens, Truncation, refused
+
+# Pure functions over encodings of ``tokenizers``, used by fast.py, where a text that is part of many pairs is
+# tokenised once: the library itself tokenises both texts of each pair.
+
+
+def kept_lengths(first: int, second: int, room: int, truncation: Truncation) -> tuple[int, int] | None:
+    """How many tokens of the texts of a pair stay of ``first`` and ``second``; None where the second fills the room."""
+    if truncation == "longest":
+        return shares(first, second, room)
+    if first + second <= room:
+        return first, second
+    return (room - second, second) if second < room else None
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of a pair stay when the longer one gives way first, as ``tokenizers`` does it."""
+    if first + second <= room:
+        return first, second
+    room = max(room, 0)
+    short, long = min(first, second), max(first, second)
+    long = short if short > room else max(short, room - short)
+    if short + long > room:
+        short = room // 2
+        long = short + room % 2
+    return (long, short) if first > second else (short, long)
+
+
+def cut(encoding: Any, length: int, side: str) -> None:
+    """Keep ``length`` tokens of ``encoding``, the last ones where ``side``, which is cut, is ``left``.
+
+    By halves, since an encoding keeps what is cut off in pieces of the length that stays, and post-processing
+    combines each piece of a text with each of its pair.
+    """
+    while len(encoding) > 2 * length > 0:
+        encoding.truncate((len(encoding) + 1) // 2, direction=side)
+    encoding.truncate(length, direction=side)
+
+
+def shortened(fast: Any, encoding: Any, length: int, side: str) -> Any:
+    """``encoding`` cut to ``length`` tokens, which itself stays as it is."""
+    if len(encoding) <= length:
+        return encoding
+    copy = fast.post_process(encoding, None, False)
+    cut(copy, length, side)
+    return copy
+
+
+def kept_offsets(whole: Any, special: list[int], side: str) -> list[tuple[int, int]]:
+    """The offsets of what is left of a single text, of whose tokens ``special`` are not of the text.
+
+    They are taken from the ``whole`` encoding: post-processing a second time has trimmed them twice.
+    """
+    offsets: list[tuple[int, int]] = whole.offsets
+    if len(special) == len(whole):
+        return offsets
+    inner = [place for place, added in zip(offsets, whole.special_tokens_mask, strict=True) if not added]
+    count = len(special) - sum(special)
+    kept = iter(inner[:count] if side == "right" else inner[len(inner) - count :])
+    return [(0, 0) if added else next(kept) for added in special]
 
 
 class FastTokenizer(TextTokenizer):
@@ -60,7 +119,7 @@ class FastTokenizer(TextTokenizer):
                 tokens = Tokens(np.array(encoding.ids, np.int64), given, length)
                 if offsets:
                     tokens.special = encoding.special_tokens_mask
-                    tokens.offsets = pairs.kept_offsets(whole, tokens.special, self.side)
+                    tokens.offsets = kept_offsets(whole, tokens.special, self.side)
                 yield tokens
 
     def encode_pairs(
@@ -79,11 +138,11 @@ class FastTokenizer(TextTokenizer):
         for first_text, second_text in zip(firsts, seconds, strict=True):
             (first, one), (second, two) = ones[first_text], twos[second_text]
             length = special + one + two
-            kept = pairs.kept_lengths(one, two, room, truncation)
+            kept = kept_lengths(one, two, room, truncation)
             if kept is not None:
                 one, two = kept
-                first = pairs.shortened(self.fast, first, one, self.side)
-                second = pairs.shortened(self.fast, second, two, self.side)
+                first = shortened(self.fast, first, one, self.side)
+                second = shortened(self.fast, second, two, self.side)
             both = self.fast.post_process(first, second)
             yield Tokens(np.array(both.ids, np.int64), self._pair_types(both, one) if types else None, length)
 
@@ -122,7 +181,7 @@ class FastTokenizer(TextTokenizer):
     def _shortened(self, text: str, limit: int) -> Any:
         """A text cut to ``limit`` tokens before the special tokens are put around it."""
         [encoding] = self.fast.encode_batch([text], add_special_tokens=False)
-        pairs.cut(encoding, limit - self.special_token_count(pair=False), self.side)
+        cut(encoding, limit - self.special_token_count(pair=False), self.side)
         return self.fast.post_process(encoding)
 
     def _parts(self, texts: Sequence[str], name: str, room: int) -> dict[str, tuple[Any, int]]:
@@ -133,7 +192,7 @@ class FastTokenizer(TextTokenizer):
             chunk = distinct[start : start + CHUNK]
             for text, encoding in zip(chunk, self._encodings(chunk, name, special_tokens=False), strict=True):
                 parts[text] = encoding, len(encoding)
-                pairs.cut(encoding, room, self.side)
+                cut(encoding, room, self.side)
         return parts
 
     def _pair_types(self, both: Any, first: int) -> Ids:

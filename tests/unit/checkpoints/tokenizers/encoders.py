@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
-from conch.checkpoints.tokenizers.slow import SlowTokenizer
+from conch.checkpoints.tokenizers.open import SlowTokenizer
 from tests.text_checkpoints import TEXTS
 
 LONG = " ".join(TEXTS) + " [SEP] and [MASK] the end"

@@ -16,8 +16,7 @@ pytest.importorskip("tokenizers")
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.checkpoints.tokenizers.slow import SlowTokenizer
+from conch.checkpoints.tokenizers.open import SlowTokenizer, open_tokenizer
 from conch.checkpoints.tokenizers.stream import WindowStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import Code, ConchError

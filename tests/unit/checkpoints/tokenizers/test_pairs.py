@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from conch.checkpoints.tokenizers.pairs import kept_lengths, shares
+from conch.checkpoints.tokenizers.fast import kept_lengths, shares
 from tests.unit.checkpoints.tokenizers.encoders import opened
 
 

@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.checkpoints.tokenizers.slow import SlowTokenizer
+from conch.checkpoints.tokenizers.open import SlowTokenizer, open_tokenizer
 from tests.text_checkpoints import TEXTS
 from tests.unit.checkpoints.tokenizers.encoders import LONG, in_python, opened
 
