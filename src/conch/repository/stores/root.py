@@ -8,31 +8,199 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from conch.config.schema import ModelConfig
+from conch.config import pbtxt
+from conch.config.reading import read_small
+from conch.config.schema import ModelConfig, is_ensemble
 from conch.errors import ConchError, internal, one_line, unavailable
 from conch.repository.errors import NotFoundError
 from conch.repository.fingerprint import Fingerprint
-from conch.repository.located import Located
-from conch.repository.stores import keys
-from conch.repository.stores.copies import ModelCopies, tidy
-from conch.repository.stores.fetching import Fetcher
+from conch.repository.located import Inventory, Located
+from conch.repository.names import is_utf8
+from conch.repository.stores.copies import Copy, ModelCopies, tidy
 from conch.repository.stores.listing import StoredModel, check_repository, models_in, nothing_there
-from conch.repository.stores.opening import open_store
 from conch.repository.stores.pool import DaemonPool, SharedCalls
 from conch.repository.stores.store import RemoteFile, Store
-from conch.repository.stores.transfer import PAUSES
+from conch.repository.stores.transfer import PAUSES, Transfer, in_units
 from conch.repository.stores.urls import StoreUrl
+from conch.repository.versions import read_versions, select_versions
 
 LOG = logging.getLogger("conch")
+
+#: What file systems take, in bytes.
+_LONGEST_NAME: Final = 255
+_LONGEST_PATH: Final = 1024
+#: How many names are warned of by themselves.
+_NAMED: Final = 5
+
+
+def usable(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[str]]:
+    """The files whose names can be those of files below a directory, sorted, and one sentence on each other."""
+    good: dict[str, RemoteFile] = {}
+    refused: list[str] = []
+    directories: set[str] = set()
+    for file in sorted(files):
+        problem = _problem(file.path)
+        if problem:
+            refused.append(f"{file.path!r:.200} {problem}")
+            continue
+        good[file.path] = file
+        parts = file.path.rstrip("/").split("/")
+        directories.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    both = [good.pop(path) for path in sorted(directories & good.keys())]
+    # Some tools mark directories by empty objects of their names.
+    refused += [f"{file.path!r:.200} is also the name of a directory" for file in both if file.size]
+    return list(good.values()), refused
+
+
+def warn(place: object, refused: Iterable[str], known: set[str]) -> None:
+    """Log what is left out of a listing, each once: ``known`` are those that were logged before."""
+    new = [one for one in refused if one not in known]
+    known.update(new)
+    for one in new[:_NAMED]:
+        LOG.warning("model repository %s: %s, and is left out", place, one)
+    if len(new) > _NAMED:
+        LOG.warning("model repository %s: %d more names like this are left out", place, len(new) - _NAMED)
+
+
+def _problem(path: str) -> str:
+    """Why a name cannot be a file's; empty where it can."""
+    parts = path.removesuffix("/").split("/")
+    if not all(parts):
+        return "has an empty name between slashes"
+    if any(part in (".", "..") for part in parts):
+        return "has a part that leads elsewhere"
+    if "\\" in path or not path.isprintable() or not is_utf8(path):
+        return "has a character that no file should have in its name"
+    if len(path.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
+        return "is too long for a file's name"
+    return ""
+
+
+#: Opens a repository with the credentials of an environment.
+Open = Callable[[StoreUrl, Mapping[str, str]], Store]
+
+_MODULES: Final = {
+    "s3": ("conch.repository.stores.s3", "open_s3"),
+    "gs": ("conch.repository.stores.gs", "open_gs"),
+    "as": ("conch.repository.stores.azure", "open_azure"),
+    "hf": ("conch.repository.stores.hub", "open_hub"),
+}
+
+
+def open_store(url: StoreUrl, environment: Mapping[str, str] = os.environ) -> Store:
+    """The store that ``url`` names.  Raises UNSUPPORTED without the extra, INVALID_ARG for unusable credentials."""
+    module, function = _MODULES[url.scheme]
+    opener: Open = getattr(import_module(module), function)
+    return opener(url, environment)
+
+
+class Fetcher:
+    """Copies models of the repository at ``url`` into ``folder``; with ``whole``, all of their versions."""
+
+    def __init__(
+        self,
+        url: StoreUrl,
+        folder: Path,
+        store: Store,
+        pool: DaemonPool,
+        pauses: tuple[float, ...],
+        *,
+        whole: bool = False,
+    ) -> None:
+        self._url = url
+        self._folder = folder
+        self._store = store
+        self._pool = pool
+        self._pauses = pauses
+        self._whole = whole
+
+    def copy(
+        self, model: StoredModel, copies: ModelCopies, config_name: str | None, override: ModelConfig | None
+    ) -> tuple[Copy, bool, Inventory]:
+        """A copy of a model, whether it was made now, and what the model has.  Call while ``copies`` are locked."""
+        existing = list(copies.usable())
+        config = self._config(model, copies, existing, config_name) if override is None else override
+        versions = read_versions(model.directories).found
+        directories = list(model.directories)
+        if config is not None and is_ensemble(config) and not versions:
+            # A store has no empty directories, and the version of an ensemble is one.
+            versions, directories = (1,), [*directories, "1"]
+        selected = set(versions) if self._whole else set[int]()
+        if config is not None and not self._whole:
+            selected = set(select_versions(config, versions).versions)
+        left_out = {str(version) for version in versions if version not in selected}
+        files = [file for file in model.files if file.path.partition("/")[0] not in left_out]
+        empty = [file.path.rstrip("/") for file in model.listed if file.path.endswith("/")]
+        needed = [one for one in (*directories, *empty) if one.partition("/")[0] not in left_out]
+        found = next((one for one in existing if one.has_just(files, needed)), None)
+        if found is not None:
+            LOG.info("model '%s' of %s has been downloaded before, and has not changed", model.name, self._url)
+        copy = found or copies.make(files, needed, partial(self._fill, model, files, existing))
+        artefacts = model.names_in(min(map(str, versions))) if versions else frozenset[str]()
+        return copy, found is None, Inventory(tuple(directories), artefacts, model.fingerprint(config_name))
+
+    def _config(
+        self, model: StoredModel, copies: ModelCopies, existing: list[Copy], config_name: str | None
+    ) -> ModelConfig | None:
+        """The configuration as it is written; None where it cannot be read, which whoever reads the copy reports."""
+        named = [f"configs/{config_name}.pbtxt"] if config_name else []
+        file = next(filter(None, map(model.find, [*named, "config.pbtxt"])), None)
+        if file is None:
+            return ModelConfig()
+        path = _in_copies(existing, file)
+        if path is None:
+            transfer = self._transfer(model, [file], copies.scratch())
+            path = self._pool.run(partial(transfer.fetch, file))
+        with suppress(ConchError, OSError, UnicodeDecodeError):
+            return pbtxt.parse(read_small(path).decode("utf-8"), str(path))
+        return None
+
+    def _fill(self, model: StoredModel, files: list[RemoteFile], existing: list[Copy], directory: Path) -> None:
+        """Put files into a directory: those that another copy has are linked, the others are downloaded."""
+        missing = []
+        for file in files:
+            path = _in_copies(existing, file)
+            if path is None or not _link(path, directory / file.path):
+                missing.append(file)
+        if not missing:
+            return
+        needed, free = sum(file.size for file in missing), shutil.disk_usage(directory).free
+        if needed > free:
+            raise internal(
+                f"{self._url}/{model.name} needs {in_units(needed)} in {self._folder}, where {in_units(free)} are free"
+            )
+        self._transfer(model, missing, directory).run()
+
+    def _transfer(self, model: StoredModel, files: list[RemoteFile], folder: Path) -> Transfer:
+        what = f"model '{model.name}' from {self._url}"
+        return Transfer(self._store, self._pool, model.name, what, files, folder, self._pauses)
+
+
+def _in_copies(copies: list[Copy], file: RemoteFile) -> Path | None:
+    return next((path for one in copies if (path := one.file(file)) is not None), None)
+
+
+def _link(path: Path, target: Path) -> bool:
+    """Give a file of another copy a second name; False where the file system has only one for each."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, target)
+    except OSError:
+        return False
+    return True
+
 
 #: Files that are copied at a time, of all models of a repository.
 _PARALLEL: Final = 4
@@ -166,8 +334,8 @@ class StoreRoot:
             raise unavailable(
                 f"model repository {self.url} cannot be read: it has not answered within {self._timeout:g} s"
             ) from None
-        files, refused = keys.usable(found)
-        keys.warn(self.url, refused, self._warned)
+        files, refused = usable(found)
+        warn(self.url, refused, self._warned)
         return files
 
     def _find(self, below: str) -> list[RemoteFile]:

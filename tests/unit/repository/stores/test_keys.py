@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.repository.stores.keys import usable
+from conch.repository.stores.root import usable
 from conch.repository.stores.store import RemoteFile
 
 
