@@ -24,7 +24,8 @@ from conch.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E
 from conch.cli.serve import serve_command  # noqa: E402
 from conch.options import RENAMED  # noqa: E402
 from conch.settings import OPTIONS, Option, Range  # noqa: E402
-from conch.telemetry import families, hardware, metrics, on_demand, traffic  # noqa: E402
+from conch.telemetry import families, metrics, on_demand, traffic  # noqa: E402
+from conch.telemetry import metrics as hardware  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
 from tests.conformance import differences  # noqa: E402
 

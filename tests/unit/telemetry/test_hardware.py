@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from conch.telemetry.exposition import page
-from conch.telemetry.hardware import CpuGauges, GpuGauges
+from conch.telemetry.metrics import CpuGauges, GpuGauges
 
 
 class Clock:

@@ -1,6 +1,6 @@
 """The ``progress`` frame: the responses after a step, and the statistics of the worker.
 
-Its ``load`` is what ``telemetry/generation.py`` counts.  Used by the service's thread.
+Its ``load`` is what ``telemetry/statistics.py`` counts.  Used by the service's thread.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.telemetry.tracing.tensor_text import data_text
+from conch.telemetry.tracing.files import data_text
 from conch.tensors import WireTensor, pack_bytes
 
 
