@@ -24,7 +24,8 @@ from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
-from conch.wire.grpc import control, trace_setting
+from conch.wire.grpc import control
+from conch.wire.grpc import control as trace_setting
 
 #: From a request's message to the response's, or to an awaitable of it; what it raises ends the call.
 Respond = Callable[[Any], Message | Awaitable[Message]]
