@@ -9,21 +9,86 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
 from typing import Any
 
-from conch.errors import Code, ConchError, internal
+from conch import logs
+from conch.errors import Code, ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse
 from conch.workers.child.channel import Frame
 from conch.workers.child.heartbeat import SIZE, Pulse, read_pulse
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.execution import Execution, description, response_of, responses_of, take_times
-from conch.workers.host.expiry import Expiries
 from conch.workers.host.link import Link
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Kill, Patience, Signs, Verdict, not_ended, unhealthy
 from conch.workers.host.model_calls import ANSWERS, ModelCalls
 from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
-from conch.workers.host.speech import Speech
+
+# Belongs to a ``WorkerProcess``; on the event loop.
+
+
+class Expiries:
+    """The timers of the requests that have not been dropped yet."""
+
+    def __init__(self) -> None:
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def add(self, request: InferRequest, cancel: Callable[[InferRequest], None]) -> None:
+        """Answer a request that expires when its time is over.
+
+        Its place is free when the worker has given it up, which ``cancel`` asks of it.
+        """
+        seconds = (request.expires - monotonic_ns()) / 1e9
+        self._timers[request.serial] = asyncio.get_running_loop().call_later(seconds, _expire, request, cancel)
+
+    def drop(self, request: InferRequest) -> None:
+        """The worker is done with a request, whose time may be hours: no timer is kept for it."""
+        timer = self._timers.pop(request.serial, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def _expire(request: InferRequest, cancel: Callable[[InferRequest], None]) -> None:
+    if not request.finished:
+        cancel(request)
+        request.fail(unavailable("Request timeout expired"))
+
+
+# Belongs to a ``WorkerProcess``; on the event loop.
+
+
+class Speech:
+    """The log lines of one worker."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._prompting = False
+
+    def line(self, text: str, name: str, pid: int) -> None:
+        """Log a line that the model, or a program that it started, wrote to standard output or error."""
+        self._lines += 1
+        logs.emit_from_worker("INFO", "output", self._lines, text, name, pid)
+
+    def message(self, header: dict[str, Any], said: set[str], name: str, pid: int) -> None:
+        """Log a message, unless it is for ``once`` and among those that workers of the model have ``said``."""
+        text = header["message"]
+        if header.get("once"):
+            if text in said:
+                return
+            said.add(text)
+        logs.emit_from_worker(header["level"], header["file"], header["line"], text, name, pid)
+
+    def at_prompt(self, opened: bool) -> None:
+        """Keep the log's lines while a debugger's prompt is open at the terminal, and write them when it closes."""
+        if opened == self._prompting:
+            return
+        self._prompting = opened
+        if opened:
+            logs.hold()
+        else:
+            logs.release()
+
 
 LOG = logging.getLogger("conch")
 

@@ -6,17 +6,177 @@ Belongs to the server; on its event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable
-from weakref import WeakSet
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+from weakref import WeakKeyDictionary, WeakSet
 
 from conch.errors import unavailable
 from conch.telemetry.custom import CustomMetrics
-from conch.workers.host.guard import Guard
-from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Patience
+from conch.workers.child import guard as program
+from conch.workers.host.activity import Activity, activity, children_activity
+from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Liveness, Patience
 from conch.workers.host.process import WorkerProcess
-from conch.workers.host.spawn import Spawn, spawn, spawn_at_terminal
-from conch.workers.host.watch import WorkerWatch
+from conch.workers.host.spawn import ChildProcess, Spawn, spawn, spawn_at_terminal
+
+# Belongs to ``WorkerProcesses``; on the event loop. A look reads a few bytes of shared memory for each worker; the
+# kernel is asked only about those that are silent or load their model.
+
+
+#: Time between two looks (s).
+INTERVAL: Final = 0.5
+
+
+class WatchClock:
+    """Seconds that the server has been watching: what it slept or was suspended for itself counts for nothing."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self.now = 0.0
+
+    def look(self, now: float) -> float:
+        """The time of a look at ``now`` (s, of any clock); one that comes late counts as a short one."""
+        elapsed = now - self._last if self._last is not None else 0.0
+        self._last = now
+        self.now += elapsed if elapsed < 2 * INTERVAL else INTERVAL / 4
+        return self.now
+
+
+class WorkerWatch:
+    """Looks at ``processes`` from ``start`` to ``stop``; ``read`` tells the activity of a process by its id."""
+
+    def __init__(self, processes: Collection[WorkerProcess], read: Callable[[int], Activity | None] = activity) -> None:
+        self._processes = processes
+        self._read = read
+        self._liveness: WeakKeyDictionary[WorkerProcess, Liveness] = WeakKeyDictionary()
+        self._clock = WatchClock()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to look, unless that goes on already."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(INTERVAL, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        now = self._clock.look(self._loop.time())
+        self._timer = self._loop.call_later(INTERVAL, self._look)
+        for process in [process for process in self._processes if process.alive]:
+            known = self._liveness.get(process)
+            if known is None:
+                known = self._liveness[process] = Liveness(now, process.patience)
+            reads = partial(self._read, process.pid), partial(children_activity, process.pid)
+            process.heed(known.look(now, process.signs, *reads))
+
+
+# Belongs to ``WorkerProcesses``; on the event loop.
+
+
+LOG = logging.getLogger("conch")
+
+#: How long the process may take to end (s).
+_END_SECONDS: Final = 5.0
+
+
+class Guard:
+    """Knows the workers that run; its process is started with the first, and again when somebody has ended it."""
+
+    def __init__(self) -> None:
+        self._workers: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def watched(self, spawn: Spawn) -> Spawn:
+        """``spawn``, for workers that the guard knows as long as they run."""
+
+        def start(
+            python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
+        ) -> tuple[ChildProcess, socket.socket]:
+            def exited() -> None:
+                self.forget(process.pid)
+                on_exit()
+
+            process, connection = spawn(python, environment, exited, on_line)
+            self.watch(process.pid)
+            return process, connection
+
+        return start
+
+    def watch(self, pid: int) -> None:
+        """A worker has started, which leads a process group."""
+        self._workers.add(pid)
+        if self._process is None or not self._tell(f"+{pid}\n"):
+            self._start()
+
+    def forget(self, pid: int) -> None:
+        """A worker and its group have ended."""
+        self._workers.discard(pid)
+        self._tell(f"-{pid}\n")
+
+    async def close(self) -> None:
+        """End the process; whatever still runs is killed."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.write(b".\n")  # processes that this one has forked may keep the pipe open
+            process.stdin.close()
+            await asyncio.to_thread(_end, process)
+
+    def _start(self) -> None:
+        if sys.platform != "linux":
+            return
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        try:
+            # In a session of its own: neither Ctrl+C nor the end of the terminal reach it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(program.__file__))],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
+        except OSError as error:
+            LOG.warning("what models start would outlive a server that is killed: %s", error)
+            self._process = None
+            return
+        self._tell("".join(f"+{pid}\n" for pid in self._workers))
+
+    def _tell(self, lines: str) -> bool:
+        """Send what has changed; False if nobody reads it."""
+        if self._process is None or self._process.stdin is None:
+            return False
+        try:
+            self._process.stdin.write(lines.encode())
+        except OSError:
+            return False
+        return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the process, but not for one that somebody has stopped."""
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class WorkerProcesses:

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conch.workers.host import adoption
-from conch.workers.host.adoption import adopting
+from conch.workers.host import templates as adoption
+from conch.workers.host.templates import adopting
 from tests.events import eventually
 
 pytestmark = pytest.mark.skipif(

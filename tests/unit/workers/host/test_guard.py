@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from conch.workers.host.guard import Guard
+from conch.workers.host.processes import Guard
 
 Program = subprocess.Popen[bytes]
 

@@ -7,7 +7,7 @@ import pytest
 from conch.workers.child.heartbeat import Pulse
 from conch.workers.host.activity import TICKS, Activity
 from conch.workers.host.liveness import Cause, Liveness, Patience, Signs, Verdict
-from conch.workers.host.watch import INTERVAL, WatchClock
+from conch.workers.host.processes import INTERVAL, WatchClock
 
 
 class Worker:
