@@ -22,7 +22,8 @@ from conch.errors import ConchError, internal
 from conch.repository import model_files
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles, describe
-from conch.server import starting, warmup
+from conch.server import starting
+from conch.server import starting as warmup
 from conch.server.loading import Loader
 from conch.server.model import Model
 from conch.settings import Settings

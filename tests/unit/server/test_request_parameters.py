@@ -99,7 +99,7 @@ def test_a_name_is_compared_with_those_that_are_known_once(monkeypatch: pytest.M
         compared.append(name)
         return ""
 
-    monkeypatch.setattr("conch.server.request_parameters.nearest", nearest)
+    monkeypatch.setattr("conch.server.model.nearest", nearest)
     check = check_of("onnxruntime")
     assert check is not None
     for _ in range(3):

@@ -15,8 +15,7 @@ import pytest
 from conch.errors import Code, ConchError, unavailable
 from conch.inference import InferRequest, InferResponse
 from conch.server.regions.cuda import CudaRegion
-from conch.server.regions.ownership import is_mapped
-from conch.server.regions.registry import MOST_REGIONS, ClientRegions, HeldRegions
+from conch.server.regions.registry import MOST_REGIONS, ClientRegions, HeldRegions, is_mapped
 from conch.server.regions.system import SystemRegion
 from conch.tensors import WireTensor
 from conch.workers.child.memory import RegionMap, RegionPool

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from conch.errors import unavailable
-from conch.server.remote import health
-from conch.server.remote.health import HealthWatch
+from conch.server.remote import executor as health
+from conch.server.remote.executor import HealthWatch
 from conch.server.remote.transport import LostError, UnreachedError
 from tests.unit.server.remote.fakes import A, FakeServer
 
