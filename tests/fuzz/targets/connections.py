@@ -19,8 +19,8 @@ from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.service import GrpcService
-from conch.frontends.http.connection import HttpConnection
 from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.server import HttpConnection
 from conch.frontends.limits import ClientLimits
 from conch.frontends.slices import Slices
 from conch.frontends.turns import LoopTurns

@@ -8,18 +8,195 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import subprocess
+import sys
 import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
 
 from conch.errors import ConchError, internal, invalid, unavailable
 from conch.frontends.budget import ByteBudget
+from conch.frontends.codec import memory
 from conch.frontends.codec.documents import read_error
-from conch.frontends.codec.memory import Header, split
-from conch.frontends.codec.process import Answer, CodecProcess
-from conch.frontends.codec.waiting import CodecQueue
+from conch.frontends.codec.memory import Header, SharedMessage, split
 from conch.tensors import Buffer
 from conch.threads import LastingExecutor
+from conch.workers.host.activity import TICKS, activity
+from conch.workers.host.spawn import SpawnedProcess
+
+# There are two processes. The first takes the oldest work, so that none waits for ever; the second takes the
+# smallest, and nothing that is ``GIANT``, so that no number of giants holds up the rest.
+
+
+#: From this size on (bytes, those of a compressed body as many as it may become), work is left to the first process.
+GIANT: Final = 8 << 20
+#: How much work of either size may wait.
+_MOST_GIANTS: Final = 32
+_MOST_OTHERS: Final = 512
+
+
+class Sized(Protocol):
+    @property
+    def size(self) -> int: ...
+
+
+_Work = TypeVar("_Work", bound=Sized)
+
+
+class CodecQueue(list[_Work]):
+    """Work in the order in which it came."""
+
+    def put(self, work: _Work) -> None:
+        """Raises UNAVAILABLE where too much waits."""
+        giant = work.size >= GIANT
+        if sum((one.size >= GIANT) is giant for one in self) >= (_MOST_GIANTS if giant else _MOST_OTHERS):
+            raise unavailable("too many large requests wait to be decoded; try again later")
+        self.append(work)
+
+    def take(self, *, smallest: bool) -> _Work | None:
+        """The oldest work, or the smallest that is no giant; None where there is none."""
+        if not smallest:
+            return self.pop(0) if self else None
+        chosen = min((one for one in self if one.size < GIANT), key=lambda one: one.size, default=None)
+        if chosen is not None:
+            self.remove(chosen)
+        return chosen
+
+
+# Runs on the event loop, in the thread whose end the process does not survive.
+
+
+_PROGRAM = Path(__file__).with_name("program.py")
+#: Messages of more bytes than this are written in a thread.
+_LARGE = 1 << 20
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+#: Answers what the process asks, or raises to refuse the request.
+Answer = Callable[[Header], Header]
+
+
+class CodecProcess:
+    """One process.  Raises OSError where it cannot be started."""
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        try:
+            with theirs:
+                fd = theirs.fileno()
+                popen = subprocess.Popen(
+                    [sys.executable, "-P", str(_PROGRAM), str(fd)],
+                    env=_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(fd,),
+                )
+            self._process = SpawnedProcess(popen.pid, popen.wait, None, self._exited)
+        except OSError:
+            self._socket.close()
+            raise
+        self.pid = popen.pid
+        self.exited = False
+        self._closed = False
+
+    async def perform(self, header: Header, parts: list[Buffer], answer: Answer | None) -> tuple[Header, memoryview]:
+        """What the process replies to some work.  Empties ``parts`` as soon as they are written.
+
+        Raises EOFError when it has ended, UNAVAILABLE where there is no memory, and what ``answer`` raises.
+        """
+        await self._send(header, parts)
+        reply, body = await self._receive()
+        if "ask" not in reply:
+            return reply, body
+        assert answer is not None
+        try:
+            told = answer(reply["ask"])
+        except ConchError:
+            await self._tell({"refused": True})
+            await self._receive()
+            raise
+        await self._tell(told)
+        return await self._receive()
+
+    @property
+    def resident(self) -> int:
+        """The memory that the process has (bytes), 0 where the system does not tell."""
+        try:
+            with open(f"/proc/{self.pid}/statm", "rb") as file:
+                return int(file.read().split()[1]) * _PAGE
+        except (OSError, IndexError):
+            return 0
+
+    @property
+    def processor_seconds(self) -> float:
+        """The processor time that the process has used (s), 0 where the system does not tell."""
+        seen = activity(self.pid)
+        return 0.0 if seen is None else seen.cpu / TICKS
+
+    def close(self) -> None:
+        """Let the process end when it has done its work."""
+        if not self._closed:
+            self._closed = True
+            self._socket.close()
+
+    def kill(self) -> None:
+        """End the process now; what it does fails with EOFError."""
+        self._process.kill()
+
+    async def _send(self, header: Header, parts: list[Buffer]) -> None:
+        write = partial(SharedMessage, header, parts)
+        large = sum(map(len, parts)) > _LARGE
+        message = await self._loop.run_in_executor(self._threads, write) if large else write()
+        del write
+        parts.clear()
+        with message:
+            try:
+                message.send(self._socket)
+            except OSError:
+                raise EOFError("the codec process has ended") from None
+
+    async def _tell(self, header: Header) -> None:
+        """Answer what the process asked; one that gets no answer would take the next work for it, and is given up."""
+        try:
+            await self._send(header, [])
+        except ConchError as error:
+            raise EOFError(f"the codec process got no answer: {error}") from None
+
+    async def _receive(self) -> tuple[Header, memoryview]:
+        readable = self._loop.create_future()
+        fd = self._socket.fileno()
+        self._loop.add_reader(fd, _wake, readable)
+        try:
+            await readable
+        finally:
+            self._loop.remove_reader(fd)
+        try:
+            return memory.receive(self._socket)
+        except OSError:
+            raise EOFError("the codec process has ended") from None
+
+    def _exited(self) -> None:
+        self.exited = True
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, with its search path, and without threads for linear algebra."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
 
 LOG = logging.getLogger("conch")
 

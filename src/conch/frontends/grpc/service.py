@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import hmac
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic_ns
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
@@ -20,21 +21,175 @@ from conch.errors import ConchError, unavailable
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.codec.pool import Codec
 from conch.frontends.forwarding import HeaderForwarding
-from conch.frontends.grpc.access import Access
-from conch.frontends.grpc.calls import Call
+from conch.frontends.grpc.calls import Call, UnaryCall
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.control import ControlCall, ControlMethods, Respond
-from conch.frontends.grpc.health import HealthWatchers, WatchCall
 from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, Field
 from conch.frontends.grpc.http2.streams import IGNORE, Http2Stream, StreamHandler
 from conch.frontends.grpc.infer import InferCall
+from conch.frontends.grpc.large import parse
 from conch.frontends.grpc.reflection import VERSIONS, ReflectionCall
-from conch.frontends.grpc.regions import region_methods
 from conch.frontends.grpc.requests import RequestHead, check_trailers, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
 from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
+from conch.server.regions.cuda import CudaRegion
+from conch.server.regions.registry import ClientRegions
+from conch.server.regions.system import SystemRegion
+from conch.settings import Restriction
+from conch.tensors import Buffer
+
+# Made once from the settings; pure.
+
+
+_HEADER: Final = "triton-grpc-protocol-"
+
+
+class Access:
+    """Checks the calls of one group of RPCs (``inference``, ``health`` …)."""
+
+    def __init__(self, restrictions: Iterable[Restriction], group: str) -> None:
+        self._required = [
+            (_HEADER + restriction.header, restriction.value)
+            for restriction in restrictions
+            if group in restriction.apis
+        ]
+
+    def check(self, head: RequestHead) -> ConchError | None:
+        """The error that refuses a call with this head; None if it is allowed."""
+        for header, value in self._required:
+            if not hmac.compare_digest((head.get(header.lower()) or "").encode(), value.encode()):
+                return unavailable(f"This protocol is restricted, expecting header '{header}'")
+        return None
+
+
+# ``Check`` is in :mod:`~conch.frontends.grpc.control`. Runs on the event loop.
+
+
+#: The services whose health is known: the server as a whole, and the one that serves models.
+SERVICES: Final = ("", "inference.GRPCInferenceService")
+#: How often the readiness is looked at while somebody watches (s).
+_PERIOD: Final = 0.25
+
+_SERVING: Final = health_pb2.HealthCheckResponse.ServingStatus
+
+
+class HealthWatchers:
+    """The calls that watch; looks at the server for all of them."""
+
+    def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._calls: set[WatchCall] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def status(self) -> int:
+        return int(_SERVING.SERVING if self._server.ready else _SERVING.NOT_SERVING)
+
+    def add(self, call: WatchCall) -> None:
+        """Tell a call what changes from now on."""
+        self._calls.add(call)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_PERIOD, self._look)
+
+    def remove(self, call: WatchCall) -> None:
+        """The call has ended."""
+        self._calls.discard(call)
+        if not self._calls and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(_PERIOD, self._look)
+        exiting, status = self._server.exiting, self.status
+        for call in list(self._calls):
+            if call.service in SERVICES:
+                call.tell(status)
+            if exiting:
+                # The call would keep the server from stopping.
+                call.abort(Status.UNAVAILABLE, "Server exiting")
+
+
+class WatchCall(UnaryCall):
+    """Sends the status of a service at once, and then each one that differs from the last."""
+
+    __slots__ = ("_told", "_watchers", "service")
+
+    def __init__(
+        self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop, watchers: HealthWatchers
+    ) -> None:
+        super().__init__(stream, head, loop)
+        self._watchers = watchers
+        self._told: int | None = None
+        self.service = ""
+
+    def run(self, message: Buffer) -> None:
+        self.service = parse(health_pb2.HealthCheckRequest, message).service
+        self.release(self.message_size)
+        # An unknown service may come, says the protocol; here, it never does.
+        self.tell(self._watchers.status if self.service in SERVICES else _SERVING.SERVICE_UNKNOWN)
+        self._watchers.add(self)
+
+    def run_compressed(self, message: Buffer) -> None:
+        raise CallFault(Status.RESOURCE_EXHAUSTED, "the message is too large")
+
+    def tell(self, status: int) -> None:
+        """Send a status unless it is the last that was sent, or that one has not been read yet."""
+        if status != self._told and not self.unsent:
+            self._told = status
+            self.send([health_pb2.HealthCheckResponse(status=status).SerializeToString()])
+
+    def on_cancel(self) -> None:
+        self._watchers.remove(self)
+
+
+# Called by the service; runs on the event loop.
+
+
+def region_methods(regions: ClientRegions) -> dict[str, tuple[type[Message], Respond]]:
+    """The message and the function of each method."""
+
+    def system_status(request: pb.SystemSharedMemoryStatusRequest) -> Any:
+        status = regions.status(SystemRegion, request.name)
+        shown = {one["name"]: pb.SystemSharedMemoryStatusResponse.RegionStatus(**one) for one in status}
+        return pb.SystemSharedMemoryStatusResponse(regions=shown)
+
+    def cuda_status(request: pb.CudaSharedMemoryStatusRequest) -> Any:
+        status = regions.status(CudaRegion, request.name)
+        shown = {one["name"]: pb.CudaSharedMemoryStatusResponse.RegionStatus(**one) for one in status}
+        return pb.CudaSharedMemoryStatusResponse(regions=shown)
+
+    async def register_system(request: pb.SystemSharedMemoryRegisterRequest) -> Any:
+        regions.require()
+        await regions.register_system(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def register_cuda(request: pb.CudaSharedMemoryRegisterRequest) -> Any:
+        regions.require()
+        regions.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    def unregister_system(request: pb.SystemSharedMemoryUnregisterRequest) -> Any:
+        regions.require()
+        regions.unregister(SystemRegion, request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def unregister_cuda(request: pb.CudaSharedMemoryUnregisterRequest) -> Any:
+        regions.require()
+        regions.unregister(CudaRegion, request.name)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    return {
+        "SystemSharedMemoryStatus": (pb.SystemSharedMemoryStatusRequest, system_status),
+        "SystemSharedMemoryRegister": (pb.SystemSharedMemoryRegisterRequest, register_system),
+        "SystemSharedMemoryUnregister": (pb.SystemSharedMemoryUnregisterRequest, unregister_system),
+        "CudaSharedMemoryStatus": (pb.CudaSharedMemoryStatusRequest, cuda_status),
+        "CudaSharedMemoryRegister": (pb.CudaSharedMemoryRegisterRequest, register_cuda),
+        "CudaSharedMemoryUnregister": (pb.CudaSharedMemoryUnregisterRequest, unregister_cuda),
+    }
+
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _HEALTH: Final = "/grpc.health.v1.Health/"

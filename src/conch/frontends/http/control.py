@@ -6,10 +6,10 @@ Called by the router; runs on the event loop.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Iterable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple
 
-from conch.errors import unavailable, unsupported
+from conch.errors import invalid, unavailable, unsupported
 from conch.frontends.codec.pool import LARGE, Codec
 from conch.frontends.codec.requests import decode_load
 from conch.frontends.http.exchange import JSON, HttpExchange
@@ -17,9 +17,66 @@ from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
 from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
+from conch.server.regions.cuda import CudaRegion
+from conch.server.regions.registry import ClientRegions
+from conch.server.regions.system import SystemRegion
 from conch.telemetry.statistics import ModelStatistics
 from conch.wire.json import control as wire
 from conch.wire.json.trace_setting import read_trace_setting
+
+# Called by the router; runs on the event loop.
+
+
+class _Handlers(NamedTuple):
+    """The handlers of one kind of regions."""
+
+    status: Callable[[HttpExchange, str], None]
+    register: Callable[[HttpExchange, str], None]
+    unregister: Callable[[HttpExchange, str], None]
+
+
+class RegionRoutes:
+    """The handlers; ``system`` and ``cuda`` have those of a kind, whose path names a region or not."""
+
+    def __init__(self, regions: ClientRegions) -> None:
+        self._regions = regions
+        self._tasks = ExchangeTasks(refuse)
+        self.system = _Handlers(self._system_status, self._register_system, self._unregister_system)
+        self.cuda = _Handlers(self._cuda_status, self._register_cuda, self._unregister_cuda)
+
+    def _system_status(self, exchange: HttpExchange, name: str) -> None:
+        exchange.respond(200, [JSON], wire.document_body(self._regions.status(SystemRegion, name)))
+
+    def _cuda_status(self, exchange: HttpExchange, name: str) -> None:
+        exchange.respond(200, [JSON], wire.document_body(self._regions.status(CudaRegion, name)))
+
+    def _register_system(self, exchange: HttpExchange, name: str) -> None:
+        self._regions.require()
+        if not name:
+            raise invalid("'region name' is necessary to register system shared memory region")
+        self._tasks.start(exchange, self._register(exchange, name, wire.read_system_region(exchange.body)))
+
+    async def _register(self, exchange: HttpExchange, name: str, region: wire.SystemRegionParameters) -> None:
+        await self._regions.register_system(name, *region)
+        exchange.respond(200, [JSON])
+
+    def _register_cuda(self, exchange: HttpExchange, name: str) -> None:
+        self._regions.require()
+        if not name:
+            raise invalid("'region name' is necessary to register cuda shared memory region")
+        self._regions.register_cuda(name, *wire.read_cuda_region(exchange.body))
+        exchange.respond(200, [JSON])
+
+    def _unregister_system(self, exchange: HttpExchange, name: str) -> None:
+        self._regions.require()
+        self._regions.unregister(SystemRegion, name)
+        exchange.respond(200, [JSON])
+
+    def _unregister_cuda(self, exchange: HttpExchange, name: str) -> None:
+        self._regions.require()
+        self._regions.unregister(CudaRegion, name)
+        exchange.respond(200, [JSON])
+
 
 _PLAIN: Final = (b"Content-Type", b"text/plain")
 _REPOSITORY: Final = "'repository_name' specification is not supported"

@@ -3,20 +3,281 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Collection
 from ssl import SSLContext
 from time import monotonic
+from typing import Final
 
-from conch.errors import ConchError
-from conch.frontends.http.connection import HttpConnection
+from conch.errors import ConchError, invalid
+from conch.frontends.admission import Place, descriptor_of
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.http.reader import HttpApplication
+from conch.frontends.http.reader import HttpApplication, RequestReader
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks
-from conch.frontends.limits import SWEEP_SECONDS, ClientLimits
+from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
 from conch.frontends.slices import Slices
 from conch.telemetry.metrics import Registry
+from conch.telemetry.traffic import Reason
+from conch.tensors import Buffer
+
+# Runs on the event loop as an ``asyncio.Protocol``; its ``RequestReader`` parses what arrives. A request is handed to
+# the application once it has arrived in full, the next one of the same connection after the response, and only one in
+# a turn of the event loop. Why not an ASGI server: docs/decisions/0002-http-over-httptools.md.
+
+
+MAX_PIPELINED: Final = 64
+#: A request that is handled for longer than this (s) counts against the time of all connections in a turn of the loop.
+_LONG: Final = 0.0005
+#: How long a client may go on sending what nobody reads, so that it sees why it was refused (s).
+_LINGER_SECONDS: Final = 2.0
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client's connection.  It adds itself to ``connections``, the listener's set of the open ones."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, application: HttpApplication, connections: set[HttpConnection], limits: ClientLimits) -> None:
+        self._application = application
+        self._connections = connections
+        self._limits = limits
+        self.budget = limits.budget
+        self._turns = limits.turns
+        self.place = Place.SERVED
+        self._current: HttpExchange | None = None
+        self._waiting: deque[HttpExchange] = deque()
+        self._reader = RequestReader(application, self)
+        self._closing = False  # after the answer that is due
+        self._lingering = False
+        self._half_closed = False  # the client sends nothing more, and requests of it wait for their turns
+        self._scheduled = False  # whether the next request is going to be handled
+        self._had_its_turn = False  # whether a request was handled since the last read
+        # Time (s): when something arrived or was answered, since when nothing is read.
+        self._active = monotonic()
+        self._reading = True
+        self._paused_at = 0.0
+        # What the client does not read, and has read since when (bytes).
+        self._unread = False
+        self._unread_since = 0.0
+        self._unread_bytes = 0
+        self._read_bytes = 0
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self.transport = transport  # type: ignore[assignment]
+        self._connections.add(self)
+        self._limits.counts.opened("http")
+        self.place = self._limits.admission.place("http", descriptor_of(transport))
+        if self.place is Place.REFUSED:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._limits.counts.ended("http")
+        self._closing = True
+        self._reader.close()
+        self._unread = False
+        self._count_unread()
+        for exchange in self._waiting:
+            exchange.let_go()
+        self._waiting.clear()
+        if self._current is not None:
+            current, self._current = self._current, None
+            current.disconnect()
+
+    def pause_writing(self) -> None:
+        """The client does not read: read nothing from it either until it does."""
+        self._unread = True
+        self._count_unread()
+        self._unread_since = monotonic()
+        self._read_bytes = 0
+        self._control_reading()
+
+    def resume_writing(self) -> None:
+        self._unread = False
+        self._count_unread()
+        self._control_reading()
+        self._schedule()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._lingering:
+            self._active = monotonic()
+        self._had_its_turn = False
+        self._reader.feed(data)
+
+    def eof_received(self) -> bool:
+        """Take the end of what is sent for the client's, but for requests that wait for nothing but their turns.
+
+        TLS has no halves of a connection.
+        """
+        self._half_closed = self._current is None and bool(self._waiting) and self.transport.can_write_eof()
+        return self._half_closed
+
+    # Called by the reader
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._waiting) < MAX_PIPELINED
+
+    @property
+    def idle(self) -> bool:
+        return self._current is None and not self._waiting
+
+    def on_request(self, exchange: HttpExchange) -> None:
+        """Handle a request at once if it is its turn; a client that sends many without pause has one at a time."""
+        if (
+            self._had_its_turn
+            or self._unread
+            or not self.idle
+            or exchange is self._reader.starving
+            or (self._turns.spent and not exchange.urgent)
+        ):
+            self._waiting.append(exchange)
+            if not self.has_room:
+                self._control_reading()
+            self._schedule()
+        else:
+            self._had_its_turn = True
+            self._handle(exchange)
+
+    def on_reader_changed(self) -> None:
+        self._control_reading()
+        self._schedule()
+
+    # Called by exchanges and by the listener
+
+    def write(self, data: bytes) -> None:
+        """Send a part of a response."""
+        unread = self._unread
+        self.transport.write(data)
+        if unread:
+            self._count_unread(len(data))
+
+    def writelines(self, parts: list[Buffer]) -> None:
+        """Send the last parts of a response, which are not copied."""
+        if isinstance(self.transport, asyncio.Transport):  # asyncio's own may never pause who writes lines
+            self.transport.write(b"".join(parts))
+        else:
+            self.transport.writelines(parts)
+
+    def on_exchange_ended(self, exchange: HttpExchange) -> None:
+        """Go on with the next request, or close if the response said so."""
+        self._current = None
+        self._active = monotonic()
+        if not exchange.keep_alive or self._closing:
+            self._close()
+        elif self._waiting:
+            self._schedule()
+
+    def shut_down(self) -> None:
+        """Close now if idle, otherwise after the response that is due."""
+        self._closing = True
+        if self.idle:
+            self.transport.close()
+        elif self._current is not None and not self._current.started:
+            self._current.keep_alive = False
+
+    def sweep(self, now: float) -> None:
+        """End the connection if its client has taken too long for something."""
+        times, reader = self._limits.times, self._reader
+        if self.place is not Place.SERVED and now - self._active > _LINGER_SECONDS:
+            self.transport.abort()
+            return
+        if self._lingering:
+            if now - self._active > _LINGER_SECONDS:
+                self.transport.abort()
+        elif self._unread:
+            self._count_unread()
+            if now - self._unread_since > times.unread + self._read_bytes / SLOWEST:
+                self._end("unread")
+        elif reader.begun:
+            seconds = now - reader.since - reader.kept_waiting
+            if not self._reading:
+                return
+            if reader.in_head and seconds > times.head:
+                self._end("head", "the head of the request did not arrive within --head-timeout-secs")
+            elif not reader.in_head and seconds > times.body + reader.size / SLOWEST:
+                self._end("body", "the body of the request did not arrive within --body-timeout-secs")
+        elif self.idle and now - self._active > (times.idle if reader.since else min(times.head, times.idle)):
+            self._end("idle" if reader.since else "head")
+
+    # Requests, one at a time
+
+    def _handle(self, exchange: HttpExchange) -> None:
+        self._current = exchange
+        began = monotonic()
+        if exchange.refusal is not None:
+            self._application.refuse(exchange, *exchange.refusal)
+        else:
+            self._application.handle(exchange)
+        if monotonic() - began > _LONG:
+            self._turns.over()  # from now on, this turn's time is counted
+
+    def _schedule(self) -> None:
+        """Handle the next request in the next turn of the event loop, when others have had theirs."""
+        if not self._scheduled and self._waiting and self._current is None:
+            self._scheduled = True
+            self._turns.later(self._next)
+
+    def _next(self) -> None:
+        self._scheduled = False
+        if not self._waiting or self._current is not None or self._unread or self.transport.is_closing():
+            return
+        if self._waiting[0] is not self._reader.starving:
+            exchange = self._waiting.popleft()
+            self._current = exchange  # what is parsed now comes behind it
+            if not self._reading:
+                self._reader.go_on()
+            self._handle(exchange)
+            if self._half_closed and (self._current is not None or not self._waiting):
+                self.transport.close()
+
+    def _control_reading(self) -> None:
+        wanted = self._lingering or (not self._unread and self.has_room and not self._reader.full)
+        if wanted == self._reading or self.transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            self._reader.kept_waiting += monotonic() - self._paused_at
+            self.transport.resume_reading()
+        else:
+            self._paused_at = monotonic()
+            self.transport.pause_reading()
+
+    # What is not read, and the end
+
+    def _count_unread(self, written: int = 0) -> None:
+        """Count in the budget what the client leaves unread, to which ``written`` bytes have just been added."""
+        unread = self.transport.get_write_buffer_size() if self._unread else 0
+        change = unread - self._unread_bytes
+        self._unread_bytes = unread
+        self._read_bytes += written - change
+        if change > 0:
+            self.budget.take(change)
+        elif change:
+            self.budget.release(-change)
+
+    def _end(self, reason: Reason, message: str = "") -> None:
+        """End the connection because of a limit of time, after the answers that are due if ``message`` can follow."""
+        self._limits.counts.closed_for("http", reason)
+        if message:
+            self._reader.refuse(408, invalid(message))
+        else:
+            self.transport.abort()
+
+    def _close(self) -> None:
+        """Close when everything is sent; what the client still sends of a request that was refused is read."""
+        ends_apart = self.transport.can_write_eof()  # which those of TLS do not
+        if self._closing or not self._reader.broken or self.transport.is_closing() or not ends_apart:
+            self.transport.close()
+        else:
+            self._lingering = True
+            self.transport.write_eof()
+            self._control_reading()
 
 
 class HttpListener:

@@ -200,7 +200,7 @@ async def test_a_process_that_got_no_answer_to_its_question_is_not_given_other_w
     codec: Codec, monkeypatch: pytest.MonkeyPatch, missing: bool
 ) -> None:
     def signature_of(name: str) -> ModelSignature:
-        monkeypatch.setattr("conch.frontends.codec.process.SharedMessage", no_memory)
+        monkeypatch.setattr("conch.frontends.codec.pool.SharedMessage", no_memory)
         if missing:
             raise not_found(f"no {name}")
         return LANGUAGE

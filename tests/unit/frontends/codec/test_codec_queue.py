@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from conch.errors import Code, ConchError
-from conch.frontends.codec.waiting import GIANT, CodecQueue
+from conch.frontends.codec.pool import GIANT, CodecQueue
 
 
 @dataclass(eq=False)

@@ -9,16 +9,15 @@ from mmap import mmap
 
 import pytest
 
-from conch.frontends.grpc.calls import Call
+from conch.frontends.grpc.calls import Call, Outbox
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frame_reader import Http2FrameReader
 from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from conch.frontends.grpc.http2.session import Http2Session
 from conch.frontends.grpc.http2.streams import Http2Stream
-from conch.frontends.grpc.lifetime import Lifetime
 from conch.frontends.grpc.messages import NOTHING_READ, MessageReader
-from conch.frontends.grpc.outbox import Outbox
+from conch.frontends.grpc.server import Lifetime
 from conch.inference import InferRequest
 from tests.unit.frontends.grpc.conftest import models, text_request
 from tests.unit.frontends.grpc.harness import Frontend

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conch.frontends.http.browsers import BrowserRules
+from conch.frontends.http.routes import BrowserRules
 
 LOCAL = "127.0.0.1"
 OPEN = "0.0.0.0"

@@ -10,9 +10,8 @@ import pytest
 
 from conch.frontends.admission import Admission
 from conch.frontends.budget import SMALL
-from conch.frontends.http.connection import MAX_PIPELINED, HttpConnection
 from conch.frontends.http.reader import MAX_IGNORED_BODY
-from conch.frontends.http.server import HttpListener
+from conch.frontends.http.server import MAX_PIPELINED, HttpConnection, HttpListener
 from conch.frontends.limits import ClientLimits
 from conch.frontends.turns import SHARE
 from tests.unit.frontends.http.site import Client, Site, closed, post, swept, turns, until
