@@ -15,7 +15,6 @@ from conch.addresses import host_and_port
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, invalid, unavailable
 from conch.library.deadline import Deadline
-from conch.library.messages import document_of
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
 from conch.library.service import ResultStream
@@ -24,6 +23,26 @@ from conch.library.values import decode
 from conch.tensors import WireTensor
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, write_parameters
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES, FINAL_RESPONSE
+
+
+def document_of(message: Any) -> dict[str, Any]:
+    """All fields of a message by name, those without a value as well; numbers stay numbers, maps become dicts."""
+    document: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            of = field.message_type.fields_by_name["value"]
+            document[field.name] = {
+                key: value[key] if of.message_type is None else document_of(value[key]) for key in value
+            }
+        elif field.message_type is None:
+            document[field.name] = list(value) if isinstance(field.default_value, list) else value
+        elif isinstance(field.default_value, list):
+            document[field.name] = [document_of(one) for one in value]
+        else:
+            document[field.name] = document_of(value)
+    return document
+
 
 #: Makes conch say errors on a stream with their codes, as the end of the stream.
 _METADATA: Final = ((ERRORS_WITH_CODES, "true"),)
