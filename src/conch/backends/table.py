@@ -78,7 +78,7 @@ BACKENDS: Final[dict[str, Backend]] = {
     ),
     "tensorrtllm": Backend(
         "conch.backends.contracts.tensorrtllm.backend:TensorRtLlmBackend",
-        "conch.backends.contracts.tensorrtllm.config:PARAMETERS",
+        "conch.backends.contracts.tensorrtllm.backend:PARAMETERS",
         shared=True,
         generates=True,
         request_parameters=_TRITONS,

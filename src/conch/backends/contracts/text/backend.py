@@ -8,19 +8,45 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conch.backends.contracts.text.config import complete_text_config
-from conch.backends.contracts.text.interface import TextInterface
+from conch.backends.contracts.text.interface import INPUTS, OUTPUTS, TextInterface
 from conch.backends.generation.backend import GenerationBackend
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import Limits
 from conch.backends.generation.options import ServingOptions
 from conch.backends.native.libraries import TRANSFORMERS
 from conch.backends.native.threads import openmp, usable_cores
+from conch.backends.tasks.base import TaskDescription
+from conch.backends.tasks.signature import complete_config
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.config.complete import CHAT_TEMPLATE
+from conch.errors import invalid
+from conch.sampling import TEXT_GENERATION
 from conch.workers.child.channel import Channel, Header
+
+
+def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration (as JSON) with tensors, ``decoupled`` and the task, where it leaves them open.
+
+    Requests have no batch dimension, since each joins the running batch.  Raises INVALID_ARG for
+    tensors that such a model does not have, and for a ``max_batch_size``.
+    """
+    if int(config.get("max_batch_size") or 0) > 0:
+        raise invalid(
+            f"model '{config.get('name', '')}' has max_batch_size {config['max_batch_size']}, but a text model takes "
+            "requests one by one into a running batch: set max_batch_size to 0 and, to bound that batch, "
+            "parameter 'max_num_seqs'"
+        )
+    completed = complete_config(config, TaskDescription(INPUTS, OUTPUTS, max_batch_size=0))
+    policy = dict(config.get("model_transaction_policy") or {})
+    if "model_transaction_policy" not in config:
+        policy["decoupled"] = True
+    completed["model_transaction_policy"] = policy
+    parameters = dict(config.get("parameters") or {})
+    parameters.setdefault("task", {"string_value": TEXT_GENERATION})
+    completed["parameters"] = parameters
+    return completed
 
 
 class TextBackend(GenerationBackend):

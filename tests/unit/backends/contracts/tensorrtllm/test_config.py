@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.contracts.tensorrtllm.config import Parameters, checkpoint_path
+from conch.backends.contracts.tensorrtllm.backend import Parameters, checkpoint_path
 from conch.backends.contracts.tensorrtllm.tensors import complete_config, unknown_inputs
 from conch.errors import ConchError
 
