@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from conch.backends.engines.transformers import verification
+from conch.backends.engines.transformers import engine as verification
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.errors import ConchError
 from tests.unit.backends.engines.transformers_models import opened, write

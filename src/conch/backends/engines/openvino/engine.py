@@ -7,19 +7,175 @@ it gets is decided here, since it knows no priorities and refuses what does not 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from conch.backends.engines.openvino.config import generation_config
 from conch.backends.engines.openvino.grammar import GrammarValidator
-from conch.backends.engines.openvino.pipeline_batch import PipelineBatch, PipelineRequest
 from conch.backends.engines.openvino.pipelines import capabilities, pipeline, tokenizer
 from conch.backends.engines.openvino.precision import BLOCK, Precision, cache_blocks
 from conch.backends.engines.openvino.structures import check_structure
-from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
-from conch.errors import unsupported
+from conch.backends.generation.engine import (
+    EngineRequest,
+    EngineSpec,
+    EngineUsage,
+    GenerationEngine,
+    Progress,
+    TokenLogprobs,
+)
+from conch.errors import unavailable, unsupported
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
 from conch.sampling.structures import Structure
+
+#: Finish reasons by GenAI's names.
+_FINISH_REASONS = {"STOP": "stop", "LENGTH": "length", "TOOL_CALL": "stop"}
+
+
+@dataclass(slots=True)
+class PipelineRequest:
+    """A request, its tokens so far, its place in the queue (``order``) and GenAI's ``handle`` while it runs."""
+
+    request: EngineRequest
+    order: int
+    tokens: list[int] = field(default_factory=list)
+    handle: Any = None
+
+    def __lt__(self, other: PipelineRequest) -> bool:
+        return (self.request.priority, self.order) < (other.request.priority, other.order)
+
+    @property
+    def blocks(self) -> int:
+        """The most blocks of the cache that it takes up with its next token."""
+        width, prompt = self.request.sampling.beam_width, len(self.request.prompt)
+        if width == 1:
+            return -(-(prompt + len(self.tokens) + 1) // BLOCK)
+        # GenAI does not tell how long beams are; they share the whole blocks of their prompt.
+        return prompt // BLOCK + width * -(-(prompt % BLOCK + self.request.sampling.max_tokens) // BLOCK)
+
+
+class PipelineBatch:
+    """A pipeline with a cache of ``blocks``, and its running requests by id.
+
+    The pipeline frees the blocks of a cancelled request in the step after.
+    """
+
+    def __init__(self, pipeline: Any, blocks: int, eos_ids: Sequence[int]) -> None:
+        self._pipeline, self._blocks, self._eos_ids = pipeline, blocks, eos_ids
+        self._numbers = count()
+        self.entries: dict[int, PipelineRequest] = {}
+        self._cancelled = 0
+        #: Blocks that the last step used, and those of requests that have come since.
+        self._measured = self._admitted = 0
+
+    @property
+    def used(self) -> int:
+        """An upper bound of the blocks in use; shared prefixes count once where the pipeline's own figure is lower."""
+        most = sum(entry.blocks for entry in self.entries.values()) + self._cancelled
+        return min(most, self._measured + self._admitted, self._blocks)
+
+    def fits(self, entry: PipelineRequest) -> bool:
+        """Whether the cache has room for the prompt; an empty batch takes any."""
+        return not self.entries or self.used + entry.blocks <= self._blocks
+
+    def admit(self, entry: PipelineRequest) -> None:
+        """Start a request, or resume a preempted one after the tokens that it has."""
+        import openvino
+
+        request = entry.request
+        config = generation_config(request.sampling, self._eos_ids, len(entry.tokens))
+        ids: Any = openvino.Tensor(np.array([[*request.prompt, *entry.tokens]], np.int64))
+        entry.handle = self._pipeline.add_request(next(self._numbers), ids, config)
+        self.entries[request.id] = entry
+        self._admitted += entry.blocks
+
+    def cancel(self, id: int) -> bool:
+        """Drop a request; False where the batch does not have it."""
+        entry = self.entries.pop(id, None)
+        if entry is None:
+            return False
+        entry.handle.cancel()
+        self._cancelled += entry.blocks
+        if not self.entries:
+            # Nothing is computed: what was cancelled is freed.
+            self._advance()
+            self._measured = 0
+        return True
+
+    def step(self) -> tuple[list[Progress], list[PipelineRequest]]:
+        """Compute a step.  Returns its progress and the requests that were preempted for want of cache."""
+        self._advance()
+        progress: list[Progress] = []
+        preempted: list[PipelineRequest] = []
+        for entry in list(self.entries.values()):
+            steps = _read(entry)
+            progress += steps
+            if steps and steps[-1].finish:
+                del self.entries[entry.request.id]
+            elif entry.handle.get_status().name == "IGNORED":
+                del self.entries[entry.request.id]
+                preempted.append(entry)
+        if preempted and (
+            len(preempted) > 1 or self.entries or preempted[0].request.sampling.structured_outputs is None
+        ):
+            return progress, preempted
+        return progress + [_exhausted(entry) for entry in preempted], []
+
+    def _advance(self) -> None:
+        self._pipeline.step()
+        self._cancelled = self._admitted = 0
+        self._measured = round(self._pipeline.get_metrics().cache_usage / 100 * self._blocks)
+
+
+def _read(entry: PipelineRequest) -> list[Progress]:
+    """The progress of a request since the last call: at most one object, or one for each beam."""
+    handle, sampling = entry.handle, entry.request.sampling
+    if not handle.can_read():
+        return []
+    if sampling.beam_width > 1:
+        return _beams(entry, list(handle.read().values()))
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    finish = ""
+    while handle.can_read():
+        for output in handle.read().values():
+            tokens += output.generated_ids
+            logprobs += output.generated_log_probs
+            finish = _FINISH_REASONS.get(output.finish_reason.name, "")
+    if not tokens and not finish:
+        return []
+    entry.tokens += tokens
+    return [Progress(entry.request.id, tokens, finish, logprobs=_logprobs(entry, logprobs))]
+
+
+def _beams(entry: PipelineRequest, outputs: list[Any]) -> list[Progress]:
+    if not outputs or any(output.finish_reason.name == "NONE" for output in outputs):
+        return []
+    outputs.sort(key=lambda output: output.score, reverse=True)
+    return [
+        Progress(
+            entry.request.id,
+            list(output.generated_ids),
+            _FINISH_REASONS[output.finish_reason.name],
+            logprobs=_logprobs(entry, output.generated_log_probs),
+            beam=beam,
+            cumulative_logprob=float(sum(output.generated_log_probs)),
+        )
+        for beam, output in enumerate(outputs[: entry.request.sampling.n])
+    ]
+
+
+def _logprobs(entry: PipelineRequest, logprobs: list[float]) -> list[TokenLogprobs] | None:
+    """GenAI reports the chosen tokens only."""
+    return None if entry.request.sampling.logprobs is None else [TokenLogprobs(logprob) for logprob in logprobs]
+
+
+def _exhausted(entry: PipelineRequest) -> Progress:
+    return Progress(entry.request.id, error=unavailable("the KV cache is too small for the sequence"))
+
 
 #: Sequences in the batch, and tokens in a step, by default: a longer part of a prompt would delay the others.
 SEQUENCES: Final = 48

@@ -11,31 +11,154 @@ this engine is for.
 from __future__ import annotations
 
 import gc
+import logging
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
+from time import process_time
 from typing import Any, Final
 
 import torch
+import transformers
 
 from conch.backends.engines.transformers import structure
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.beams import BeamSearch
 from conch.backends.engines.transformers.loading import context, load
+from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.engines.transformers.prefixes import BLOCK, Prefixes
 from conch.backends.engines.transformers.probe import probe_batch_support
-from conch.backends.engines.transformers.sampler import sample, sample_beams
-from conch.backends.engines.transformers.sampling import generator
-from conch.backends.engines.transformers.verification import verify
+from conch.backends.engines.transformers.sampling import adjust, choose, generator, logprobs
+from conch.backends.engines.transformers.structure import restrict
 from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
-from conch.backends.native.likeness import VERIFIED_TOKENS
+from conch.backends.native.likeness import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
 from conch.backends.native.threads import usable_cores
-from conch.errors import invalid
-from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
+from conch.errors import invalid, one_line
+from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.sampling.structures import Structure
 
 Tensor = Any
+
+
+def sample(rows: list[BatchRow], logits: Tensor) -> list[Progress]:
+    """Choose a token for each row and append it to its ``tokens``; overwrites ``logits`` ``[rows, vocabulary]``."""
+    wanted = [row.sampling.logprobs for row in rows]
+    raw = logits.clone() if any(count is not None for count in wanted) else logits
+    restrict(logits, [row.matcher for row in rows])
+    adjust(logits, rows)
+    tokens = choose(logits, rows)
+    progress = []
+    for row, token, entry in zip(rows, tokens, logprobs(raw, tokens, wanted), strict=True):
+        row.tokens.append(token)
+        error = row.matcher.accept(token) if row.matcher is not None else None
+        finish = "stop" if token in row.end_ids else "length" if len(row.tokens) >= row.max_length else ""
+        if error is not None:
+            progress.append(Progress(row.id, error=error))
+        else:
+            progress.append(Progress(row.id, [token], finish, logprobs=None if entry is None else [entry]))
+    return progress
+
+
+def sample_beams(row: BatchRow, logits: Tensor) -> tuple[list[int], list[Progress]]:
+    """Advance a beam search by the logits ``[beams, vocabulary]``.
+
+    Returns the beams that the new ones continue, or the progress of all beams once the search is done.
+    """
+    search = row.search
+    assert search is not None
+    going = search.advance(logits)
+    if not search.done:
+        return going, []
+    return [], [
+        Progress(
+            row.id,
+            beam.tokens,
+            "stop" if beam.stopped else "length",
+            beam=index,
+            cumulative_logprob=beam.total,
+        )
+        for index, beam in enumerate(search.results())
+    ]
+
+
+_logger = logging.getLogger(__name__)
+
+#: Requests of the comparison, which no other request is under way beside.
+_FIRST_ID: Final = -1
+
+
+def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[list[int]]) -> None:
+    """Answer ``prompts`` (token ids) together on the engine and each alone by ``generate``, greedily.
+
+    Raises INVALID_ARG where an answer differs or ``generate`` fails.  Nothing is compared where it is not cheap.
+    """
+    served = _served(engine, prompts)
+    if served is None:
+        _logger.info("not compared with transformers: a step takes more than %s s on each core", SLOW_STEP)
+        return
+    network.use("")
+    tie = tie_of(str(network.model.dtype).removeprefix("torch."))
+    for prompt, tokens in zip(prompts, served, strict=True):
+        try:
+            wanted, logits = _generated(network, prompt)
+        except Exception as error:
+            raise unlike(f"transformers itself fails: {type(error).__name__}: {one_line(error)}") from error
+        if difference := greedy_difference(tokens, wanted, logits, tie):
+            raise unlike(f"after a prompt of {len(prompt)} tokens in a batch of {len(prompts)}, {difference}")
+
+
+def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list[int]] | None:
+    """The engine's tokens after each prompt; None where the first step took too much."""
+    answers: dict[int, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        sampling = SamplingParams(max_tokens=VERIFIED_TOKENS, ignore_eos=True)
+        sampling.temperature = 0.0
+        sampling.make_greedy()
+        engine.add(EngineRequest(_FIRST_ID - place, prompt, sampling))
+        answers[_FIRST_ID - place] = []
+    try:
+        # Not by the clock: a busy machine is no reason to leave the comparison out.
+        before = process_time()
+        for step in engine.step():
+            answers[step.id] += step.tokens
+        if process_time() - before > SLOW_STEP * torch.get_num_threads():
+            return None
+        while engine.busy:
+            for step in engine.step():
+                answers[step.id] += step.tokens
+    finally:
+        for id in answers:
+            engine.cancel(id)
+    return list(answers.values())
+
+
+def _generated(network: DecoderNetwork, prompt: list[int]) -> tuple[list[int], list[Any]]:
+    """The greedy tokens of ``generate`` after a prompt, and the logits ``[vocabulary]`` of each."""
+    ids = torch.tensor([prompt], device=network.device)
+    with torch.inference_mode(), _plain(network.model):
+        given = network.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=VERIFIED_TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    return given.sequences[0, len(prompt) :].tolist(), [row[0] for row in given.logits]
+
+
+@contextmanager
+def _plain(model: Any) -> Iterator[None]:
+    """Without what generation_config.json says of penalties, beams and ends, which are not the network's."""
+    kept = model.generation_config
+    model.generation_config = transformers.GenerationConfig(use_cache=kept.use_cache)
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
 
 _ALWAYS: Final = frozenset(
     {
