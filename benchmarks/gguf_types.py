@@ -25,8 +25,8 @@ import numpy as np
 
 from benchmarks.generation import weights
 from benchmarks.generation.k_quants import ENCODERS, encode
+from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
-from conch.backends.generation.engines import open_engine
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import read_gguf
 from conch.checkpoints.tokenizers.gguf import open_gguf

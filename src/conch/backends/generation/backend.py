@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.backends.generation.engines import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec
 from conch.backends.generation.request_state import RequestState, ResponseBuilder
 from conch.backends.generation.service import GenerationService
@@ -25,6 +26,35 @@ from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import cancelled, invalid
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
+
+# Runs in workers, when a model is loaded.
+
+
+def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
+    """The name of the engine that the parameter ``engine`` asks for, or else of the best for the files and the device.
+
+    ``Checkpoint.open`` has checked the parameter.
+    """
+    if checkpoint.options.engine != "auto":
+        return checkpoint.options.engine
+    if checkpoint.variant is not None and checkpoint.variant.engine == "openvino":
+        return "openvino"
+    if on_gpu:
+        return "vllm" if find_spec("vllm") is not None else "transformers"
+    if checkpoint.gguf is not None:
+        return "transformers" if checkpoint.openvino_problem else "openvino"
+    return "openvino" if checkpoint.graph_file("openvino") is not None else "transformers"
+
+
+def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:
+    """Load a model on the engine in ``conch.backends.engines`` of that name.
+
+    Raises INVALID_ARG for a model that the engine cannot load, UNSUPPORTED without its library.
+    """
+    module: Any = import_module(f"conch.backends.engines.{name}")
+    engine: GenerationEngine = module.open(spec)
+    return engine
+
 
 #: Texts of different lengths that a model is asked to continue when it is loaded.
 _EXAMPLES: Final = ("The station", "Where is the nearest library? It is near the")

@@ -13,8 +13,8 @@ import pytest
 from conch.backends.engines.openvino.config import stop_tokens
 from conch.backends.engines.openvino.grammar import GrammarValidator
 from conch.backends.engines.openvino.precision import Precision, cache_blocks
+from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineRequest, EngineSpec
-from conch.backends.generation.engines import open_engine
 from conch.checkpoints.gguf.reader import read_gguf
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams

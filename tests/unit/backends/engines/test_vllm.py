@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from conch import extras
+from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineRequest, EngineSpec
-from conch.backends.generation.engines import open_engine
 from conch.backends.generation.service import BROKEN
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from conch.backends.generation.backend import choose_engine, open_engine
 from conch.backends.generation.engine import EngineSpec
-from conch.backends.generation.engines import choose_engine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError

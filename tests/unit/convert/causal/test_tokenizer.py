@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerFast
 
 from conch.backends.engines.openvino import pipelines
 from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit
+from conch.backends.generation.backend import open_engine
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
-from conch.backends.generation.engines import open_engine
 from conch.backends.generation.overrides import SamplingOverrides, read_document
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
