@@ -14,9 +14,9 @@ import pytest
 
 from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
-from conch.backends.graphs.onnxruntime import parameters as onnxruntime
+from conch.backends.graphs.onnxruntime import backend as onnxruntime
 from conch.backends.graphs.openvino import backend as openvino
-from conch.backends.graphs.pytorch import parameters as pytorch
+from conch.backends.graphs.pytorch import backend as pytorch
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.backends.tasks.table import TASKS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS

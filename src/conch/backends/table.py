@@ -85,7 +85,7 @@ BACKENDS: Final[dict[str, Backend]] = {
     ),
     "onnxruntime": Backend(
         "conch.backends.graphs.onnxruntime.backend:OnnxRuntimeBackend",
-        "conch.backends.graphs.onnxruntime.parameters:PARAMETERS",
+        "conch.backends.graphs.onnxruntime.backend:PARAMETERS",
         shared=True,
         request_parameters=_TRITONS,
     ),
@@ -97,7 +97,7 @@ BACKENDS: Final[dict[str, Backend]] = {
     ),
     "pytorch": Backend(
         "conch.backends.graphs.pytorch.backend:PyTorchBackend",
-        "conch.backends.graphs.pytorch.parameters:PARAMETERS",
+        "conch.backends.graphs.pytorch.backend:PARAMETERS",
         shared=True,
         request_parameters=_TRITONS,
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.graphs.onnxruntime.parameters import session_settings
+from conch.backends.graphs.onnxruntime.backend import session_settings
 from conch.backends.graphs.onnxruntime.session import SessionSettings
 from conch.errors import ConchError
 from tests.unit.backends.tensor_backends import parameters

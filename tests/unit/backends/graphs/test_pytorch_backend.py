@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conch.backends.graphs.pytorch.backend import PyTorchBackend
-from conch.backends.graphs.pytorch.naming import indices
-from conch.backends.graphs.pytorch.parameters import torch_settings
+from conch.backends.graphs.pytorch.backend import PyTorchBackend, indices, torch_settings
 from conch.backends.native.arrays import DTYPES, Strings
 from conch.errors import Code, ConchError
 from tests.torch_programs import (

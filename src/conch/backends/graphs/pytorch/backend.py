@@ -5,27 +5,244 @@ Its instances on one device are threads over one program.
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import threading
+import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from conch import extras
 from conch.backends.graphs import signature
-from conch.backends.graphs.pytorch.naming import indices
-from conch.backends.graphs.pytorch.parameters import PARAMETERS, TorchSettings, torch_settings
-from conch.backends.graphs.pytorch.program import EXPORTED, TorchProgram, datatype, failed, open_program
 from conch.backends.graphs.sequence_tensors import SequenceTensors
+from conch.backends.graphs.signature import GraphTensor
 from conch.backends.native.arrays import DTYPES, Array, Strings
 from conch.backends.native.backend import TensorBackend
 from conch.backends.native.libraries import versioned
 from conch.backends.native.threads import divided, openmp, usable_cores
-from conch.errors import internal, invalid, unavailable
+from conch.config.parameters import Parameter, ParameterTable
+from conch.errors import ConchError, internal, invalid, one_line, unavailable, unsupported
 from conch.tensors import CONFIG_NAME
+
+# Inputs are named as arguments, or ``<name>__<index>``, or stand in the order of the arguments; outputs likewise,
+# except that results have no names unless they are a dictionary's.
+
+
+_INDEXED: Final = re.compile(r".+__(\d+)")
+
+
+def indices(names: Sequence[str], known: Sequence[str]) -> list[int]:
+    """The place of each of ``names``: among the ``known`` ones, by its number, or its place among ``names``.
+
+    All names must follow one rule; where they do not, their order counts.
+    """
+    if known and all(name in known for name in names):
+        return [known.index(name) for name in names]
+    numbered = [_INDEXED.fullmatch(name) for name in names]
+    if all(numbered):
+        return [int(found[1]) for found in numbered if found is not None]
+    return list(range(len(names)))
+
+
+_BOOLEANS: Final = "`true`, `false`"
+
+PARAMETERS: Final = ParameterTable(
+    "pytorch",
+    (
+        Parameter("INFERENCE_MODE", _BOOLEANS, "`true`", "run under `torch.inference_mode`, else `torch.no_grad`"),
+        Parameter(
+            "DISABLE_OPTIMIZED_EXECUTION",
+            _BOOLEANS,
+            "`false`",
+            "run TorchScript without optimising it at the first runs",
+        ),
+        Parameter(
+            "INTRA_OP_THREAD_COUNT",
+            "threads",
+            "the usable cores, shared by the instances",
+            "how many cores compute an operator",
+        ),
+        Parameter("INTER_OP_THREAD_COUNT", "threads", "PyTorch's", "size of the pool that runs what TorchScript forks"),
+        Parameter("ENABLE_JIT_EXECUTOR", _BOOLEANS, "PyTorch's", "TorchScript's profiling executor"),
+        Parameter("ENABLE_JIT_PROFILING", _BOOLEANS, "PyTorch's", "its profiling"),
+        Parameter("ENABLE_TENSOR_FUSER", _BOOLEANS, "PyTorch's", "its fuser"),
+        Parameter("ENABLE_CACHE_CLEANING", _BOOLEANS, "`false`", "give a GPU's cached memory back after each run"),
+    ),
+    # Instances share weights anyway; NvFuser is no part of PyTorch any more.
+    accepted=frozenset({"ENABLE_WEIGHT_SHARING", "ENABLE_NVFUSER"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """How a program runs; ``None`` leaves PyTorch's own choice."""
+
+    inference_mode: bool = True
+    optimized: bool = True
+    threads: int = 0
+    inter_op_threads: int = 0
+    jit_executor: bool | None = None
+    jit_profiling: bool | None = None
+    tensor_fuser: bool | None = None
+    cache_cleaning: bool = False
+
+
+def torch_settings(config: Mapping[str, Any]) -> TorchSettings:
+    """The settings that a configuration's parameters ask for.  Raises INVALID_ARG for a value that has no meaning."""
+    given = {name: one.get("string_value", "") for name, one in config.get("parameters", {}).items()}
+    return TorchSettings(
+        inference_mode=_flag(given, "INFERENCE_MODE", True),
+        optimized=not _flag(given, "DISABLE_OPTIMIZED_EXECUTION", False),
+        threads=_count(given, "INTRA_OP_THREAD_COUNT"),
+        inter_op_threads=_count(given, "INTER_OP_THREAD_COUNT"),
+        jit_executor=_choice(given, "ENABLE_JIT_EXECUTOR"),
+        jit_profiling=_choice(given, "ENABLE_JIT_PROFILING"),
+        tensor_fuser=_choice(given, "ENABLE_TENSOR_FUSER"),
+        cache_cleaning=_flag(given, "ENABLE_CACHE_CLEANING", False),
+    )
+
+
+def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+    chosen = _choice(given, name)
+    return default if chosen is None else chosen
+
+
+def _choice(given: Mapping[str, str], name: str) -> bool | None:
+    if name not in given:
+        return None
+    value = given[name].lower()
+    if value not in ("true", "false", "1", "0"):
+        raise invalid(f"failed to convert {name} '{given[name]}' to boolean value: it must be true or false")
+    return value in ("true", "1")
+
+
+def _count(given: Mapping[str, str], name: str) -> int:
+    text = given.get(name, "0")
+    if not text.isdecimal() or int(text) >= 1 << 31:
+        raise invalid(f"failed to convert {name} '{text}' to integral number: it must be a number of threads")
+    return int(text)
+
+
+#: The suffix of ``torch.export`` programs; all other files are TorchScript.
+EXPORTED: Final = ".pt2"
+#: What a package of AOTInductor's has among its files.
+_COMPILED: Final = "/aotinductor/"
+#: Protocol names of PyTorch's types, without ``torch.``.
+DATATYPES: Final[dict[str, str]] = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "bfloat16": "BF16", "float32": "FP32",
+    "float64": "FP64",
+}  # fmt: skip
+
+
+def datatype(dtype: object) -> str:
+    """The protocol's name of a ``torch.dtype``, or the type's own where there is none."""
+    name = str(dtype).removeprefix("torch.")
+    return DATATYPES.get(name, name)
+
+
+class TorchProgram(ABC):
+    """A loaded program, which several threads may run at once.
+
+    ``arguments`` are the names of forward's; ``keyed`` says that it takes one dictionary of tensors in their place, and
+    ``texts`` are those of the arguments that are lists of strings.  ``inputs`` and ``outputs`` are its tensors where
+    the file describes them, else empty.
+    """
+
+    arguments: tuple[str, ...]
+    keyed: bool = False
+    texts: frozenset[str] = frozenset()
+    inputs: tuple[GraphTensor, ...] = ()
+    outputs: tuple[GraphTensor, ...] = ()
+
+    @abstractmethod
+    def run(self, values: Mapping[str, Any]) -> Any:
+        """What forward returns for its arguments by name, or for one dictionary where it is ``keyed``."""
+
+
+def open_program(path: Path, device: str) -> TorchProgram:
+    """Load the file to ``device`` (``cpu``, ``cuda:0``; empty for that which it was saved with).
+
+    Raises UNSUPPORTED without PyTorch, INVALID_ARG for a file that is none.
+    """
+    torch = extras.load("backend 'pytorch'", "torch")
+    try:
+        return _Exported(torch, path, device) if path.suffix == EXPORTED else _Script(torch, path, device)
+    except ConchError:
+        raise
+    except Exception as error:
+        raise invalid(f"failed to load '{path.name}': {one_line(error)}") from None
+
+
+class _Script(TorchProgram):
+    """TorchScript, traced or scripted."""
+
+    def __init__(self, torch: Any, path: Path, device: str) -> None:
+        self._module = torch.jit.load(str(path), map_location=device or None)
+        self._module.eval()
+        arguments = [(one.name, str(one.type)) for one in self._module.forward.schema.arguments[1:]]
+        self.arguments = tuple(name for name, _ in arguments)
+        self.keyed = [kind for _, kind in arguments] == ["Dict[str, Tensor]"]
+        self.texts = frozenset(name for name, kind in arguments if kind == "List[str]")
+        for name, kind in arguments:
+            if not self.keyed and kind not in ("Tensor", "Optional[Tensor]", "List[str]"):
+                raise unsupported(
+                    f"argument '{name}' of forward is {kind}: it must be a tensor or a list of strings, or the only "
+                    "one and a dictionary of tensors"
+                )
+
+    def run(self, values: Mapping[str, Any]) -> Any:
+        return self._module(dict(values)) if self.keyed else self._module(**values)
+
+
+class _Exported(TorchProgram):
+    """A program of ``torch.export.save``."""
+
+    def __init__(self, torch: Any, path: Path, device: str) -> None:
+        with zipfile.ZipFile(path) as archive:
+            if any(_COMPILED in name for name in archive.namelist()):
+                raise unsupported(
+                    f"'{path.name}' has been compiled by AOTInductor for one kind of machine: save the program itself, "
+                    "with torch.export.save"
+                )
+        program = torch.export.load(str(path))
+        if device:
+            program = importlib.import_module("torch.export.passes").move_to_device_pass(program, device)
+        self._pytree = torch.utils._pytree
+        self._arranged = program.call_spec.in_spec
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+        results = next(node for node in program.graph.nodes if node.op == "output").args[0]
+        self.arguments = tuple(map(str, program.graph_signature.user_inputs))
+        if self._arranged.num_leaves != len(self.arguments):
+            raise unsupported(f"'{path.name}' takes {self._arranged} values, and not all of them are tensors")
+        self.inputs = tuple(_described(name, values[name]) for name in self.arguments)
+        kept = results[len(results) - len(program.graph_signature.user_outputs) :]
+        self.outputs = tuple(_described(f"OUTPUT__{index}", node.meta["val"]) for index, node in enumerate(kept))
+        self._module = program.module()
+
+    def run(self, values: Mapping[str, Any]) -> Any:
+        leaves: Sequence[Any] = [values[name] for name in self.arguments]
+        positional, named = self._pytree.tree_unflatten(leaves, self._arranged)
+        result = self._module(*positional, **named)
+        return result if isinstance(result, dict) else self._pytree.tree_leaves(result)
+
+
+def _described(name: str, value: Any) -> GraphTensor:
+    if not hasattr(value, "dtype"):
+        raise unsupported(f"'{name}' is {type(value).__name__}, not a tensor")
+    return GraphTensor(name, datatype(value.dtype), tuple(size if type(size) is int else -1 for size in value.shape))
+
+
+def failed(error: Exception) -> ConchError:
+    """The error with the text that Triton reports for an exception of PyTorch's."""
+    return error if isinstance(error, ConchError) else internal(f"PyTorch execute failure: {str(error).strip()}")
 
 
 class PyTorchBackend(TensorBackend):
