@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conch.backends.native.arrays import Request, Result, Strings
-from conch.backends.native.ragged import RaggedBatches
+from conch.backends.native.backend import RaggedBatches
 from conch.errors import ConchError
 from conch.tensors import WireTensor, pack_bytes
 
