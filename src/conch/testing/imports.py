@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 from conch.backends.python import pb_utils, runtime
 from conch.backends.python.runtime import Runtime
 
-#: What ``conch.backends.python.model.prepare`` puts there.
+#: What ``conch.backends.python.backend.prepare`` puts there.
 _INTERFACE: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 
 

@@ -12,15 +12,13 @@ import json
 import os
 import sys
 import threading
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, TimeoutError
 from time import monotonic_ns
 from typing import Any, Callable
 
-from conch.backends.python import model as loader
-from conch.backends.python import runtime
+from conch.backends.python import pb_utils, runtime
 from conch.backends.python.errors import PLACES, describe
 from conch.backends.python.model_config import ModelConfig
-from conch.backends.python.readiness import Readiness
 from conch.backends.python.request import InferenceRequest
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.runtime import ResponseChannel, Runtime
@@ -29,6 +27,121 @@ from conch.errors import Code, ConchError, internal, unsupported
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame
+
+# Called once in a worker of its own, so that nothing a model does to its interpreter reaches another.
+
+
+def prepare(model: dict[str, Any]) -> None:
+    """Let the model's files be found, and ``triton_python_backend_utils`` by its names.
+
+    ``model`` is the part of the ``init`` frame about it; ``backend_directory`` is that of its Python-based backend.
+    """
+    backend = model.get("backend_directory")
+    for directory in (backend,) if backend else (model["version_directory"], model["directory"]):
+        if directory not in sys.path:
+            sys.path.append(directory)
+    sys.modules["triton_python_backend_utils"] = pb_utils
+    sys.modules["c_python_backend_utils"] = pb_utils
+
+
+def path(model: dict[str, Any]) -> str:
+    backend = model.get("backend_directory")
+    return f"{backend}/model.py" if backend else f"{model['version_directory']}/{model['filename'] or 'model.py'}"
+
+
+def module_name(model: dict[str, Any]) -> str:
+    """The name of the model's module: ``<version>.<file name>``, as ``1.model``; that of a backend is ``model``."""
+    if model.get("backend_directory"):
+        return "model"
+    return f"{os.path.basename(model['version_directory'])}.{os.path.splitext(os.path.basename(path(model)))[0]}"
+
+
+# The server is told when the answer changes, and before the first one that the model is not ready. Runs in the worker
+# of a Python model, in threads of its own beside ``execute``.
+
+
+#: Time between two questions, and how long an answer may take (s).
+PERIOD_SECONDS = 1.0
+LIMIT_SECONDS = 5.0
+
+
+class Readiness:
+    """Asks ``is_ready``, for the first time before it is made; its coroutines run on ``loop``, if there is one."""
+
+    def __init__(
+        self, runtime: Runtime, is_ready: Callable[[], Any], loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._runtime = runtime
+        self._is_ready = is_ready
+        self._loop = loop
+        self._told: bool | None = None
+        self._complaint = ""
+        self._closed = threading.Event()
+        self._asked = threading.Event()
+        self._tell(False)
+        threading.Thread(target=self._watch, name="conch-readiness", daemon=True).start()
+        self._asked.wait()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.is_set():
+            answer: Future[bool] = Future()
+            threading.Thread(target=self._ask, args=(answer,), name="conch-is-ready", daemon=True).start()
+            try:
+                self._tell(answer.result(LIMIT_SECONDS))
+                self._complaint = ""
+            except TimeoutError:
+                self._complain(internal(f"is_ready() has not returned within {LIMIT_SECONDS:g} s"))
+                self._asked.set()
+                answer.exception()  # no second question before it has
+            except ConchError as error:
+                self._complain(error)
+            self._asked.set()
+            self._closed.wait(PERIOD_SECONDS)
+
+    def _ask(self, answer: Future[bool]) -> None:
+        try:
+            ready = self._is_ready()
+            if inspect.isawaitable(ready):
+                ready = self._awaited(ready)
+            if not isinstance(ready, bool):
+                raise internal("is_ready() must return a boolean value")
+            answer.set_result(ready)
+        except ConchError as error:
+            answer.set_exception(error)
+        except BaseException as error:
+            failure = internal(describe(error))
+            failure.__cause__ = error
+            answer.set_exception(failure)
+
+    def _awaited(self, ready: Any) -> Any:
+        async def wait() -> Any:
+            return await ready
+
+        if self._loop is None:
+            return asyncio.run(wait())
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+
+    def _tell(self, ready: bool) -> None:
+        if ready is not self._told and not self._closed.is_set():
+            self._told = ready
+            self._runtime.channel.send({"op": "model_ready", "ready": ready})
+
+    def _complain(self, error: ConchError) -> None:
+        """The model is not ready, for a reason that the log tells once."""
+        self._tell(False)
+        heading = f"model '{self._runtime.instance}' is not ready: {error.message.partition(PLACES)[0]}"
+        if heading == self._complaint or self._closed.is_set():
+            return
+        self._complaint = heading
+        if error.__cause__ is None:
+            self._runtime.write_log("ERROR", os.path.basename(__file__), 0, heading)
+        else:
+            frame = log_frame(error.__cause__, heading)
+            self._runtime.write_log("ERROR", frame["file"], frame["line"], frame["message"])
 
 
 class PythonBackend:
@@ -55,7 +168,7 @@ class PythonBackend:
         #: Told of every failure of the model while it serves; its ``__cause__`` is what the model raised, if it raised.
         self.on_failure: Callable[[ConchError], None] = self._log_failure
         runtime.install(self._runtime)
-        loader.prepare(self._model)
+        prepare(self._model)
 
     def control(self, header: Header) -> bool:
         """Handle a cancellation or new log settings; False for any other frame."""
@@ -170,9 +283,9 @@ class PythonBackend:
 
     def _load(self) -> Any:
         if self._class is None:
-            if not os.path.exists(loader.path(self._model)):
-                raise internal(f"Python model file not found in '{loader.path(self._model)}'")
-            name = loader.module_name(self._model)
+            if not os.path.exists(path(self._model)):
+                raise internal(f"Python model file not found in '{path(self._model)}'")
+            name = module_name(self._model)
             try:
                 self._class = __import__(name, fromlist=["TritonPythonModel"]).TritonPythonModel
             except BaseException as error:
@@ -192,7 +305,7 @@ class PythonBackend:
 
     def _run(self, requests: list[InferenceRequest], replies: list[ResponseChannel]) -> Any:
         if self._execute is None:
-            raise self._failed(f"Python model {loader.path(self._model)} does not implement `execute` method.")
+            raise self._failed(f"Python model {path(self._model)} does not implement `execute` method.")
         try:
             if self._loop is None:
                 return self._execute(requests)

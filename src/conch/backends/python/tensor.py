@@ -6,18 +6,154 @@ model's array until they are sent.  Runs in the worker of a Python model.
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from conch.backends.python import arguments, dlpack, strings
+from conch.backends.python import arguments, strings
 from conch.backends.python.datatypes import DATATYPE, DTYPE, NUMBER
 from conch.backends.python.errors import TritonModelException
 from conch.tensors import Buffer
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.lending import OutputLoan
 from conch.workers.child.packing import INLINE_LIMIT, Descriptor, Packer
+
+# Written against the C structures of DLPack 0.x (the capsule ``dltensor``), with ctypes, so that any numpy and any
+# framework will do. Runs in the worker of a Python model.
+
+
+#: ``kDLCPU``, the device type of ordinary memory; ``_PINNED`` is ordinary memory too.
+CPU = 1
+_PINNED = 3
+
+#: Type code and bits by datatype, and back.
+_TYPE: dict[str, tuple[int, int]] = {
+    "INT8": (0, 8), "INT16": (0, 16), "INT32": (0, 32), "INT64": (0, 64),
+    "UINT8": (1, 8), "UINT16": (1, 16), "UINT32": (1, 32), "UINT64": (1, 64),
+    "FP16": (2, 16), "FP32": (2, 32), "FP64": (2, 64), "BF16": (4, 16), "BOOL": (6, 8),
+}  # fmt: skip
+_DATATYPE = {type: name for name, type in _TYPE.items()}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_FRESH = ctypes.c_char_p(b"dltensor")
+_USED = ctypes.c_char_p(b"used_dltensor")
+
+
+# The capsule's destructor sees it with no references left, so it goes by its address.
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_is_valid_at = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+
+#: What exported structures point to, until their consumers have done with them.
+_exported: dict[int, tuple[Any, ...]] = {}
+
+
+def _delete(address: int) -> None:
+    _exported.pop(address, None)
+
+
+def _destroy(capsule: int) -> None:
+    if _is_valid_at(capsule, _FRESH):  # nobody took it over
+        _delete(_pointer_at(capsule, _FRESH))
+
+
+# Kept here, since C calls them for as long as there are capsules.
+_c_delete = _Deleter(_delete)
+_c_destroy = _Deleter(_destroy)
+
+
+def export(array: np.ndarray[Any, Any], datatype: str) -> Any:
+    """A capsule for a C-contiguous array whose elements are of ``datatype`` (BF16 as its bits)."""
+    shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
+    code, bits = _TYPE[datatype]
+    managed = _DLManagedTensor(deleter=ctypes.cast(_c_delete, ctypes.c_void_p))
+    managed.tensor = _DLTensor(array.ctypes.data, CPU, 0, array.ndim, code, bits, 1, shape, None, 0)
+    address = ctypes.addressof(managed)
+    _exported[address] = (managed, shape, array)
+    return _new(address, _FRESH, ctypes.cast(_c_destroy, ctypes.c_void_p))
+
+
+def load(source: Any) -> tuple[np.ndarray[Any, Any], str]:
+    """The array and the datatype of a capsule, or of an object that makes one; no copy.
+
+    Raises TritonModelException for other objects, devices, types and layouts.
+    """
+    if type(source).__name__ != "PyCapsule":
+        if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+            raise TritonModelException(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule "
+                "        or have `__dlpack__` and `__dlpack_device__` attributes"
+            )
+        _check_device(int(source.__dlpack_device__()[0]))
+        source = source.__dlpack__()
+    if not _is_valid_at(id(source), _FRESH):
+        raise TritonModelException("The DLPack capsule has been used already or is not one of a tensor.")
+    address = _pointer_at(id(source), _FRESH)
+    tensor = _DLManagedTensor.from_address(address).tensor
+    _check_device(tensor.device_type)
+    datatype = _DATATYPE.get((tensor.code, tensor.bits))
+    if datatype is None or tensor.lanes != 1:
+        raise TritonModelException("DLPack dtype is not supported.")
+    shape = tuple(tensor.shape[: tensor.ndim])
+    if tensor.strides and not _is_contiguous(shape, tensor.strides[: tensor.ndim]):
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
+    size = prod(shape) * (tensor.bits // 8)
+    memory = (ctypes.c_uint8 * size).from_address((tensor.data or 0) + tensor.byte_offset)
+    weakref.finalize(memory, _release, address).atexit = False
+    _rename(source, _USED)
+    dtype = DTYPE[datatype]
+    array = np.frombuffer(memory, dtype) if size else np.empty(0, dtype)
+    return array.reshape(shape), datatype
+
+
+def _release(address: int) -> None:
+    deleter = _DLManagedTensor.from_address(address).deleter
+    if deleter:
+        _Deleter(deleter)(address)
+
+
+def _check_device(device: int) -> None:
+    if device not in (CPU, _PINNED):
+        raise TritonModelException(
+            "DLPack exchange of GPU tensors is not supported here: copy the tensor to the CPU first."
+        )
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: Any) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size != 1 and stride != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
 
 #: For what may be None and in a model that fits its configuration is not: a checker that does not know the
 #: configuration then lets ``get_input_tensor_by_name(…).as_numpy()`` pass, and an editor completes it.
@@ -91,13 +227,13 @@ class Tensor:
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self._array is None:
             self._array = self._decode()
-        return dlpack.export(self._array, self._datatype)
+        return export(self._array, self._datatype)
 
     def __dlpack__(self, stream: Any = None, **kwargs: Any) -> Any:
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CPU, 0
+        return CPU, 0
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
@@ -105,7 +241,7 @@ class Tensor:
         name = arguments.text(name, "from_dlpack: name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        array, datatype = dlpack.load(tensor)
+        array, datatype = load(tensor)
         result = Tensor.received(name, datatype, array.shape, b"")
         result._array = array
         result._data = None

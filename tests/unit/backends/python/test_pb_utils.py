@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.backends.python import dlpack, pb_utils
+from conch.backends.python import pb_utils
+from conch.backends.python import tensor as dlpack
 from conch.backends.python.pb_utils import (
     InferenceRequest,
     InferenceResponse,
