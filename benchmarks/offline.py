@@ -41,8 +41,8 @@ class Alone:
     """A variant in this process, with the code that the worker runs."""
 
     def __init__(self, folder: Path, variant: str, seconds: float) -> None:
+        from conch.backends.tasks.backend import make_task
         from conch.backends.tasks.engines.choice import open_engine
-        from conch.backends.tasks.table import make_task
         from conch.checkpoints.folder import Checkpoint
         from conch.checkpoints.options import Options
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from conch.backends.native.arrays import DTYPES, Request, Result
+from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import ExecutionWork, Task
-from conch.backends.tasks.table import make_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError

@@ -17,8 +17,8 @@ from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.graphs.onnxruntime import backend as onnxruntime
 from conch.backends.graphs.openvino import backend as openvino
 from conch.backends.graphs.pytorch import backend as pytorch
+from conch.backends.tasks.backend import TASKS
 from conch.backends.tasks.parameters import TASK_PARAMETERS
-from conch.backends.tasks.table import TASKS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
 from conch.cli.convert import convert_command
 from conch.cli.perf import perf_command

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -17,15 +18,55 @@ from conch.backends.native.arrays import Request, Result, failure
 from conch.backends.native.backend import BatchBackend
 from conch.backends.native.libraries import TRANSFORMERS, versioned
 from conch.backends.native.threads import openmp, usable_cores
-from conch.backends.tasks.base import ExecutionWork, PreparedRequest, Task
+from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import PRECISIONS, choose, open_engine
 from conch.backends.tasks.signature import complete_config
-from conch.backends.tasks.table import describe_task, make_task
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
+
+# A task's module is imported when it is chosen: a text classifier needs no audio library.
+
+
+#: ``module:class`` by the name of a pipeline; what is not here goes through ``OTHERS``.
+TASKS: Final[dict[str, str]] = {
+    "feature-extraction": "encoders.embedding:Embedding",
+    "text-classification": "encoders.text_classification:TextClassification",
+    "text-ranking": "encoders.rerank:Rerank",
+    "zero-shot-classification": "encoders.zero_shot:ZeroShotClassification",
+    "token-classification": "encoders.token_classification:TokenClassification",
+    "question-answering": "encoders.question_answering:QuestionAnswering",
+    "fill-mask": "encoders.fill_mask:FillMask",
+    "summarization": "text2text.task:Text2Text",
+    "translation": "text2text.task:Text2Text",
+    "text2text-generation": "text2text.task:Text2Text",
+    "automatic-speech-recognition": "speech:SpeechRecognition",
+    "image-classification": "vision:ImageClassification",
+}
+OTHERS: Final = "pipelines.task:PipelineTask"
+
+
+def task_class(name: str) -> type[Task]:
+    """The class for the task of this name; ``translation_xx_to_yy`` is a translation."""
+    if name.startswith("translation_"):
+        name = "translation"
+    module, _, class_name = TASKS.get(name, OTHERS).partition(":")
+    found: type[Task] = getattr(import_module(f"conch.backends.tasks.{module}"), class_name)
+    return found
+
+
+def make_task(checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> Task:
+    """The task of a checkpoint, ready to serve.  Raises as the constructor of :class:`Task` does."""
+    return task_class(checkpoint.task)(checkpoint, options, open_engine)
+
+
+def describe_task(checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    """The tensors of a checkpoint's task, for a configuration that does not name them."""
+    return task_class(checkpoint.task).describe(checkpoint, options)
+
 
 #: Inputs of more bytes take longer to decode than another thread to wake up.
 LONG_BYTES: Final = 8192

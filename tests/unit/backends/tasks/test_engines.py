@@ -21,13 +21,12 @@ from onnx import helper
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from conch.backends.native.arrays import Array
+from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.by_shape import EnginesByShape
-from conch.backends.tasks.engines.choice import choose, open_engine
+from conch.backends.tasks.engines.choice import EnginesByShape, choose, open_engine
 from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngine
 from conch.backends.tasks.engines.torch import TorchEngine
-from conch.backends.tasks.table import make_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError

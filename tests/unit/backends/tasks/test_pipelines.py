@@ -17,9 +17,8 @@ import transformers
 from PIL import Image
 
 from conch.backends.native.arrays import Result
-from conch.backends.tasks.pipelines.calls import arguments
-from conch.backends.tasks.pipelines.inputs import inputs_of
-from conch.backends.tasks.table import describe_task
+from conch.backends.tasks.backend import describe_task
+from conch.backends.tasks.pipelines.task import arguments, inputs_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError

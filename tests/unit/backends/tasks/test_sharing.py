@@ -13,12 +13,12 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from conch.backends.native.arrays import Result
+from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import ExecutionWork
 from conch.backends.tasks.encoders.base import EncoderTask
 from conch.backends.tasks.encoders.trial import Sharing
 from conch.backends.tasks.engines.choice import open_engine
 from conch.backends.tasks.engines.torch import TorchEngine
-from conch.backends.tasks.table import make_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.encoder import network

@@ -11,7 +11,7 @@ from benchmarks.day_zero.checkpoints import architectures, write
 from benchmarks.day_zero.seq2seq import compare_seq2seq
 from conch.backends.tasks.encoders.trial import Sharing
 from conch.backends.tasks.text2text import task as text2text
-from conch.backends.tasks.text2text import trial
+from conch.backends.tasks.text2text import task as trial
 from conch.backends.tasks.text2text.task import Text2Text
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conch.backends.native.weights import require_tensors
+from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import Task
 from conch.backends.tasks.engines.choice import open_engine
-from conch.backends.tasks.table import make_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.encoder import network

@@ -5,22 +5,153 @@ Source: ``QuestionAnsweringPipeline`` of transformers 4 (5 has none); see ``span
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from tokenizers import Encoding
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import EncodedRequest, EncoderTask, texts_of
 from conch.backends.tasks.encoders.batch import PaddedBatch
-from conch.backends.tasks.encoders.spans import AnswerSpan, Window, answers, windows
 from conch.backends.tasks.scores import checked_top_k
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.tokenizer import CHUNK
+from conch.checkpoints.tokenizers.inputs import InputEncoder
+from conch.checkpoints.tokenizers.tokenizer import CHUNK, Tokens
 from conch.errors import invalid, unsupported
 from conch.inference import TensorSpec
+
+# Runs in workers. Source: ``QuestionAnsweringPipeline`` of transformers 4, whose results these equal, but for a word
+# that the edge of a window cuts: it stays whole here.
+
+
+@dataclass(slots=True)
+class AnswerSpan:
+    """Part of a context, from character ``start`` to before ``end``."""
+
+    text: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Window:
+    """A question with a part of its context: what the network reads.
+
+    Tokens ``first`` to before ``last`` are the context's; each is token ``index + shift`` of ``encoding``, which holds
+    the whole context.  ``allowed`` marks the tokens that a span may begin or end with.
+    """
+
+    tokens: Tokens
+    encoding: Encoding
+    first: int
+    last: int
+    shift: int
+    allowed: Array
+
+
+def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: InputEncoder) -> list[Window]:
+    """The windows of at most ``length`` tokens over a question with its context, of which ``stride`` tokens overlap.
+
+    ``encoding`` is the whole pair.  Raises INVALID_ARG when the question leaves no room for the context.
+    """
+    sequences = encoding.sequence_ids
+    first = next((index for index, one in enumerate(sequences) if one == 1), -1)
+    if first < 0:
+        raise invalid(f"input 'context' gives no token in row {row}; the model needs one")
+    last = len(sequences) - sequences[::-1].index(1)
+    ids = np.array(encoding.ids, np.int64)
+    types = np.array(encoding.type_ids, np.int64) if encoder.types else None
+    count = last - first
+    room = min(length - (len(ids) - count), count)
+    if room < 1 or (room < count and room <= stride):
+        raise invalid(
+            f"input 'question' leaves {max(room, 0)} of {length} tokens for the context in row {row}; "
+            f"windows that overlap by doc_stride={stride} need more: shorten the question or set a smaller doc_stride"
+        )
+    # A network that may refuse to answer points at its first token.
+    cls_id = encoder.tokenizer.special.cls_id
+    start = ids == cls_id if cls_id is not None else np.zeros(len(ids), bool)
+    found: list[Window] = []
+    for begin in range(0, count, room - stride if room < count else count):
+        kept = np.r_[0:first, first + begin : first + min(begin + room, count), last : len(ids)]
+        until = first + min(room, count - begin)
+        allowed = start[kept]
+        allowed[first:until] = True
+        tokens = Tokens(ids[kept], None if types is None else types[kept])
+        found.append(Window(tokens, encoding, first, until, begin, allowed))
+        if begin + room >= count:
+            break
+    return found
+
+
+def answers(
+    context: str, read: Sequence[tuple[Window, Array, Array]], k: int, longest: int, *, empty: bool
+) -> list[AnswerSpan]:
+    """The ``k`` best answers, best first, from the windows with the FP32 ``[length]`` logits of their start and end.
+
+    The same text found twice counts once, with the sum of the scores; ``longest`` is in tokens.
+    """
+    found: dict[str, AnswerSpan] = {}
+    nothing = 1e6
+    for window, start_logits, end_logits in read:
+        start = _probabilities(start_logits, window.allowed)
+        end = _probabilities(end_logits, window.allowed)
+        nothing = min(nothing, float(start[0] * end[0]))
+        start[0] = end[0] = 0.0
+        # More than asked for, since several spans may lie in the same words.
+        for one, two, score in _spans(start, end, 2 * k + 10, longest, window.allowed):
+            begin, stop = _characters(window, one, two)
+            text = context[begin:stop]
+            known = found.get(text.lower())
+            if known is not None:
+                known.score += score
+            else:
+                found[text.lower()] = AnswerSpan(text, score, begin, stop)
+    candidates = list(found.values())
+    if empty:
+        candidates.append(AnswerSpan("", nothing, 0, 0))
+    return sorted(candidates, key=lambda answer: answer.score, reverse=True)[:k]
+
+
+def _probabilities(logits: Array, allowed: Array) -> Array:
+    masked = np.where(allowed, logits, np.float32(-10000.0))
+    powers = np.exp(masked - masked.max())
+    return np.asarray(powers / powers.sum())
+
+
+def _spans(start: Array, end: Array, k: int, longest: int, allowed: Array) -> list[tuple[int, int, float]]:
+    """The ``k`` best spans of at most ``longest`` tokens: first token, last token and score."""
+    scores = np.tril(np.triu(np.outer(start, end)), longest - 1).ravel()
+    if len(scores) <= k:
+        order = np.argsort(-scores)
+    else:
+        some = np.argpartition(-scores, k)[:k]
+        order = some[np.argsort(-scores[some])]
+    ones, twos = np.divmod(order, len(start))
+    return [
+        (one, two, score)
+        for one, two, score in zip(ones.tolist(), twos.tolist(), scores[order].tolist(), strict=True)
+        if allowed[one] and allowed[two]
+    ]
+
+
+def _characters(window: Window, one: int, two: int) -> tuple[int, int]:
+    """The characters of whole words from token ``one`` to token ``two``."""
+    encoding: Any = window.encoding
+    shift = window.shift
+    one, two = (token + shift if token >= window.first else token for token in (one, two))
+    begin_word, end_word = encoding.token_to_word(one), encoding.token_to_word(two)
+    begin = encoding.word_to_chars(begin_word, 1) if begin_word is not None else None
+    stop = encoding.word_to_chars(end_word, 1) if end_word is not None else None
+    if begin is None or stop is None:
+        return encoding.offsets[one][0], encoding.offsets[two][1]
+    return begin[0], stop[1]
+
 
 #: Tokens of one window, unless the configuration says otherwise.
 WINDOW: Final = 384

@@ -3,19 +3,146 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, texts_of
 from conch.backends.tasks.encoders.batch import PaddedBatch
-from conch.backends.tasks.encoders.entities import STRATEGIES, Grouping
 from conch.backends.tasks.scores import mislabelled, softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
 from conch.errors import invalid, unsupported
 from conch.inference import TensorSpec
+
+# Source: ``TokenClassificationPipeline`` of transformers, whose results these equal.
+
+
+STRATEGIES: Final = ("none", "simple", "first", "average", "max")
+#: The label of what is no entity.
+OUTSIDE: Final = "O"
+
+
+@dataclass(slots=True)
+class ScoredWord:
+    """A token, or the tokens of a word: its class, and where in the text it is."""
+
+    word: str
+    scores: Array
+    start: int
+    end: int
+    index: int
+    #: Whether it continues the word before it.
+    continues: bool = False
+    label: str = ""
+    score: float = 0.0
+
+
+class Grouping:
+    """Joins tokens into words and words into entities, for one tokenizer and the labels of one checkpoint."""
+
+    def __init__(self, tokenizer: TextTokenizer, labels: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._labels = labels
+        self._by_prefix = bool(getattr(getattr(tokenizer.fast, "model", None), "continuing_subword_prefix", None))
+
+    def entities(self, text: str, tokens: Tokens, scores: Array, strategy: str) -> list[dict[str, Any]]:
+        """The entities of a text from FP32 ``[length, classes]``, as JSON has them; places are in characters."""
+        pieces = self._pieces(text, tokens, scores)
+        if strategy in ("none", "simple"):
+            for piece in pieces:
+                self._decide(piece, piece.scores)
+        else:
+            pieces = self._words(pieces, strategy)
+        if strategy == "none":
+            return [
+                {
+                    "entity": piece.label,
+                    "score": piece.score,
+                    "index": piece.index,
+                    "word": piece.word,
+                    "start": piece.start,
+                    "end": piece.end,
+                }
+                for piece in pieces
+                if piece.label != OUTSIDE
+            ]
+        return [entity for entity in map(self._entity, _runs(pieces)) if entity["entity_group"] != OUTSIDE]
+
+    def _pieces(self, text: str, tokens: Tokens, scores: Array) -> list[ScoredWord]:
+        pieces: list[ScoredWord] = []
+        columns = zip(tokens.ids.tolist(), tokens.offsets, tokens.special, scores, strict=True)
+        for index, (id, (start, end), special, row) in enumerate(columns):
+            if special:
+                continue
+            word = self._tokenizer.token(id)
+            piece = ScoredWord(word, row, start, end, index)
+            if id == self._tokenizer.special.unk_id:
+                piece.word = text[start:end]
+            elif self._by_prefix:
+                piece.continues = len(word) != end - start
+            else:
+                piece.continues = start > 0 and " " not in text[start - 1 : start + 1]
+            pieces.append(piece)
+        return pieces
+
+    def _decide(self, piece: ScoredWord, scores: Array) -> None:
+        best = int(scores.argmax())
+        piece.label = self._labels[best]
+        piece.score = float(scores[best])
+
+    def _words(self, pieces: list[ScoredWord], strategy: str) -> list[ScoredWord]:
+        groups: list[list[ScoredWord]] = []
+        for piece in pieces:
+            if groups and piece.continues:
+                groups[-1].append(piece)
+            else:
+                groups.append([piece])
+        return [self._word(group, strategy) for group in groups]
+
+    def _word(self, group: list[ScoredWord], strategy: str) -> ScoredWord:
+        word = self._tokenizer.join([piece.word for piece in group])
+        scores = group[0].scores
+        if strategy == "max":
+            scores = max(group, key=lambda piece: float(piece.scores.max())).scores
+        elif strategy == "average":
+            scores = np.nanmean(np.stack([piece.scores for piece in group]), axis=0)
+        whole = ScoredWord(word, scores, group[0].start, group[-1].end, group[0].index)
+        self._decide(whole, scores)
+        return whole
+
+    def _entity(self, run: list[ScoredWord]) -> dict[str, Any]:
+        return {
+            "entity_group": run[0].label.split("-", 1)[-1],
+            "score": float(np.nanmean([piece.score for piece in run])),
+            "word": self._tokenizer.join([piece.word for piece in run]),
+            "start": run[0].start,
+            "end": run[-1].end,
+        }
+
+
+def _runs(pieces: list[ScoredWord]) -> list[list[ScoredWord]]:
+    """Neighbours of one class; ``B-`` begins another entity."""
+    runs = [pieces[:1]] if pieces else []
+    for before, piece in pairwise(pieces):
+        begins, name = _tag(piece.label)
+        if begins or name != _tag(before.label)[1]:
+            runs.append([])
+        runs[-1].append(piece)
+    return runs
+
+
+def _tag(label: str) -> tuple[bool, str]:
+    """Whether a label begins an entity, and the entity's name."""
+    if label.startswith(("B-", "I-")):
+        return label[0] == "B", label[2:]
+    return False, label
 
 
 class TokenClassification(EncoderTask):

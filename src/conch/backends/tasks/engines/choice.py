@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from conch.backends.native.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.by_shape import EnginesByShape
 from conch.checkpoints.files import engines_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError, invalid, unsupported
+
+#: Shapes whose engine is remembered; it is found again for others, in some microseconds.
+_REMEMBERED: Final = 4096
+
+
+class EnginesByShape(NetworkEngine):
+    """``usual``, and ``other`` for the shapes of which ``other_at`` (rows, tokens) is true.
+
+    Which one runs depends on the shape alone, so that the same batch always gets the same answer.  It passes for
+    ``usual`` in name, precision and device.  Raises INVALID_ARG where the two do not give the same outputs.
+    """
+
+    def __init__(self, usual: NetworkEngine, other: NetworkEngine, other_at: Callable[[int, int], bool]) -> None:
+        if set(usual.outputs) != set(other.outputs):
+            raise invalid(
+                f"variants '{usual.variant}' and '{other.variant}' of one model give {', '.join(usual.outputs)} and "
+                f"{', '.join(other.outputs)}: convert it again, or set parameter 'by_shape' to false"
+            )
+        self.name, self.device, self.precision, self.variant = usual.name, usual.device, usual.precision, usual.variant
+        self.inputs, self.outputs = usual.inputs | other.inputs, usual.outputs
+        self._usual, self._other = usual, other
+        self._at = lru_cache(_REMEMBERED)(lambda rows, tokens: other if other_at(rows, tokens) else usual)
+
+    @property
+    def parts(self) -> Sequence[NetworkEngine]:
+        return (self._usual, self._other)
+
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
+        return self._at(rows, length).padded_shape(rows, length)
+
+    def require_tensors(self, arrays: Mapping[str, Array]) -> None:
+        for engine in self.parts:
+            engine.require_tensors(arrays)
+
+    def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return self._usual.reference(arrays)
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        rows, tokens = arrays["input_ids"].shape
+        return self._at(rows, tokens).run(arrays)
+
 
 #: PyTorch's types by the precision of a variant.
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

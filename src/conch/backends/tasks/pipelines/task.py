@@ -6,11 +6,18 @@ Rows are decoded as they arrive and given to the pipeline one by one.
 from __future__ import annotations
 
 import copy
+import importlib.util
+import inspect
 import json
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from threading import local
 from time import monotonic_ns
 from typing import Any, Final
+
+import numpy as np
 
 from conch import extras
 from conch.backends.native.arrays import Request, Result, Strings
@@ -23,16 +30,288 @@ from conch.backends.tasks.base import (
     TaskDescription,
     library_failure,
 )
-from conch.backends.tasks.hypotheses import check_labels, max_labels
+from conch.backends.tasks.hypotheses import check_labels, check_template, max_labels
 from conch.backends.tasks.loading import device_of, load_pipeline, require_pipeline_tensors
-from conch.backends.tasks.pipelines.answers import text_of
-from conch.backends.tasks.pipelines.calls import arguments, call
-from conch.backends.tasks.pipelines.inputs import check_task, inputs_of, own_pipeline, require_libraries
+from conch.backends.tasks.media import SOUND_INPUTS
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, cancelled, invalid
 from conch.inference import TensorSpec
 from conch.temporary import TemporaryFolder
+
+#: Members of an answer that is text and nothing else.
+_TEXTS: Final = ("generated_text", "answer", "text", "summary_text", "translation_text")
+
+
+def text_of(answer: Any) -> str:
+    """The text where an answer is one text, else the answer as JSON.
+
+    In JSON an image is a PNG file in base64, sound beside its ``sampling_rate`` a WAV file in base64, and any other
+    array a list.
+    """
+    only = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
+    if isinstance(only, str):
+        return only
+    if isinstance(only, Mapping):
+        texts = [only[name] for name in _TEXTS if isinstance(only.get(name), str)]
+        if texts:
+            return str(texts[0])
+    return json.dumps(_plain(answer), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """A pipeline's answer in the types that JSON has."""
+    if isinstance(value, Mapping):
+        if "sampling_rate" in value and isinstance(value.get("audio"), np.ndarray):
+            rate = int(value["sampling_rate"])
+            return {"audio": b64encode(media.wav(value["audio"], rate)).decode(), "sampling_rate": rate}
+        return {str(name): _plain(member) for name, member in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(element) for element in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if hasattr(value, "save") and hasattr(value, "convert"):
+        return b64encode(media.png(value)).decode()
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+# Only decoded sound, decoded images and plain text reach a pipeline: strings that it could take for an address or a
+# path never do.
+
+
+#: Arguments that pipelines take without naming them in a signature.
+_UNNAMED: Final[Mapping[str, frozenset[str]]] = {
+    "image-segmentation": frozenset({"subtask", "threshold", "mask_threshold", "overlap_mask_area_threshold"}),
+    "object-detection": frozenset({"threshold"}),
+    "zero-shot-object-detection": frozenset({"threshold", "top_k"}),
+    "zero-shot-image-classification": frozenset({"hypothesis_template"}),
+    "zero-shot-audio-classification": frozenset({"hypothesis_template"}),
+    "mask-generation": frozenset({
+        "points_per_batch", "points_per_crop", "crops_n_layers", "crop_overlap_ratio", "mask_threshold",
+        "crop_n_points_downscale_factor", "pred_iou_thresh", "stability_score_offset", "stability_score_thresh",
+        "crops_nms_thresh", "output_rle_mask", "output_bboxes_mask",
+    }),
+}  # fmt: skip
+#: Arguments that are not for clients: other models and code, tensors, addresses, words of a program's command line, and
+#: how the work is run.
+_REFUSED: Final = frozenset({
+    "assistant_model", "assistant_tokenizer", "batch_size", "cache_config", "cache_implementation", "compile_config",
+    "continuous_batching_config", "custom_generate", "device", "disable_compile", "generation_config", "lang",
+    "max_cache_len", "model", "num_workers", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "prefill_chunk_size", "preprocess_params", "processor_kwargs", "return_dict_in_generate",
+    "return_tensors", "self", "streamer", "tesseract_config", "timeout", "tokenizer", "tokenizer_encode_kwargs",
+    "trust_remote_code", "word_boxes",
+})  # fmt: skip
+#: The greatest value of arguments that say how much is computed or kept at a time, and of all others.
+_GREATEST: Final[Mapping[str, int]] = {
+    "crops_n_layers": 4,  # each has four times as many crops as the one before
+    "max_length": 1 << 16,
+    "max_new_tokens": 1 << 16,
+    "min_length": 1 << 16,
+    "min_new_tokens": 1 << 16,
+    "num_assistant_tokens": 1 << 10,
+    "num_beam_groups": 32,
+    "num_beams": 32,
+    "num_frames": 1 << 10,
+    "num_return_sequences": 64,
+    "points_per_batch": 1 << 10,
+    "points_per_crop": 128,  # on each side
+    "prompt_lookup_num_tokens": 1 << 10,
+}
+_ANY_GREATEST: Final = 1 << 20
+#: The most characters of an input ``options``.
+_MAX_OPTIONS: Final = 1 << 16
+
+
+def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
+    """The call arguments in the input ``options``, a JSON object.
+
+    Those that the pipeline names, and parameters of ``generate`` where it generates; anything that could load
+    code, a model or an address is refused.  Raises INVALID_ARG, naming the argument.
+    """
+    if len(text) > _MAX_OPTIONS:
+        raise invalid(f"input 'options' in row {row} has {len(text)} characters; at most {_MAX_OPTIONS} are read")
+    try:
+        given = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"input 'options' in row {row} is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise invalid(f"input 'options' in row {row} must be a JSON object")
+    generation = _generation_parameters() if getattr(pipeline, "_pipeline_calls_generate", False) else frozenset()
+    named = frozenset(inspect.signature(pipeline._sanitize_parameters).parameters) - {"kwargs"}
+    known = (named | _UNNAMED.get(task, frozenset()) | generation) - _REFUSED
+    for name, value in given.items():
+        if name not in known:
+            raise _unknown(name, known)
+        if name in ("generate_kwargs", "forward_params"):
+            if not isinstance(value, dict):
+                raise invalid(f"argument '{name}' of input 'options' must be a JSON object")
+            for inner in value:
+                if inner not in _generation_parameters() - _REFUSED:
+                    raise _unknown(inner, _generation_parameters() - _REFUSED)
+            for inner, number in value.items():
+                _check_amount(inner, number)
+        elif name.endswith("_kwargs"):
+            raise _unknown(name, known)
+        elif name == "hypothesis_template":
+            check_template(value, formatted=True)
+        else:
+            _check_amount(name, value)
+    return given
+
+
+def _check_amount(name: str, value: Any) -> None:
+    """Raise INVALID_ARG for a number that asks for more than a request can mean."""
+    greatest = _GREATEST.get(name, _ANY_GREATEST)
+    if isinstance(value, int | float) and not abs(value) <= greatest:
+        raise invalid(f"argument '{name}' of input 'options' is {value}; it must be {greatest} at most")
+
+
+def _generation_parameters() -> frozenset[str]:
+    import transformers
+
+    empty: Any = transformers.GenerationConfig
+    return frozenset(name for name in vars(empty()) if not name.startswith("_"))
+
+
+def _unknown(name: str, known: frozenset[str]) -> ConchError:
+    some = sorted(known)
+    return invalid(
+        f"argument '{name}' of input 'options' cannot be given; those that can are: "
+        f"{', '.join(some[:40])}{' ...' if len(some) > 40 else ''}"
+    )
+
+
+def call(pipeline: Any, task: str, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """Call a pipeline with one decoded row: text and questions as ``str``, images of Pillow, sound as an array."""
+    match task:
+        case "zero-shot-audio-classification":
+            return pipeline(row["audio"], candidate_labels=row["candidate_labels"], **given)
+        case "zero-shot-image-classification" | "zero-shot-object-detection":
+            return pipeline(row["image"], candidate_labels=row["candidate_labels"], **given)
+        case "document-question-answering" | "visual-question-answering":
+            return pipeline(image=row["image"], question=row["question"], **given)
+        case "table-question-answering":
+            return pipeline(table=row["table"], query=row["question"], **given)
+        case "image-text-to-text" | "image-to-text" | "any-to-any" if "text_input" in row:
+            return _multimodal(pipeline, row, given)
+        case "decision":
+            return pipeline(_decision(row["text_input"]), **given)
+    values = [row[name] for name in ("text_input", "image", "audio", "video") if name in row]
+    return pipeline(values[0] if len(values) == 1 else values, **given)
+
+
+def _multimodal(pipeline: Any, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """As a chat of one message where the checkpoint has a template for chats, else as the pipeline takes it."""
+    media = [name for name in ("image", "audio") if name in row]
+    if getattr(pipeline.processor, "chat_template", None):
+        content = [{"type": name, name: row[name]} for name in media]
+        message = {"role": "user", "content": [*content, {"type": "text", "text": row["text_input"]}]}
+        return pipeline(text=[message], **{"return_full_text": False, **given})
+    named = {"images" if name == "image" else name: row[name] for name in media}
+    return pipeline(text=row["text_input"], **named, **given)
+
+
+def _decision(text: str) -> dict[str, Any]:
+    try:
+        request = json.loads(text)
+    except ValueError as error:
+        raise invalid(f"input 'text_input' must be a JSON object with 'state' and 'questions': {error}") from None
+    if not isinstance(request, dict) or "assets" in request:
+        raise invalid("input 'text_input' must be a JSON object with 'state' and 'questions', without 'assets'")
+    return request
+
+
+# Imports no part of transformers, so that a model's tensors are known at once.
+
+
+_TEXT: Final = TensorSpec("text_input", "BYTES", (1,))
+_IMAGE: Final = TensorSpec("image", "BYTES", (1,))
+_LABELS: Final = TensorSpec("candidate_labels", "BYTES", (-1,))
+_QUESTION: Final = TensorSpec("question", "BYTES", (1,))
+_ANY_TEXT: Final = TensorSpec("text_input", "BYTES", (1,), optional=True)
+_ANY_IMAGE: Final = TensorSpec("image", "BYTES", (1,), optional=True)
+
+#: The inputs by task; what is not here takes text, or what a pipeline of the checkpoint's own says.
+_INPUTS: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
+    "audio-classification": SOUND_INPUTS,
+    "zero-shot-audio-classification": (*SOUND_INPUTS, _LABELS),
+    "depth-estimation": (_IMAGE,),
+    "image-feature-extraction": (_IMAGE,),
+    "image-segmentation": (_IMAGE,),
+    "image-to-image": (_IMAGE,),
+    "mask-generation": (_IMAGE,),
+    "object-detection": (_IMAGE,),
+    "keypoint-matching": (TensorSpec("image", "BYTES", (2,)),),
+    "zero-shot-image-classification": (_IMAGE, _LABELS),
+    "zero-shot-object-detection": (_IMAGE, _LABELS),
+    "image-to-text": (_IMAGE, _ANY_TEXT),
+    "image-text-to-text": (_IMAGE, _TEXT),
+    "any-to-any": (_TEXT, _ANY_IMAGE, *SOUND_INPUTS),
+    "document-question-answering": (_IMAGE, _QUESTION),
+    "visual-question-answering": (_IMAGE, _QUESTION),
+    "table-question-answering": (TensorSpec("table", "BYTES", (1,)), _QUESTION),
+    "video-classification": (TensorSpec("video", "BYTES", (1,)),),
+}
+#: The inputs of a pipeline that a checkpoint brings along, by the ``type`` that it declares.
+_BY_TYPE: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
+    "text": (_TEXT,),
+    "image": (_IMAGE,),
+    "audio": SOUND_INPUTS,
+    "multimodal": (_ANY_TEXT, _ANY_IMAGE, *SOUND_INPUTS),
+}
+OPTIONS: Final = TensorSpec("options", "BYTES", (1,), optional=True)
+
+#: Tasks of pipelines that read or write sound with every request.
+_SOUND: Final = frozenset({"audio-classification", "zero-shot-audio-classification", "text-to-audio", "text-to-speech"})
+
+#: Modules beside those of the pipelines.
+_NO_TASKS: Final = frozenset({"__init__", "audio_utils", "base", "pt_utils"})
+
+
+def inputs_of(task: str, config: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    """The inputs of a task, ``options`` last; ``config`` is config.json, which may declare a pipeline of its own."""
+    own = own_pipeline(task, config)
+    if task in _INPUTS or own is None:
+        return (*_INPUTS.get(task, (_TEXT,)), OPTIONS)
+    return (*_BY_TYPE.get(str(own[1].get("type")), (_TEXT,)), OPTIONS)
+
+
+def check_task(task: str, config: Mapping[str, Any]) -> None:
+    """Raise INVALID_ARG for a task that neither transformers nor the checkpoint has a pipeline for.
+
+    Told from the names of transformers' files, as importing it takes seconds; where it is not installed, all pass.
+    """
+    found = importlib.util.find_spec("transformers")
+    folders = found.submodule_search_locations if found is not None else None
+    files = {path.stem for folder in folders or () for path in Path(folder, "pipelines").glob("*.py")}
+    if files and task.replace("-", "_") not in files and own_pipeline(task, config) is None:
+        known = sorted(name.replace("_", "-") for name in files - _NO_TASKS)
+        raise invalid(f"task '{task}' is not known; the tasks of transformers' pipelines are: {', '.join(known)}")
+
+
+def require_libraries(task: str, inputs: Sequence[TensorSpec]) -> None:
+    """Raise UNSUPPORTED unless the libraries for each request's ``inputs`` are there, which transformers itself misses
+    with the first request only."""
+    if any(spec.name == "image" and not spec.optional for spec in inputs):
+        media.require_images(task)
+    if task in _SOUND:
+        media.require_sound(task)
+    if any(spec.name == "table" for spec in inputs):
+        extras.require(f"task '{task}'", "pandas")
+
+
+def own_pipeline(task: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """The name and the declaration of the pipeline for ``task`` that a checkpoint brings along."""
+    for name, declared in (config.get("custom_pipelines") or {}).items():
+        if name.lower().replace("_", "-") == task.lower().replace("_", "-"):
+            return name, declared
+    return None
+
 
 EXAMPLE_TEXT: Final = "Where is the nearest library?"
 

@@ -6,13 +6,15 @@ by transformers' ``generate``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from time import monotonic_ns
-from typing import Any, Final
+from time import monotonic_ns, process_time
+from typing import Any, Final, Protocol
 
 from conch.backends.native.arrays import Request, Result, Strings
+from conch.backends.native.likeness import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
 from conch.backends.tasks.base import (
     ExecutionWork,
     OpenEngine,
@@ -29,14 +31,218 @@ from conch.backends.tasks.decoding import (
 )
 from conch.backends.tasks.encoders.trial import Sharing
 from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
-from conch.backends.tasks.text2text.languages import languages_of
-from conch.backends.tasks.text2text.trial import EXAMPLES, examine, verify
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import no_room
-from conch.errors import ConchError, invalid
+from conch.errors import ConchError, invalid, one_line
 from conch.inference import TensorSpec
 from conch.lengths import equal_runs
+
+# Used by the text-to-text task; the tables come from the checkpoint.
+
+
+#: Keys of a checkpoint's ``task_specific_params`` that are not for ``generate``.
+_NOT_GENERATION = frozenset({"prefix"})
+
+
+class Languages(Protocol):
+    """Translates the inputs ``src_lang`` and ``tgt_lang`` of a request."""
+
+    def choose(self, source: str | None, target: str | None) -> tuple[str, Mapping[str, Any]]:
+        """The words before the text, and arguments of ``generate``.  Raises INVALID_ARG for an unknown language.
+
+        The caller holds the tokenizer's lock until the text is tokenised.
+        """
+
+
+class TaskParameters:
+    """``task_specific_params`` of a checkpoint, as T5 and Bart have them: a prefix and parameters by task.
+
+    ``translation_en_to_de`` stands there for one pair of languages.
+    """
+
+    def __init__(self, config: Mapping[str, Any], task: str) -> None:
+        table = config.get("task_specific_params") or {}
+        self._pairs = {
+            tuple(name.removeprefix("translation_").split("_to_", 1)): parameters
+            for name, parameters in table.items()
+            if name.startswith("translation_") and "_to_" in name
+        }
+        self._default = table.get(task) or {}
+
+    def choose(self, source: str | None, target: str | None) -> tuple[str, Mapping[str, Any]]:
+        parameters = self._default
+        if source is not None or target is not None:
+            known = [pair for pair in self._pairs if pair[0] == (source or pair[0]) and pair[1] == (target or pair[1])]
+            if len(known) != 1:
+                pairs = ", ".join(f"{one} to {other}" for one, other in self._pairs) or "none"
+                raise invalid(
+                    f"inputs 'src_lang' and 'tgt_lang' are '{source or ''}' and '{target or ''}'; "
+                    f"the pairs that this model names are: {pairs}"
+                )
+            parameters = self._pairs[known[0]]
+        generation = {name: value for name, value in parameters.items() if name not in _NOT_GENERATION}
+        return parameters.get("prefix") or "", generation
+
+
+class LanguageTokens:
+    """Tokenizers with a token for each language: mBART, M2M100, NLLB and their kin."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        codes = getattr(tokenizer, "lang_code_to_id", None) or getattr(tokenizer, "fairseq_language_codes", None)
+        self._codes = sorted(codes or ())
+        self._source = self._own(tokenizer.src_lang)
+        self._target = self._own(getattr(tokenizer, "tgt_lang", None))
+
+    @staticmethod
+    def fits(tokenizer: Any) -> bool:
+        """Whether the tokenizer has such tokens."""
+        return hasattr(tokenizer, "src_lang") and hasattr(tokenizer, "set_src_lang_special_tokens")
+
+    def choose(self, source: str | None, target: str | None) -> tuple[str, Mapping[str, Any]]:
+        source, target = source or self._source, target or self._target
+        forced = {} if target is None else {"forced_bos_token_id": self._token(target, "tgt_lang")}
+        if source is not None:
+            self._token(source, "src_lang")
+            if self._tokenizer.src_lang != source:
+                self._tokenizer.src_lang = source
+        return "", forced
+
+    def _own(self, language: str | None) -> str | None:
+        """A language of the tokenizer's class, None where the vocabulary does not have it."""
+        if language is None:
+            return None
+        try:
+            self._token(language, "tgt_lang")
+        except ConchError:
+            return None
+        return language
+
+    def _token(self, language: str, name: str) -> int:
+        if self._codes and language not in self._codes:
+            raise self._unknown(language, name)
+        if hasattr(self._tokenizer, "get_lang_id"):
+            return int(self._tokenizer.get_lang_id(language))
+        token = self._tokenizer.convert_tokens_to_ids(language)
+        if token is None or token == self._tokenizer.unk_token_id:
+            raise self._unknown(language, name)
+        return int(token)
+
+    def _unknown(self, language: str, name: str) -> Exception:
+        some = ", ".join(self._codes[:20]) + (" ..." if len(self._codes) > 20 else "")
+        return invalid(
+            f"input '{name}' is '{language}', which this model does not know" + (f"; some: {some}" if some else "")
+        )
+
+
+def languages_of(tokenizer: Any, config: Mapping[str, Any], task: str) -> Languages:
+    """The way in which a checkpoint is told its languages."""
+    if LanguageTokens.fits(tokenizer):
+        return LanguageTokens(tokenizer)
+    return TaskParameters(config, task)
+
+
+# Called when a task is made.
+
+
+_logger = logging.getLogger(__name__)
+
+#: A text, another of about its length, and a longer one; a tokenizer may see them otherwise.
+EXAMPLES: Final = (
+    "Where is the nearest library?",
+    "There is the oldest station!",
+    "A program takes a list of numbers and returns the even ones, while the bus to the station is late.",
+)
+#: One greedy answer of a few tokens, whatever generation_config.json says.
+_GREEDY: Final[Mapping[str, Any]] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
+
+
+class Writer(Protocol):
+    """The task, as far as a comparison needs it."""
+
+    def runs(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Which texts of these lengths run together."""
+
+    def write(self, texts: Sequence[Sequence[int]], generation: Mapping[str, Any], **arguments: Any) -> list[list[int]]:
+        """The tokens that are written for texts in one run."""
+
+
+def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
+    """Find out which texts may share a run so that each gets the logits that it gets alone; ``pad`` fills rows."""
+    [short, *_, long] = sorted(examples, key=len)
+    # A text of the same length: the short one with its tokens in another order, except the last.
+    other = [*short[-2::-1], short[-1]]
+    wanted = _first_logits(model, [short], pad)
+    tolerance = tie_of(str(model.dtype).removeprefix("torch."))
+
+    def holds(texts: Sequence[list[int]]) -> bool:
+        try:
+            found = _first_logits(model, texts, pad)
+        except Exception:  # whatever a network raises that takes one text at a time, or one length
+            return False
+        size = wanted[wanted.isfinite()].abs().max().clamp(min=1e-6)
+        apart = (wanted - found).where(wanted != found, 0.0).abs().max()
+        return bool(apart <= tolerance * size)
+
+    return _first_that_holds(holds, short, other, long)
+
+
+def _first_that_holds(
+    holds: Callable[[Sequence[list[int]]], bool], short: list[int], other: list[int], long: list[int]
+) -> Sharing:
+    if not holds([short, other]):
+        return Sharing.ALONE
+    return Sharing.PADDED if holds([short, long]) else Sharing.EQUAL
+
+
+def _first_logits(model: Any, texts: Sequence[list[int]], pad: int) -> Any:
+    """The logits ``[vocabulary]`` of the first token that is written for the first of ``texts``."""
+    import torch
+
+    longest = max(map(len, texts))
+    ids = torch.tensor([text + [pad] * (longest - len(text)) for text in texts], device=model.device)
+    mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts], device=model.device)
+    with torch.inference_mode():
+        given = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=1, return_dict_in_generate=True, output_logits=True,
+            **_GREEDY,
+        )  # fmt: skip
+    return given.logits[0][0].float()
+
+
+def verify(task: Writer, model: Any, examples: Sequence[list[int]]) -> None:
+    """Have ``task`` answer ``examples`` (token ids), and ``generate`` of transformers each of them alone, greedily.
+
+    Raises INVALID_ARG where an answer differs.  Nothing is compared where it is not cheap.
+    """
+    import torch
+
+    generation = {**_GREEDY, "max_new_tokens": VERIFIED_TOKENS}
+    answers: dict[int, list[int]] = {}
+    before = process_time()
+    for run in task.runs([len(ids) for ids in examples]):
+        answers.update(zip(run, task.write([examples[index] for index in run], generation), strict=True))
+    if process_time() - before > SLOW_STEP * VERIFIED_TOKENS * torch.get_num_threads():
+        _logger.info("not compared with transformers: a step takes more than %s s on each core", SLOW_STEP)
+        return
+    tie = tie_of(str(model.dtype).removeprefix("torch."))
+    for index, text in enumerate(examples):
+        ids = torch.tensor([text], device=model.device)
+        try:
+            with torch.inference_mode():
+                given = model.generate(
+                    input_ids=ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True,
+                    output_logits=True, **generation,
+                )  # fmt: skip
+        except Exception as error:
+            raise unlike(f"transformers itself fails: {type(error).__name__}: {one_line(error)}") from error
+        begin = given.sequences.shape[1] - len(given.logits)
+        wanted = given.sequences[0, begin:].tolist()
+        logits = [row[0] for row in given.logits]
+        if difference := greedy_difference(answers[index][begin:], wanted, logits, tie):
+            raise unlike(f"for a text of {len(text)} tokens among {len(examples)}, {difference}")
+
 
 #: Tokens of a batch with padding, where the configuration does not say; every one of them is attended to for each
 #: token that is written.
