@@ -21,8 +21,7 @@ from conch.backends.tasks.backend import TASKS
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
 from conch.cli.convert import convert_command
-from conch.cli.perf import perf_command
-from conch.cli.perf_options import REFUSED
+from conch.cli.perf import REFUSED, perf_command
 from conch.config import remote
 from conch.config.parameters import Parameter
 from conch.convert.causal import agreement

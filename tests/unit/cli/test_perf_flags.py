@@ -10,9 +10,8 @@ import click
 import pytest
 
 from conch.cli import main
-from conch.cli.perf import perf_command
+from conch.cli.perf import REFUSED, perf_command
 from conch.cli.perf_against import Against
-from conch.cli.perf_options import REFUSED
 from conch.cli.perf_plan import plan_of
 from conch.errors import ConchError
 from conch.perf.plan import PerfPlan, SequenceOptions
