@@ -47,7 +47,8 @@ def export(exporter: str, folder: Path, task: str, target: Path) -> list[Path]:
 
 def conch_encoder(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
     """ONNX as exported and fused, and OpenVINO's IR where there is OpenVINO."""
-    from conch.convert.encoder import export, network, openvino, optimise
+    from conch.convert.encoder import export, network, optimise
+    from conch.convert.encoder import export as openvino
 
     loaded = network.load(checkpoint)
     export.export(loaded, target / "model.onnx")
@@ -60,10 +61,11 @@ def conch_encoder(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
 
 
 def conch_causal(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
-    from conch.convert.causal import export, network, weights
+    from conch.convert.causal import conversion as weights
+    from conch.convert.causal import export, network
 
     model = export.export(network.load(checkpoint))
-    yield weights.write(model, target / "fp32", "fp32", [])
+    yield weights.write_weights(model, target / "fp32", "fp32", [])
 
 
 def runner(graph: Path) -> Callable[[dict[str, Any]], list[Any]]:

@@ -25,7 +25,7 @@ from conch.cli.perf import REFUSED, perf_command
 from conch.config import remote
 from conch.config.parameters import Parameter
 from conch.convert.causal import agreement
-from conch.convert.encoder import tolerances as encoder
+from conch.convert.encoder import conversion as encoder
 from conch.telemetry.families import GENERATION, WORK
 
 ROOT = Path(__file__).parents[2]

@@ -5,29 +5,35 @@ Called by ``conch convert`` in its process.
 
 from __future__ import annotations
 
+import datetime
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from platform import python_version
 from typing import Any, Final
 
+from conch import __version__, extras
+from conch.backends.native.threads import usable_cores
+from conch.checkpoints.by_shape import Companion, Gain
 from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Manifest, Variant, hashes
+from conch.checkpoints.manifest import Latency, Manifest, Source, Variant, hashes
 from conch.convert.causal.conversion import CausalConversion
-from conch.convert.companion import candidates
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder.conversion import EncoderConversion
+from conch.convert.expected import beside, cost_of, expected_speed_up, mean_speed_up
 from conch.convert.footprint import on_disk, resident, together
-from conch.convert.libraries import describe_error
-from conch.convert.manifest import manifest_of
-from conch.convert.measure import measure
+from conch.convert.layout.huggingface import checkpoint_files
+from conch.convert.libraries import describe_error, silence_libraries
+from conch.convert.measure import by_shape, measure
 from conch.convert.plan import Plan
 from conch.convert.publish import publish, require_free, workspace
 from conch.convert.report import document
 from conch.convert.report.page import page_of
-from conch.convert.requirements import require_packages
+from conch.convert.statistics import SEED
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
@@ -35,6 +41,176 @@ from conch.machine.bystanders import Bystanders, Interference
 from conch.machine.facts import description, load_average
 from conch.reports.writing import write_page
 from conch.sampling import TEXT_GENERATION
+from conch.texts.shapes import Mix, Shape
+
+# Pure. The rule: a variant gains at a shape where it is 1.1 times as fast as ``auto`` by the medians, the quartiles
+# of the two do not overlap, and neither figure is busy; it is held where all that makes 1.05 times of what is
+# expected.
+
+
+#: How many times faster a variant must be at a shape to count there, and overall to be held.
+WORTH_AT_A_SHAPE: Final = 1.1
+WORTH_OVERALL: Final = 1.05
+#: Fewer runs have no quartiles, and so no noise to compare a difference with.
+MIN_RUNS: Final = 4
+#: The least that is told: gains are positive, however long a busy machine kept one figure waiting.
+_LEAST_GAIN: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class PossibleCompanion:
+    """A variant beside ``auto``, with what it gains and whether that is worth it."""
+
+    variant: Variant
+    companion: Companion
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether both together are faster by more than noise."""
+        return self.companion.overall >= WORTH_OVERALL
+
+    @property
+    def where(self) -> str:
+        """The measured shapes at which it is faster, with how much: ``1x16 (1.31x), 1x128 (1.12x)``."""
+        gained = (one for one in self.companion.gains if one.gain >= WORTH_AT_A_SHAPE)
+        return ", ".join(f"{one.batch}x{one.tokens} ({one.gain:.2f}x)" for one in gained)
+
+
+def candidates(manifest: Manifest, engines: frozenset[str], mix: Mix) -> list[PossibleCompanion]:
+    """Every other variant on ``engines`` that passed and is faster than ``auto`` somewhere, the most useful first.
+
+    ``mix`` is what is expected; without any, all measured shapes weigh the same.
+    """
+    auto = manifest.variant(manifest.auto)
+    made = (
+        _candidate(auto, one, mix)
+        for one in manifest.variants
+        if one.passed and one.name != auto.name and one.engine in engines and one.latency and auto.latency
+    )
+    return sorted((one for one in made if one.where), key=lambda one: -one.companion.overall)
+
+
+def _candidate(auto: Variant, other: Variant, mix: Mix) -> PossibleCompanion:
+    gains = tuple(_gains(auto, other))
+    companion = Companion(other.name, gains)
+    usual = cost_of(auto.latency)
+    both = beside(usual, cost_of(other.latency), companion)
+    shapes = [Shape(one.batch, one.tokens) for one in gains]
+    overall = expected_speed_up(both, usual, mix) if mix else mean_speed_up(both, usual, shapes)
+    return PossibleCompanion(other, Companion(other.name, gains, round(overall, 3)))
+
+
+def _gains(auto: Variant, other: Variant) -> Iterator[Gain]:
+    usual, faster = by_shape(auto.latency), by_shape(other.latency)
+    for shape in sorted(usual.keys() & faster.keys()):
+        gain = round(_gain(usual[shape], faster[shape]), 3)
+        yield Gain(shape.batch, shape.tokens, max(gain, _LEAST_GAIN))
+
+
+def _gain(usual: Latency, other: Latency) -> float:
+    """How many times faster ``other`` is; 1 where the figures do not tell the two apart."""
+    gain = usual.median_ms / other.median_ms
+    if gain <= 1:
+        return gain
+    known = min(usual.runs, other.runs) >= MIN_RUNS and not (usual.busy or other.busy)
+    apart = usual.median_ms * (1 - usual.spread / 2) > other.median_ms * (1 + other.spread / 2)
+    return gain if known and apart and gain >= WORTH_AT_A_SHAPE else 1.0
+
+
+_LIBRARIES: Final = (
+    "torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "openvino-genai", "nncf"
+)  # fmt: skip
+
+
+def manifest_of(conversion: Conversion[Any, Any], variants: Sequence[Variant], machine: Mapping[str, Any]) -> Manifest:
+    """All that is known before a variant is chosen and the files are written."""
+    plan, checkpoint, shapes = conversion.plan, conversion.checkpoint, conversion.shapes
+    names = [str(name) for name in checkpoint_files(checkpoint, weights=True)]
+    settings = {
+        "backends": list(conversion.engines),
+        "quantize": list(conversion.precisions),
+        "batch_sizes": sorted({shape.batch for shape in shapes}),
+        "sequence_lengths": sorted({shape.tokens for shape in shapes}),
+        "data": str(plan.data) if plan.data is not None else "built-in",
+        "samples": conversion.sample_count,
+        "seed": SEED,
+        "threads": plan.threads or usable_cores(),
+        "device": "cpu",
+        "expect": plan.expect,
+        "command": plan.command,
+        **conversion.settings,
+    }
+    return Manifest(
+        source=Source(plan.model, checkpoint.revision, hashes(checkpoint.directory, names)),
+        task=checkpoint.task,
+        variants=tuple(variants),
+        auto="",
+        files={},
+        conch=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        versions={"python": python_version(), **_versions()},
+        settings=settings,
+        machine=machine,
+        warnings=tuple(conversion.warnings),
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+# Without one of them variants could not be built, and the conversion would publish what is left.
+
+
+#: What the report's charts are made with.
+_REPORT: Final = ("altair", "vl_convert")
+_ALWAYS: Final = ("torch", "transformers", "tokenizers", *_REPORT)
+#: The exporters, and ONNX Runtime, in which a graph is compared with the network whichever engine it is for.
+_GRAPHS: Final = ("onnx", "onnxscript", "onnxruntime")
+#: What variants of encoders are made with and run on, by backend.
+_ENCODERS: Final[Mapping[str, Sequence[str]]] = {
+    "onnx": _GRAPHS,
+    "tensorrt": _GRAPHS,
+    "openvino": (*_GRAPHS, "openvino"),
+}
+#: The same for language models.
+_LANGUAGE_MODELS: Final[Mapping[str, Sequence[str]]] = {"openvino": ("openvino", "openvino_genai")}
+
+
+def needed(plan: Plan, task: str) -> list[str]:
+    """The modules that the plan's variants need for ``task``."""
+    writes = task == TEXT_GENERATION
+    by_backend = _LANGUAGE_MODELS if writes else _ENCODERS
+    backends = ("openvino",) if writes and not plan.backends else plan.engines
+    modules = [*_ALWAYS, *(module for backend in backends for module in by_backend.get(backend, ()))]
+    usual = plan.quantize is None
+    if "openvino" in backends and (usual or any(precision.startswith("int") for precision in plan.precisions)):
+        modules.append("nncf")
+    return list(dict.fromkeys(modules))
+
+
+def require_packages(plan: Plan, task: str = "") -> None:
+    """Raise UNSUPPORTED for modules that are needed and not there, all in one, with the command that installs them.
+
+    While the task is not known, these are the modules that every kind of model needs that takes the plan's backends.
+    """
+    tasks = (task,) if task else _possible(plan)
+    first, *others = (needed(plan, one) for one in tasks)
+    with silence_libraries():
+        extras.require("conch convert", *(module for module in first if all(module in other for other in others)))
+
+
+def _possible(plan: Plan) -> tuple[str, ...]:
+    """A task of each kind of model that the plan fits."""
+    writes = not plan.backends or ("openvino" in plan.engines and {"openvino", "torch"} >= set(plan.engines))
+    return ("feature-extraction", TEXT_GENERATION) if writes and plan.layout != "triton" else ("feature-extraction",)
+
 
 #: How many times the seconds that there are measuring may take without a warning.
 LATE: Final = 1.5

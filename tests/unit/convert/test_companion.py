@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conch.checkpoints.manifest import Latency, Manifest, Source, Variant
-from conch.convert.companion import PossibleCompanion, candidates
+from conch.convert.run import PossibleCompanion, candidates
 from conch.texts.shapes import parse_mix
 
 ENGINES = frozenset({"openvino", "onnxruntime"})

@@ -10,7 +10,7 @@ import pytest
 
 from conch.cli import main
 from conch.convert.plan import Plan
-from conch.convert.requirements import needed, require_packages
+from conch.convert.run import needed, require_packages
 from conch.errors import ConchError
 
 NETWORKS = ["torch", "transformers", "tokenizers", "altair", "vl_convert"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conch.convert.causal.agreement import Predictions
-from conch.convert.causal.contrasts import contrasts
+from conch.convert.causal.conversion import contrasts
 
 
 def said(*continuations: list[int], logprob: float = -1.0) -> Predictions:

@@ -19,11 +19,11 @@ from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest
 from conch.checkpoints.options import Options
-from conch.convert.causal import export, weights
+from conch.convert.causal import conversion as weights
+from conch.convert.causal import export
 from conch.convert.causal import network as causal_network
-from conch.convert.causal.conversion import run_of, shapes
+from conch.convert.causal.conversion import Texts, run_of, shapes
 from conch.convert.causal.served import ServedGraph, spec_of
-from conch.convert.causal.texts import Texts
 from conch.convert.measure import measure
 from conch.convert.plan import Plan
 from conch.convert.report import document
@@ -133,7 +133,7 @@ def spoilt(llama: Path) -> Any:
 
 def spoil(monkeypatch: pytest.MonkeyPatch, model: Any, wanted: str) -> None:
     """Have the files of one precision made from ``model``."""
-    real = weights.write
+    real = weights.write_weights
 
     def write(right: Any, folder: Path, precision: str, texts: Any) -> Path:
         return real(model.clone() if precision == wanted else right, folder, precision, texts)

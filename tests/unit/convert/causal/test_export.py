@@ -31,10 +31,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
+from conch.convert.causal.conversion import write_weights
 from conch.convert.causal.export import StatefulGraph, export, verify
 from conch.convert.causal.network import CausalNetwork, load
 from conch.convert.causal.served import ServedGraph
-from conch.convert.causal.weights import write
 from conch.errors import Code, ConchError
 from tests.convert_checkpoints import SIZES
 
@@ -74,7 +74,7 @@ def network(config: PreTrainedConfig) -> CausalNetwork:
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config.model_type)
 def test_an_export_says_in_the_serving_pipeline_what_torch_says(config: PreTrainedConfig, tmp_path: Path) -> None:
     made = network(config)
-    file = write(export(made), tmp_path / "openvino-fp32", "fp32", [])
+    file = write_weights(export(made), tmp_path / "openvino-fp32", "fp32", [])
     prompts = np.random.default_rng(7).integers(2, 99, (2, 12)).tolist()
 
     served = ServedGraph(file, "fp32", config.to_dict(), max_text_tokens=64, cache_tokens=512, threads=1)
@@ -128,7 +128,7 @@ def test_masks_are_as_before_after_an_export() -> None:
 
 @pytest.mark.parametrize(("precision", "kinds"), [("fp16", {"f16"}), ("int8", {"u8"}), ("int4", {"u4", "u8"})])
 def test_weights_are_stored_in_fewer_bits(precision: str, kinds: set[str], tmp_path: Path) -> None:
-    file = write(export(network(FAMILIES[0])), tmp_path / "m", precision, [])
+    file = write_weights(export(network(FAMILIES[0])), tmp_path / "m", precision, [])
 
     model: Any = openvino.Core().read_model(file)
     types = {node.get_element_type().get_type_name() for node in model.get_ops() if node.get_type_name() == "Constant"}
@@ -141,9 +141,9 @@ def test_calibrated_weights_need_texts(tmp_path: Path) -> None:
     made = network(FAMILIES[0])
     texts = np.random.default_rng(7).integers(2, 99, (3, 12)).tolist()
 
-    assert write(export(made), tmp_path / "m", "int4-awq", texts).is_file()
+    assert write_weights(export(made), tmp_path / "m", "int4-awq", texts).is_file()
     with pytest.raises(ConchError, match="calibration texts"):
-        write(export(made), tmp_path / "n", "int4-awq", [])
+        write_weights(export(made), tmp_path / "n", "int4-awq", [])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.convert.causal.texts import LONG_TEXT_TOKENS, PROMPT_TOKENS, continuation_tokens, load
+from conch.convert.causal.conversion import LONG_TEXT_TOKENS, PROMPT_TOKENS, continuation_tokens, load_texts
 from conch.errors import ConchError
 
 
@@ -15,7 +15,7 @@ def letters(text: str) -> list[int]:
 
 
 def test_built_in_passages_are_scored_continued_and_not_fitted_to() -> None:
-    texts = load(letters, None, 4096)
+    texts = load_texts(letters, None, 4096)
 
     assert texts.max_tokens == LONG_TEXT_TOKENS
     assert texts.tokens == sum(map(len, texts.compared)) - len(texts.compared)
@@ -24,7 +24,7 @@ def test_built_in_passages_are_scored_continued_and_not_fitted_to() -> None:
 
 
 def test_a_short_context_bounds_everything() -> None:
-    texts = load(letters, None, 20)
+    texts = load_texts(letters, None, 20)
 
     assert texts.max_tokens == 20
     assert all(len(prompt) + continuation_tokens(20) <= 20 for prompt in texts.prompts)
@@ -32,7 +32,7 @@ def test_a_short_context_bounds_everything() -> None:
 
 def test_prompts_for_measuring_repeat_the_texts(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("abcdefgh\n")
-    texts = load(letters, tmp_path / "t.txt", 100)
+    texts = load_texts(letters, tmp_path / "t.txt", 100)
 
     assert texts.stream(11) == letters("abcdefghabc")
 
@@ -41,4 +41,4 @@ def test_texts_of_a_few_tokens_say_nothing(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("ab\ncd\n")
 
     with pytest.raises(ConchError, match="no text of 8 tokens"):
-        load(letters, tmp_path / "t.txt", 100)
+        load_texts(letters, tmp_path / "t.txt", 100)

@@ -28,9 +28,10 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.convert.causal import export, weights
+from conch.convert.causal import conversion as causal_tokenizer
+from conch.convert.causal import conversion as weights
+from conch.convert.causal import export
 from conch.convert.causal import network as causal_network
-from conch.convert.causal import tokenizer as causal_tokenizer
 from conch.convert.report import document
 from conch.convert.run import convert
 from conch.sampling.parameters import STRUCTURED_OUTPUTS
@@ -52,7 +53,7 @@ def exported(llama: Path, tokenizer: TextTokenizer, tmp_path_factory: pytest.Tem
     checkpoint = Checkpoint.open(llama)
     network = causal_network.load(checkpoint)
     folder = tmp_path_factory.mktemp("exported") / "openvino-int8"
-    weights.write(export.export(network), folder, "int8", [])
+    weights.write_weights(export.export(network), folder, "int8", [])
     made = folder.with_name("tokenizer")
     assert causal_tokenizer.write(checkpoint, tokenizer, texts(tokenizer), network.vocabulary, made) == ""
     shutil.copytree(made, folder, dirs_exist_ok=True)

@@ -9,9 +9,9 @@ import pytest
 
 from conch.backends.native.arrays import Array
 from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs
+from conch.convert.encoder.conversion import missed_tolerances
 from conch.convert.encoder.evaluate import TokenBatch
 from conch.convert.encoder.neighbours import Neighbours, alone, neighbours
-from conch.convert.encoder.tolerances import reasons
 
 BATCH = TokenBatch((0, 1), {"input_ids": np.array([[5, 6, 0], [7, 8, 9]]),
                             "attention_mask": np.array([[1, 1, 0], [1, 1, 1]])})  # fmt: skip
@@ -93,6 +93,6 @@ def test_dependence_beyond_the_tolerance_refuses(precision: str, found: Neighbou
         "last_hidden_state": OutputAgreement(1, 1, 0, None, 384),
     }
 
-    missed = reasons(precision, outputs, None, found)
+    missed = missed_tolerances(precision, outputs, None, found)
 
     assert missed == () if expected is None else missed[0].startswith(expected)

@@ -11,7 +11,10 @@ import onnx
 import pytest
 from transformers import BertConfig
 
-from conch.convert.encoder import export, network, normalise, onnx_graph, openvino, optimise, quantise
+from conch.convert.encoder import export, network, onnx_graph, optimise
+from conch.convert.encoder import export as openvino
+from conch.convert.encoder import optimise as normalise
+from conch.convert.encoder import variants as quantise
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.errors import ConchError
 from tests.convert_checkpoints import encoder
