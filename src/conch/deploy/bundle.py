@@ -2,21 +2,192 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from errno import ENOTEMPTY
+from math import prod
 from pathlib import Path
-from typing import Final, NamedTuple
+from shutil import disk_usage, rmtree
+from tempfile import mkdtemp
+from typing import Any, Final, NamedTuple
 
+from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
+
+from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, read_model_file
+from conch.checkpoints.manifest import FILENAME, Manifest
+from conch.checkpoints.options import Options, files_for
+from conch.config.schema import ModelConfig
+from conch.config.signature import full_shape, parameters, signature
 from conch.deploy.contents import Contents, contents
-from conch.deploy.endpoint import endpoint_for
-from conch.deploy.examples import example
+from conch.deploy.endpoint import EMBEDDINGS, endpoint_for
 from conch.deploy.needs import Needs, needs
-from conch.deploy.output import check_output, staged
 from conch.deploy.rendering import shown
-from conch.deploy.serving import only_serving
 from conch.deploy.trial import Runner, try_artifact
-from conch.errors import invalid
+from conch.errors import Code, ConchError, invalid
+
+_TEXT: Final = "What is a conch?"
+#: Of a model whose inputs are completed when it loads: a checkpoint's.
+_UNKNOWN: Final = (("text_input", "BYTES", (1, 1)),)
+
+
+def example(config: ModelConfig, endpoint: str, model: str, writes: bool = False) -> str:
+    """The body, as JSON, of a request to what ``endpoint.endpoint_for`` gives; dimensions that vary are 1.
+
+    ``writes`` says that the model is a language model, whose inputs its configuration need not have.
+    """
+    if endpoint == "openai":
+        return json.dumps({"model": model, "messages": [{"role": "user", "content": _TEXT}]})
+    if endpoint == EMBEDDINGS:
+        return json.dumps({"model": model, "input": [_TEXT]})
+    declared = signature(config, 1).inputs
+    inputs = [
+        (one.name, one.datatype, tuple(max(size, 1) for size in full_shape(config, one.dims)))
+        for one in declared.values()
+        if not one.optional
+    ] or _UNKNOWN
+    if endpoint == "infer":
+        tensors = [
+            {"name": name, "datatype": datatype, "shape": list(shape), "data": [_element(datatype)] * prod(shape)}
+            for name, datatype, shape in inputs
+        ]
+        return json.dumps({"inputs": tensors})
+    values: dict[str, Any] = {
+        name: _element(datatype) if prod(shape) == 1 else [_element(datatype)] * prod(shape)
+        for name, datatype, shape in inputs
+    }
+    if endpoint == "generate_stream" and (writes or "stream" in declared):
+        values["stream"] = True  # without it, the whole text is one response
+    return json.dumps(values)
+
+
+def _element(datatype: str) -> Any:
+    if datatype == "BYTES":
+        return _TEXT
+    if datatype == "BOOL":
+        return False
+    return 0.0 if datatype.startswith(("FP", "BF")) else 0
+
+
+def check_output(out: Path, repository: Path) -> None:
+    """Raise ALREADY_EXISTS where ``out`` has something in it, INVALID_ARG where it cannot be made."""
+    if out.resolve().is_relative_to(repository.resolve()):
+        raise invalid(f"{out} is in the model repository, which would take it for a model: name another folder")
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            what = "exists and is not empty" if out.is_dir() else "exists and is not a folder"
+            raise ConchError(f"{out} {what}: name another folder", Code.ALREADY_EXISTS)
+        if out.is_symlink() and not out.exists():
+            raise invalid(f"{out} is a link that leads to nothing: remove it")
+    except OSError as error:
+        raise invalid(f"{out} cannot be written: {error.strerror}") from None
+    if not out.absolute().parent.is_dir():
+        raise invalid(f"{out} cannot be written: there is no folder {out.absolute().parent}")
+
+
+@contextmanager
+def staged(out: Path, size: int = 0) -> Iterator[Path]:
+    """A new folder whose content becomes that of ``out`` at the end; it is removed if anything is raised within.
+
+    An ``out`` that is there stays the folder that it is: it may be a shell's current one, a link or a volume.  Raises
+    INVALID_ARG for what cannot be written, and where there is no room for ``size`` bytes.
+    """
+    there = out.is_dir()
+    try:
+        folder = Path(mkdtemp(prefix=".conch-", dir=out if there else out.absolute().parent))
+        try:
+            _check_room(folder, size, out)
+            yield folder
+            for inner, _, _ in os.walk(folder):
+                os.chmod(inner, 0o755)
+            if there:
+                _move_all(folder, out)
+            else:
+                os.rename(folder, out.absolute())
+        except BaseException:
+            rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise invalid(f"{out} cannot be written: {error.strerror or error}") from None
+
+
+def _check_room(folder: Path, size: int, out: Path) -> None:
+    free = disk_usage(folder).free
+    if size > free:
+        raise invalid(f"{out} cannot be written: it needs {shown(size)}, and the disk has {shown(free)} left")
+
+
+def _move_all(folder: Path, out: Path) -> None:
+    """Move what is in ``folder``, which is in ``out``, one up.  Raises OSError where ``out`` has anything else."""
+    if any(path.name != folder.name for path in out.iterdir()):
+        raise OSError(ENOTEMPTY, os.strerror(ENOTEMPTY))
+    for path in list(folder.iterdir()):
+        path.rename(out / path.name)
+    folder.rmdir()
+
+
+# Reads configurations and manifests; writes nothing.
+
+
+#: What ``conch convert`` writes beside a model for its readers.
+_REPORTS: Final = ("report.md", "report.html")
+
+
+def only_serving(root: Path, found: Contents, configs: Mapping[str, ModelConfig]) -> Contents:
+    """The contents of the repository ``root`` without the variants that ``configs`` do not serve, and the reports.
+
+    A model that may run on a GPU, where the checkpoint's own weights run, stays as it is, and so does one whose folder
+    another model names as its checkpoint.
+    """
+    entries = {entry.name: entry for entry in found.entries}
+    named = set(_named_folders(root, found, configs))
+    left_out = list(found.left_out)
+    for entry in found.entries:
+        model, *inside = entry.name.split("/")
+        if model not in configs or len(inside) != 2 or inside[1] != FILENAME or entry.source is None:
+            continue
+        folder = entry.source.parent
+        manifest = Manifest.read(folder)
+        if manifest is None or folder.resolve() in named or not _on_cpus(configs[model]):
+            continue
+        kept = manifest.keeping(_serving(manifest, configs[model]))
+        gone = [f"{model}/{inside[0]}/{file}" for file in manifest.files.keys() - kept.files.keys()]
+        gone += [f"{model}/{report}" for report in _REPORTS]
+        left_out += [name for name in gone if entries.pop(name, None) is not None]
+        text = kept.to_text().encode()
+        entries[entry.name] = replace(entry, size=len(text), text=text)
+    return Contents(tuple(entries.values()), tuple(sorted(left_out)))
+
+
+def _serving(manifest: Manifest, config: ModelConfig) -> set[str]:
+    """The names of the variants that serve."""
+    options = Options.from_values(parameters(config))
+    names = {manifest.select(options.variant, files_for(options.engine)).name}
+    if manifest.by_shape is not None and not options.variant and options.engine == "auto" and options.by_shape:
+        names.add(manifest.by_shape.variant)
+    return names
+
+
+def _on_cpus(config: ModelConfig) -> bool:
+    groups = config.instance_group
+    return bool(groups) and all(group.kind == ModelInstanceGroup.KIND_CPU for group in groups)
+
+
+def _named_folders(root: Path, found: Contents, configs: Mapping[str, ModelConfig]) -> Iterator[Path]:
+    """The folders that models name as their checkpoints."""
+    for model, version in {tuple(entry.name.split("/")[:2]) for entry in found.entries if "/" in entry.name}:
+        directory = root / model / version
+        if model not in configs or not directory.is_dir():
+            continue
+        document = read_model_file(directory) if (directory / MODEL_FILE).is_file() else {}
+        for named in (parameters(configs[model]).get("model"), document.get("model")):
+            if isinstance(named, str) and named:
+                path = named.replace(MODEL_DIRECTORY, str(directory.parent))
+                yield from ((place / path).resolve() for place in (directory, directory.parent))
+
 
 #: A name that every platform takes, and that needs no quotation marks in a shell.
 _NAME: Final = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conch.config.pbtxt import parse
+from conch.deploy.bundle import example
 from conch.deploy.endpoint import EMBEDDINGS
-from conch.deploy.examples import example
 
 CONFIG = """
 max_batch_size: 8

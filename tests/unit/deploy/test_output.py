@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.deploy.output import check_output, staged
+from conch.deploy.bundle import check_output, staged
 from conch.errors import Code, ConchError
 
 

@@ -12,8 +12,8 @@ from conch.checkpoints.manifest import Manifest, Source, Variant, hashes
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig
 from conch.deploy.archives import copy, write_tar_gz, write_zip
+from conch.deploy.bundle import only_serving
 from conch.deploy.contents import contents
-from conch.deploy.serving import only_serving
 from conch.errors import ConchError
 
 CPU = 'backend: "huggingface" instance_group { count: 1 kind: KIND_CPU }\n'
