@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conch.doctor.advice import advice
+from conch.doctor.examine import packages
 from conch.doctor.facts import (
     CacheFact,
     Facts,
@@ -18,7 +19,6 @@ from conch.doctor.facts import (
     PortFact,
     ProcessorFact,
 )
-from conch.doctor.packages import packages
 from conch.extras import pip
 
 GIB = 1 << 30

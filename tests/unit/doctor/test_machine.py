@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from conch.doctor import packages
+from conch.doctor import examine as packages
 from conch.doctor.cache import cache
+from conch.doctor.examine import gpus, memory, ports, processor
 from conch.doctor.facts import GpuFact, GpusFact
-from conch.doctor.gpus import gpus
-from conch.doctor.machine import memory, ports, processor
 
 CPUINFO = """\
 processor\t: 0
