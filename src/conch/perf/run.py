@@ -5,34 +5,142 @@ Called by the command and by the analyzer; the processes that send do nothing el
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic, monotonic_ns, sleep
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conch.backends.native.threads import usable_cores
-from conch.errors import ConchError
+from conch.errors import ConchError, invalid
+from conch.perf.figures.confidence import confidence_of
+from conch.perf.figures.generation import generation_of
+from conch.perf.figures.latency import figures_of
 from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.level import LevelRun, OnCollected, OnWindow, Surroundings
-from conch.perf.measured import Measured
-from conch.perf.plan import PerfPlan
+from conch.perf.measured import LevelRecords, MachineFigures, Measured
+from conch.perf.plan import Levels, PerfPlan
 from conch.perf.requests.shared_memory import MemoryLayout, SharedRegion
-from conch.perf.search import LevelSearch
 from conch.perf.senders.generator import Generators
 from conch.perf.senders.limit import SenderLimit
+from conch.perf.senders.records import join_events
 from conch.perf.senders.schedule import Constant, Intervals, Poisson, Schedule
 from conch.perf.server.api import GrpcApi, HttpApi, ServerApi, check_listens
 from conch.perf.server.gpus import GpuReader, GpuSampler
 from conch.perf.server.metrics import MetricsSampler
 from conch.perf.server.processes import ServerProcesses, find_server
+from conch.perf.server.resources import MetricFigures, ResourceFigures
 from conch.perf.server.stages import METRICS_PORT, StageReader
-from conch.perf.summing import Observed, sum_up
+from conch.perf.server.statistics import added, differences
 from conch.perf.traffic import traffic_of
 from conch.perf.watching import MachineWatch
+
+
+class LevelSearch:
+    """Levels in turn, each chosen once the one before was measured and noted; as perf_analyzer searches.
+
+    ``limit`` (s, 0: none) ends a search from level to level.  A search by halves goes on until levels are closer than
+    the step.
+    """
+
+    def __init__(self, levels: Levels, limit: float = 0.0, *, binary: bool = False) -> None:
+        """Raises INVALID_ARG for a search that would not end."""
+        if binary and not (limit and levels.last > levels.first):
+            raise invalid(
+                "--binary-search looks for the highest load below --latency-threshold from start to end: give both"
+            )
+        if not levels.last and not limit:
+            raise invalid("a range whose end is 0 goes on until --latency-threshold is reached: give that")
+        self._levels, self._limit, self._binary = levels, limit, binary
+        self._within: bool | None = None
+
+    def __iter__(self) -> Iterator[float]:
+        return self._halves() if self._binary else self._steps()
+
+    def note(self, latency: float | None) -> None:
+        """The latency (s) at the level that came last; None where nothing was answered."""
+        self._within = latency is not None and (not self._limit or latency <= self._limit)
+
+    def _steps(self) -> Iterator[float]:
+        for level in self._levels:
+            yield level
+            if self._limit and not self._within:
+                return
+
+    def _halves(self) -> Iterator[float]:
+        low, high, step = self._levels.first, self._levels.last, self._levels.step
+        for level in (low, high):
+            yield level
+            if bool(self._within) is (level == high):
+                return
+        while high - low > step:
+            middle = low + max(1, round((high - low) / 2 / step)) * step
+            if middle >= high:
+                return
+            yield middle
+            if self._within:
+                low = middle
+            else:
+                high = middle
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What was seen beside the requests: the machine, what the server used of it, the metrics that it shows, and the
+    senders' limit (requests a second)."""
+
+    machine: MachineFigures | None = None
+    resources: ResourceFigures | None = None
+    metrics: dict[str, MetricFigures] = field(default_factory=dict)
+    limit: float | None = None
+
+
+def sum_up(
+    plan: PerfPlan, level: float, runs: Sequence[LevelRun], inferences: NDArray[np.int64], observed: Observed,
+    *, writes_text: bool,
+) -> Measured:  # fmt: skip
+    """The level over all its runs; percentiles are over all requests of the windows that count."""
+    counted = [window for run in runs for window in run.counted]
+    spans = tuple(window.span for window in counted)
+    parts = [run.recording.within([window.span for window in run.counted]) for run in runs]
+    records, events = np.concatenate([part for part, _ in parts]), join_events(parts)
+    of_runs = tuple(run.figures() for run in runs) if len(runs) > 1 else ()
+    errors: Counter[str] = Counter()
+    for run in runs:
+        errors.update(run.recording.errors)
+    last = runs[-1]
+    unfinished, now = last.recording.unfinished, last.windows[-1].span[1]
+    wanted = plan.total_requests * len(runs)
+    return Measured(
+        level,
+        figures_of(records, spans, inferences, plan.percentiles),
+        generation_of(records, events, spans, plan.objective) if writes_text else None,
+        tuple(window.figures for run in runs for window in run.windows),
+        bool(plan.total_requests) or all(run.stability.stable for run in runs),
+        tuple(added([differences(*window.statistics) for window in counted])),
+        dict(errors),
+        max(run.recording.busy for run in runs),
+        unfinished.count,
+        max(0, now - unfinished.first_due) / 1e9 if unfinished.count else 0.0,
+        disturbed=any(run.stability.disturbed for run in runs),
+        machine=observed.machine,
+        resources=observed.resources,
+        metrics=observed.metrics,
+        runs=of_runs,
+        confidence=confidence_of(of_runs, "runs") or confidence_of([one.figures for one in counted], "windows"),
+        limit=observed.limit,
+        gone=last.gone,
+        stopped=last.stopped,
+        missing=max(0, wanted - len(records)),
+        rate=level if plan.rates is not None and not plan.intervals and not plan.total_requests else 0.0,
+        records=LevelRecords(records, events, spans) if plan.keep_records else None,
+    )
+
 
 #: More callers than this are worth a second process, and so on.
 CALLERS_PER_PROCESS: Final = 128

@@ -14,10 +14,10 @@ from conch.perf.figures.latency import WindowFigures
 from conch.perf.level import LevelRun, Surroundings
 from conch.perf.measured import MachineFigures, Measured
 from conch.perf.plan import Levels, PerfPlan
+from conch.perf.run import Observed, sum_up
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.recording import Collected, Recording
 from conch.perf.senders.records import RECORD, Outcome, Unfinished
-from conch.perf.summing import Observed, sum_up
 from conch.perf.watching import Sight
 
 PLAN = PerfPlan("m", Address("h", 1), interval=1.0, warm_up=2.0)

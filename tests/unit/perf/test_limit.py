@@ -16,8 +16,7 @@ from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.channels.events import read_generate
 from conch.perf.senders.channels.rpc import Rpc
 from conch.perf.senders.generator import Generators, Traffic
-from conch.perf.senders.limit import SenderLimit
-from conch.perf.senders.null_server import NullServer
+from conch.perf.senders.limit import NullServer, SenderLimit
 from conch.perf.senders.records import RECORD
 
 #: More than a frame, a window and what a socket takes at once.

@@ -18,8 +18,8 @@ from conch.cli import main
 from conch.errors import ConchError
 from conch.perf.inputs.data import DataOptions
 from conch.perf.inputs.files import samples
+from conch.perf.inputs.natural import DEFAULT_MIX, TextWriter, shapes_of, tokens_of
 from conch.perf.inputs.specs import InputSpec, ModelSpec, read_model
-from conch.perf.inputs.texts import DEFAULT_MIX, TextWriter, shapes_of, tokens_of
 from conch.perf.plan import PerfPlan
 from conch.perf.run import Measurement
 from conch.perf.senders.channels.connecting import Address

@@ -16,8 +16,7 @@ from conch.perf.plan import Levels, PerfPlan
 from conch.perf.report import files
 from conch.perf.report.command import command_line
 from conch.perf.report.distributions import LevelDistributions, quantiles
-from conch.perf.report.outputs import OutputFiles, Outputs
-from conch.perf.report.request_log import RequestLog, lines
+from conch.perf.report.outputs import OutputFiles, Outputs, RequestLog, lines
 from conch.perf.report.stages import stages_of
 from conch.perf.report.terminal import details, summary
 from conch.perf.senders.channels.connecting import Address

@@ -8,7 +8,7 @@ import pytest
 
 from conch.errors import ConchError
 from conch.perf.plan import Levels
-from conch.perf.search import LevelSearch
+from conch.perf.run import LevelSearch
 
 
 def _visited(search: LevelSearch, most: float) -> list[float]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import wave
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from random import Random
+from struct import pack
 from typing import Final
 
 import numpy as np
@@ -13,11 +18,177 @@ import numpy as np
 from conch.errors import invalid
 from conch.perf.inputs.data import MOST_BYTES, DataOptions, Sample, SampleSet, Value, check_size, numbers
 from conch.perf.inputs.kinds import Kind, inputs_of, kinds_of
-from conch.perf.inputs.media import PICTURE_SIZES, SOUND_SECONDS, picture, sound
 from conch.perf.inputs.specs import InputSpec, ModelSpec, check_batch_size
-from conch.perf.inputs.texts import DEFAULT_MIX, TextWriter, shapes_of, tokens_of
 from conch.tensors import ELEMENT_SIZE, pack_bytes
+from conch.texts import builtin
 from conch.texts.shapes import Mix, Shape
+
+# Built from the sentences on which ``conch convert`` compares variants. Lengths are estimates: words and punctuation
+# marks, 5 % more for words that tokenizers split, and two special tokens. Pure.
+
+
+#: Lengths of texts where no mix is given, and their share of the requests: queries and titles, sentences, passages.
+DEFAULT_MIX: Final[Mix] = {
+    Shape(1, 10): 0.2, Shape(1, 16): 0.25, Shape(1, 32): 0.25, Shape(1, 64): 0.15, Shape(1, 128): 0.1,
+    Shape(1, 256): 0.05,
+}  # fmt: skip
+#: The special tokens of a text, and those of the number with which it begins.
+_AROUND: Final = 5
+_SPLIT: Final = 1.05
+#: Of so many sentences that fit, the longest is taken: texts have few of them, as written ones do.
+_TRIES: Final = 3
+#: So many requests follow the mix, in random order.
+_BLOCK: Final = 20
+_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+#: How a text may begin: senders find its number by the characters that follow.
+_BEGINNING: Final = re.compile(r"[A-Za-z0-9 ,']{4,}")
+
+
+def tokens_of(text: str) -> int:
+    """Estimate the tokens of a numbered text, including special tokens."""
+    return round(_SPLIT * (_words(text) - 1)) + _AROUND
+
+
+def shapes_of(mix: Mix, count: int, random: Random) -> list[Shape]:
+    """The shapes of ``count`` requests: any twenty in a row follow ``mix`` as closely as possible."""
+    owed = dict.fromkeys(mix, 0.0)
+    shapes = []
+    for _ in range(count):
+        for shape, share in mix.items():
+            owed[shape] += share
+        next_shape = max(owed, key=owed.__getitem__)
+        owed[next_shape] -= 1
+        shapes.append(next_shape)
+    blocks = [shapes[start : start + _BLOCK] for start in range(0, count, _BLOCK)]
+    for block in blocks:
+        random.shuffle(block)
+    return [shape for block in blocks for shape in block]
+
+
+class TextWriter:
+    """Writes texts of given lengths.
+
+    Each begins with a number of six digits, which senders change from request to request.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._parts = sorted({(_words(part), part) for part in _parts() if _BEGINNING.match(part)})
+        self._questions = [question for document in builtin.documents() for question in document.questions]
+
+    def text(self, tokens: int) -> str:
+        """A text of at most ``tokens`` tokens and only slightly fewer, with at least one short sentence."""
+        left = int((tokens - _AROUND) / _SPLIT)
+        shortest = self._parts[0][0]
+        parts = [self._part(max(left, shortest))]
+        while (left := left - _words(parts[-1])) >= shortest:
+            parts.append(self._part(left))
+        return self._numbered(" ".join(parts))
+
+    def question(self) -> str:
+        """A question of 9 to 17 tokens."""
+        return self._numbered(self._random.choice(self._questions))
+
+    def _numbered(self, text: str) -> str:
+        return f"{self._random.randrange(10**5, 10**6)} {text}"
+
+    def _part(self, most: int) -> str:
+        """A sentence or a passage of at most ``most`` words."""
+        fitting = next((place for place, (words, _) in enumerate(self._parts) if words > most), len(self._parts))
+        return self._parts[max(self._random.randrange(fitting) for _ in range(_TRIES))][1]
+
+
+def _parts() -> Iterator[str]:
+    """Sentences, passages, and the sentences of passages."""
+    yield from builtin.sentences()
+    for passage in (*builtin.passages(), *(document.context for document in builtin.documents())):
+        yield passage
+        yield from _SENTENCE_END.split(passage)
+
+
+def _words(text: str) -> int:
+    return len(_TOKEN.findall(text))
+
+
+# Writes PNG and WAV itself, without media libraries. Pure.
+
+
+#: Width and height of pictures (pixels), one after another.
+PICTURE_SIZES: Final = ((224, 224), (320, 240), (640, 480), (480, 640))
+#: Lengths of sounds (s), one after another.
+SOUND_SECONDS: Final = (2, 4, 8, 15)
+SAMPLING_RATE: Final = 16_000
+#: Cells of a picture's smooth part, from one side to the other.
+_CELLS: Final = 9
+#: Resonances of vowels (Hz), from those of "father", "see", "moon", "bed" and "law".
+_VOWELS: Final = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))
+#: The width of a resonance (Hz), and the length of a syllable (s).
+_WIDTH: Final = 90.0
+_SYLLABLE: Final = 0.22
+
+
+def picture(width: int, height: int, random: np.random.Generator) -> bytes:
+    """A PNG file with soft areas of colour and grain, as photographs have them: about a byte for a pixel."""
+    rows, columns = (np.linspace(0, _CELLS - 1, size) for size in (height, width))
+    smooth = _resized(random.random((_CELLS, _CELLS, 3)) * 255, rows, columns)
+    grain = np.rint(random.normal(0, 1.0, (height, width, 1)))
+    pixels = np.clip(smooth + grain, 0, 255).astype(np.uint8)
+    # Each row is preceded by its filter: 1, the difference from the pixel to the left.
+    left = np.zeros_like(pixels)
+    left[:, 1:] = pixels[:, :-1]
+    filtered = (pixels - left).reshape(height, -1)
+    body = zlib.compress(np.insert(filtered, 0, 1, axis=1).tobytes(), 1)
+    header = pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = (_chunk(kind, data) for kind, data in ((b"IHDR", header), (b"IDAT", body), (b"IEND", b"")))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def sound(seconds: float, random: np.random.Generator) -> bytes:
+    """A WAV file of one channel: syllables of vowels at a changing pitch, with pauses.  It has no words."""
+    count = round(seconds * SAMPLING_RATE)
+    samples = np.zeros(count)
+    start = 0
+    while start < count:
+        length = min(count - start, round(_SYLLABLE * SAMPLING_RATE * random.uniform(0.6, 1.4)))
+        if random.random() > 0.15:
+            samples[start : start + length] = _syllable(length, random)
+        start += length
+    samples += random.normal(0, 0.002, count)
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(2)
+        written.setframerate(SAMPLING_RATE)
+        written.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def _resized(grid: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """``grid`` [cells, cells, 3] between its points, linearly, at ``rows`` and ``columns``."""
+    top, left = rows.astype(int).clip(0, _CELLS - 2), columns.astype(int).clip(0, _CELLS - 2)
+    down, right = (rows - top)[:, None, None], (columns - left)[None, :, None]
+    across = grid[:, left] * (1 - right) + grid[:, left + 1] * right
+    found: np.ndarray = across[top] * (1 - down) + across[top + 1] * down
+    return found
+
+
+def _syllable(length: int, random: np.random.Generator) -> np.ndarray:
+    """A vowel of ``length`` samples: harmonics of a voice, as loud as its resonances make them."""
+    pitch = random.uniform(95, 220)
+    harmonics = pitch * np.arange(1, int(4000 / pitch))
+    resonances = np.array(_VOWELS[random.integers(len(_VOWELS))])
+    loudness = (1 / (1 + ((harmonics[:, None] - resonances) / _WIDTH) ** 2)).sum(axis=1) / np.sqrt(harmonics)
+    moments = np.arange(length) / SAMPLING_RATE
+    voice = (loudness[:, None] * np.sin(2 * np.pi * harmonics[:, None] * moments)).sum(axis=0)
+    swell = np.sin(np.linspace(0, np.pi, length)).clip(0) ** 0.5
+    found: np.ndarray = 0.3 * swell * voice / (np.abs(voice).max() or 1.0)
+    return found
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return pack(">I", len(data)) + kind + data + pack(">I", zlib.crc32(kind + data))
+
 
 #: How many different requests there are: of texts, and of pictures and sounds, which are larger.
 _REQUESTS: Final = 1024

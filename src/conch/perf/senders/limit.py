@@ -6,14 +6,167 @@ bound where senders and that server have to share the cores.
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
+import os
+import re
+import socket
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from time import monotonic, sleep
-from typing import Final
+from typing import Any, Final
 
+import hpack
+
+from conch.errors import internal
+from conch.frontends.grpc.http2 import frames
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.generator import Generators, Traffic
-from conch.perf.senders.null_server import NullServer
 from conch.perf.senders.records import Outcome
+from conch.perf.spawning import start_process
+
+# HTTP/1.1 with one request at a time on a connection, and gRPC's unary calls over HTTP/2. Runs in processes of its
+# own, which end when the pipe to their parent does.
+
+
+_PATIENCE: Final = 30.0
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_HTTP_ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class NullServer:
+    """``count`` processes that listen on one ``port`` of this machine, over HTTP or gRPC."""
+
+    def __init__(self, count: int, *, grpc: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.port = 0
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_main, args=(theirs, self.port, grpc), daemon=True)
+            start_process(process)
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+            if not ours.poll(_PATIENCE):
+                raise internal(f"a process that stands for a server has not started within {_PATIENCE:g} s")
+            self.port = ours.recv()
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5.0)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+
+def _main(pipe: Connection, port: int, grpc: bool) -> None:
+    import uvloop
+
+    loop = uvloop.new_event_loop()
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("127.0.0.1", port))
+    loop.run_until_complete(loop.create_server(_GrpcAnswers if grpc else _HttpAnswers, sock=listener))
+    pipe.send(listener.getsockname()[1])
+    loop.add_reader(pipe.fileno(), loop.stop)
+    loop.run_forever()
+    os._exit(0)
+
+
+class _Answers(asyncio.Protocol):
+    """A connection."""
+
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+
+class _HttpAnswers(_Answers):
+    """Answers when as many bytes have come as the request's head says."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._left = 0
+
+    def data_received(self, data: bytes) -> None:
+        if self._left:
+            self._left -= len(data)
+        else:
+            head = self._head + data if self._head else data
+            end = head.find(b"\r\n\r\n")
+            if end < 0:
+                self._head = head
+                return
+            self._head = b""
+            length = _LENGTH.search(head, 0, end)
+            self._left = end + 4 + int(length[1] if length else 0) - len(head)
+        if self._left <= 0:
+            self._left = 0
+            self.transport.write(_HTTP_ANSWER)
+
+
+class _GrpcAnswers(_Answers):
+    """Answers every stream that the client has ended with an empty message."""
+
+    def __init__(self) -> None:
+        encoder = hpack.Encoder()
+        # Without the table of the connection, so that every answer has the same bytes.
+        self._head, self._trailers = (
+            encoder.encode([hpack.NeverIndexedHeaderTuple(name, value) for name, value in fields])
+            for fields in ([(":status", "200"), ("content-type", "application/grpc")], [("grpc-status", "0")])
+        )
+        self._rest = b""
+        self._received = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        room = frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
+        self.transport.write(frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}) + room)
+        self._greeting = len(frames.PREFACE)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data if self._rest else data
+        at, out = 0, []
+        if self._greeting:
+            if len(data) < self._greeting:
+                self._rest = data
+                return
+            at, self._greeting = self._greeting, 0
+        while len(data) - at >= 9:
+            word, flags, stream = frames.FRAME.unpack_from(data, at)
+            kind, stop = word & 0xFF, at + 9 + (word >> 8)
+            if stop > len(data):
+                break
+            if kind == frames.DATA:
+                self._received += word >> 8
+                if flags & frames.END_STREAM:
+                    out.append(self._answer(stream))
+            elif kind in (frames.SETTINGS, frames.PING) and not flags & frames.ACK:
+                payload = data[at + 9 : stop] if kind == frames.PING else b""
+                out.append(frames.frame(kind, frames.ACK, 0, payload))
+            at = stop
+        self._rest = data[at:]
+        if self._received > frames.MAX_WINDOW // 2:
+            out.append(frames.window_update(0, self._received))
+            self._received = 0
+        if out:
+            self.transport.write(b"".join(out))
+
+    def _answer(self, stream: int) -> bytes:
+        head, trailers = self._head, self._trailers
+        return b"".join((
+            frames.FRAME.pack(len(head) << 8 | frames.HEADERS, frames.END_HEADERS, stream), head,
+            frames.FRAME.pack(5 << 8 | frames.DATA, 0, stream), bytes(5),
+            frames.FRAME.pack(len(trailers) << 8 | frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream),
+            trailers,
+        ))  # fmt: skip
+
 
 _WARM_UP: Final = 0.1
 _SECONDS: Final = 0.3

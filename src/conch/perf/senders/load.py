@@ -9,6 +9,8 @@ process that sends.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +21,53 @@ from conch.perf.requests.payload import Payloads
 from conch.perf.requests.sequences import SequenceTurns
 from conch.perf.senders.calls import CallChannel, TimedCall
 from conch.perf.senders.records import Outcome, RecordBuffer, Unfinished
-from conch.perf.senders.timer import PreciseTimer
+
+# Linux's timerfd, where there is one; otherwise the loop's own timer.
+
+
+_MONOTONIC: Final = 1
+_NON_BLOCKING_CLOSED_ON_EXEC: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+_ABSOLUTE: Final = 1
+
+
+class _Times(ctypes.Structure):
+    """``struct itimerspec``: the interval, and when it begins."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+
+
+class PreciseTimer:
+    """Calls ``wake`` on the loop at the moment that :meth:`at` was given last, once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._loop = loop
+        self._wake = wake
+        self._handle: asyncio.TimerHandle | None = None
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        create = getattr(self._libc, "timerfd_create", None)
+        self._fd = create(_MONOTONIC, _NON_BLOCKING_CLOSED_ON_EXEC) if create is not None else -1
+        if self._fd >= 0:
+            loop.add_reader(self._fd, self._readable)
+
+    def at(self, moment: int) -> None:
+        """Wake at ``moment`` (ns, monotonic), at once if it is over."""
+        if self._fd < 0:
+            if self._handle is not None:
+                self._handle.cancel()
+            self._handle = self._loop.call_later(max(0, moment - monotonic_ns()) / 1e9, self._wake)
+            return
+        times = _Times(0, 0, *divmod(max(1, moment), 1_000_000_000))
+        if self._libc.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(times), None):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+
+    def _readable(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return
+        self._wake()
+
 
 #: How long a caller whose connection was lost waits before it tries again (s): at first, and at most.
 _FIRST_PAUSE: Final = 0.01
