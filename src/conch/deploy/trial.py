@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.analyze.servers.base import ServerGone
-from conch.analyze.servers.process import HOST, GuardedServer
+from conch.analyze.servers.local import HOST, GuardedServer
 from conch.errors import ConchError, internal, invalid
 from conch.temporary import TemporaryFolder
 

@@ -18,7 +18,7 @@ from conch.errors import did_you_mean, invalid
 class ModelSettings:
     """What is said of one model: its sweeps, its goals, and how it is asked.
 
-    ``config`` is the nested ``model_config_parameters`` (:mod:`conch.analyze.search.manual_dimensions`).
+    ``config`` is the nested ``model_config_parameters`` (:mod:`conch.analyze.search.searches`).
     Loads, sizes and goals that are empty stand for those of the whole analysis.
     """
 

@@ -5,19 +5,239 @@ Pure.  :mod:`conch.analyze.profiling.profile` reads the facts about the models, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import inf
-from typing import Any
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from conch.analyze.judging.goals import Goals
-from conch.analyze.options.settings import AnalyzeSettings
-from conch.analyze.search.automatic_dimensions import automatic_dimensions
+from conch.analyze.options.settings import SWEPT, AnalyzeSettings
+from conch.analyze.options.values import OptionProblem, wrong
 from conch.analyze.search.axis import axis_of
-from conch.analyze.search.manual_dimensions import manual_dimensions
 from conch.analyze.search.model_facts import ModelFacts
-from conch.analyze.search.space import Dimension, SearchSpace
-from conch.errors import invalid
+from conch.analyze.search.overrides import Path, at, message, put
+from conch.analyze.search.space import BATCH, DELAY, INSTANCES, OFF, PREFERRED, Dimension, SearchSpace, Shares
+from conch.config.schema import ModelConfig
+from conch.errors import ConchError, did_you_mean, invalid
+
+# Pure. What a model cannot do is not tried: batches where ``max_batch_size`` is 0, dynamic batching of sequences,
+# delays of models that answer in several responses.
+
+
+#: Queue delays (microseconds): requests leave at once, or wait for about as long as small, middling and large models
+#: compute.
+DELAYS: Final = (OFF, 0, 100, 500, 2000)
+#: Preferred sizes, as shares of the largest batch.
+PREFERENCES: Final = (Shares(), Shares((1.0,)), Shares((0.5, 1.0)))
+
+#: By backend, the parameter that says how many cores the instances share.
+_THREADS: Final[Mapping[str, str]] = {
+    "huggingface": "threads",
+    "onnxruntime": "intra_op_thread_count",
+    "openvino": "INFERENCE_NUM_THREADS",
+}
+_BY_DEFAULT: Final[Mapping[str, tuple[str, ...]]] = {"brute": ("instances", "batch", "variant")}
+
+
+def automatic_dimensions(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimension]:
+    """The dimensions of a model under the settings; none for an ensemble, which computes nothing itself."""
+    if facts.config.get("ensemble_scheduling") or facts.config.get("platform") == "ensemble":
+        return []
+    if settings.run_config_search_disable or settings.reload_model_disable:
+        return []
+    chosen = settings.sweep or _BY_DEFAULT.get(settings.run_config_search_mode, SWEPT)
+    found = [one for one in _automatic(settings, facts) if _kind(one) in chosen and len(one.values) > 1]
+    if (
+        "delay" not in chosen
+        and any(one.path == BATCH for one in found)
+        and facts.config.get("dynamic_batching") is None
+    ):
+        # Larger batches are of no use to a model that gets each request alone.
+        found.append(Dimension(facts.name, DELAY, (0,)))
+    return found
+
+
+def _kind(dimension: Dimension) -> str:
+    named = {INSTANCES: "instances", BATCH: "batch", DELAY: "delay", PREFERRED: "preferred"}
+    if dimension.path in named:
+        return named[dimension.path]
+    return "variant" if dimension.path[1] == "variant" else "threads"
+
+
+def _automatic(settings: AnalyzeSettings, facts: ModelFacts) -> Iterator[Dimension]:
+    config, name = facts.config, facts.name
+    least, most = settings.run_config_search_min_instance_count, settings.run_config_search_max_instance_count
+    yield _automatic_dimension(name, config, INSTANCES, range(least, most + 1))
+    decoupled = bool((config.get("model_transaction_policy") or {}).get("decoupled"))
+    if int(config.get("max_batch_size", 0)) > 0 and not config.get("sequence_batching") and not decoupled:
+        least, most = settings.run_config_search_min_model_batch_size, settings.run_config_search_max_model_batch_size
+        # A request has to fit into a batch.
+        least = max(least, settings.batch_size_of(name))
+        yield _automatic_dimension(name, config, BATCH, doubled(least, max(least, most)))
+        delay = int(at(config, DELAY) or 0) if config.get("dynamic_batching") is not None else OFF
+        yield Dimension(name, DELAY, DELAYS, _nearest(DELAYS, delay))
+        yield Dimension(name, PREFERRED, PREFERENCES)
+    if facts.variants:
+        yield _unsaid(name, config, "variant", facts.variants, facts.auto, ordered=False)
+    parameter = _THREADS.get(str(config.get("backend", "")))
+    if parameter and facts.threads > 1:
+        counts = [str(one) for one in (*doubled(1, facts.threads - 1), facts.threads)]
+        yield _unsaid(name, config, parameter, counts, str(facts.threads), ordered=True)
+
+
+def _unsaid(
+    model: str, config: Mapping[str, Any], parameter: str, values: Sequence[str], unsaid: str, *, ordered: bool
+) -> Dimension:
+    """The dimension of a parameter that does the same as ``unsaid`` where the configuration does not say it."""
+    path: Path = ("parameters", parameter, "string_value")
+    own = at(config, path)
+    tried = [None if own is None and value == unsaid else value for value in values]
+    return Dimension(model, path, tuple(tried), _nearest(tried, own), ordered=ordered)
+
+
+def doubled(least: int, most: int) -> list[int]:
+    """``least``, twice that, and so on, not above ``most``."""
+    found = [least]
+    while found[-1] * 2 <= most:
+        found.append(found[-1] * 2)
+    return found
+
+
+def _automatic_dimension(model: str, config: Mapping[str, Any], path: Path, values: Sequence[Any]) -> Dimension:
+    return Dimension(model, path, tuple(values), _nearest(values, at(config, path)))
+
+
+def _nearest(values: Sequence[Any], value: Any) -> int:
+    if value in values:
+        return list(values).index(value)
+    numbers = [index for index, one in enumerate(values) if isinstance(one, int)]
+    if not isinstance(value, int) or not numbers:
+        return 0
+    return min(numbers, key=lambda index: abs(values[index] - value))
+
+
+# Pure. As in model analyzer, a list where the configuration has one value is a list of values to try; where the
+# configuration has a list (``preferred_batch_size``, ``instance_group``) it is that list, and a list of lists is
+# tried.
+
+
+#: The longest list of alternatives of one field; a sweep of more would never end.
+_MOST: Final = 1000
+
+
+def manual_dimensions(model: str, tree: Mapping[str, Any], config: Mapping[str, Any]) -> list[Dimension]:
+    """The dimensions of a model, one for each field that is named; a field with one value is set in every candidate.
+
+    ``config`` is the repository's.  Raises INVALID_ARG for a field that configurations have not, with the nearest one.
+    """
+    where = f"profile_models.{model}.model_config_parameters"
+    fields = _fields(ModelConfig.DESCRIPTOR, tree, where)
+    return [_manual_dimension(model, where, path, values, config) for path, values in fields]
+
+
+def _manual_dimension(model: str, where: str, path: Path, values: list[Any], config: Mapping[str, Any]) -> Dimension:
+    for value in values:
+        probe: dict[str, Any] = {}
+        put(probe, path, value)
+        try:
+            message(probe)
+        except ConchError as error:
+            raise OptionProblem(f"{where}: {error.message}", f"{where}.{path[0]}") from None
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    tried = sorted(set(values)) if numbers else values
+    own = at(config, path)
+    start = tried.index(own) if own in tried else 0
+    if numbers and isinstance(own, int | float):
+        start = min(range(len(tried)), key=lambda index: abs(tried[index] - own))
+    return Dimension(model, path, tuple(tried), start, ordered=numbers)
+
+
+def _fields(kind: Descriptor, tree: Any, where: str, path: Path = ()) -> Iterator[tuple[Path, list[Any]]]:
+    """Each field that is named below a message, with the values to try."""
+    if not isinstance(tree, Mapping):
+        raise wrong(where, tree, "a mapping of fields of a configuration")
+    for key, value in tree.items():
+        field = _field(kind, key, where)
+        here: Path = (*path, field.name)
+        inside = f"{where}.{key}"
+        if _is_map(field):
+            yield from _entries(field, value, inside, here)
+        elif not _is_list(field) and field.message_type is not None and isinstance(value, Mapping) and value:
+            yield from _fields(field.message_type, value, inside, here)
+        else:
+            yield here, _limited(_alternatives(field, value, inside), inside)
+
+
+def _entries(field: FieldDescriptor, tree: Any, where: str, path: Path) -> Iterator[tuple[Path, list[Any]]]:
+    """The entries of a map, as ``parameters: {threads: [1, 2]}``; a parameter's text may be written without its
+    ``string_value``."""
+    if not isinstance(tree, Mapping):
+        raise wrong(where, tree, "a mapping")
+    assert field.message_type is not None
+    below = field.message_type.fields_by_name["value"]
+    for key, value in tree.items():
+        inside, here = f"{where}.{key}", (*path, str(key))
+        if below.message_type is None:
+            yield here, _limited(_alternatives(below, value, inside), inside)
+        elif isinstance(value, Mapping):
+            yield from _fields(below.message_type, value, inside, here)
+        else:
+            given = value if isinstance(value, list) else [value]
+            texts = [str(one).lower() if isinstance(one, bool) else str(one) for one in given]
+            yield (*here, "string_value"), _limited(texts, inside)
+
+
+def _alternatives(field: FieldDescriptor, value: Any, where: str) -> list[Any]:
+    """The values to try of a field that is not looked into: scalars, lists, and messages as a whole."""
+    if _is_list(field):
+        lists = value if isinstance(value, list) and value and all(isinstance(one, list) for one in value) else [value]
+        return [list(chosen) for one in lists for chosen in _elements(field, one, where)]
+    given = value if isinstance(value, list) else [value]
+    return [found for one in given for found in _values(field, one, where)]
+
+
+def _elements(field: FieldDescriptor, value: Any, where: str) -> Iterator[Sequence[Any]]:
+    """The lists that a list stands for, where its elements have values to try."""
+    if not isinstance(value, list):
+        value = [value]
+    return product(*(_values(field, one, where) for one in value))
+
+
+def _values(field: FieldDescriptor, value: Any, where: str) -> list[Any]:
+    if field.message_type is None:
+        return [value]
+    if not isinstance(value, Mapping):
+        raise wrong(where, value, "a mapping of fields of a configuration")
+    names = [_field(field.message_type, key, where) for key in value]
+    choices = [
+        _alternatives(name, one, f"{where}.{name.name}") for name, one in zip(names, value.values(), strict=True)
+    ]
+    return [dict(zip((name.name for name in names), chosen, strict=True)) for chosen in product(*choices)]
+
+
+def _limited(values: list[Any], where: str) -> list[Any]:
+    if not 0 < len(values) <= _MOST:
+        raise OptionProblem(f"{where}: there are {len(values)} values to try; 1 to {_MOST} are possible", where)
+    return values
+
+
+def _field(kind: Descriptor, key: Any, where: str) -> FieldDescriptor:
+    field = kind.fields_by_name.get(str(key))
+    if field is None:
+        hint = did_you_mean(str(key), kind.fields_by_name, f"it has {', '.join(kind.fields_by_name)}")
+        raise OptionProblem(f"{where}: a configuration has no '{key}' there; {hint}", f"{where}.{key}")
+    return field
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _is_list(field: FieldDescriptor) -> bool:
+    return isinstance(field.default_value, list)
 
 
 @dataclass(frozen=True)

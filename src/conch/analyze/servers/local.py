@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,11 +17,146 @@ from typing import Final
 from conch.analyze.servers.base import Configs, Overrides, ServerGone, ServerLost
 from conch.analyze.servers.control import HttpControl
 from conch.analyze.servers.copies import write_repository
-from conch.analyze.servers.process import ServerProcess
 from conch.errors import ConchError
 from conch.perf.senders.channels.connecting import Address
 from conch.repository.scan import ModelRepository
 from conch.temporary import TemporaryFolder
+from conch.workers.child import guard
+
+# It leads a session of its own, so that Ctrl+C reaches the command alone; a guard kills it when the command is
+# killed.
+
+
+HOST: Final = "127.0.0.1"
+#: How long a server without models may take to start, and one with models to stop (s).
+_START_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 15.0
+#: How many lines of a log a message quotes.
+_QUOTED: Final = 3
+#: An error in the log, whose line begins with its level, time and place.
+_COMPLAINT: Final = re.compile(r"^[EF]\d[^\]]*\] (.*)$", re.MULTILINE)
+#: How the server's log tells where it listens.
+_LISTENING: Final = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) at [^ ,\"]*:(\d+)")
+
+
+class GuardedServer:
+    """A running ``command`` of ``conch serve``, from the start on until ``close``; ``log`` is its log, which is
+    appended to.
+
+    It runs in ``folder`` (by default this process's), with ``environment`` and nothing else where that is given.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self._begun = output.tell()
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env=environment, cwd=folder,
+            )  # fmt: skip
+        self._guard = _guard_of(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        """Raise ServerGone where the server has ended."""
+        if not self.alive:
+            raise ServerGone(f"conch serve has ended with status {self._process.returncode}:\n{self.log_end()}")
+
+    def log_size(self) -> int:
+        """How long its log is now (bytes)."""
+        return self._log.stat().st_size
+
+    def complaints(self, since: int = 0) -> str:
+        """The last errors in its log from the byte ``since`` on, without time and place; empty without any."""
+        return "\n".join(_COMPLAINT.findall(self._text(since))[-_QUOTED:])
+
+    def log_end(self) -> str:
+        """Its last errors, or the last lines of its log where it told of none."""
+        return self.complaints() or "\n".join(self._text().splitlines()[-_QUOTED:])
+
+    def close(self) -> None:
+        """End it, with all that it has started."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        assert self._guard.stdin is not None
+        with suppress(OSError):
+            self._guard.stdin.write(f"-{self._process.pid}\n".encode())
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def _text(self, since: int = 0) -> str:
+        return self._log.read_bytes()[max(since, self._begun) :].decode(errors="replace")
+
+
+class ServerProcess(GuardedServer):
+    """A server over ``repository`` with no model loaded; ``log`` is its log.
+
+    ``flags`` are further ones of the command, ``environment`` what is set for it.  Raises ServerGone for one
+    that does not start.
+    """
+
+    def __init__(self, repository: Path, log: Path, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+        command = [
+            *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
+            *("--model-control-mode=explicit", f"--exit-timeout-secs={int(_STOP_SECONDS / 3)}"),
+            *(f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in (f"address={HOST}", "port=0")),
+            *flags,
+        ]
+        super().__init__(command, log, {**os.environ, **environment})
+        try:
+            self._ports = self._wait_for_ports()
+        except BaseException:
+            self.close()
+            raise
+
+    def address(self, protocol: str) -> Address:
+        """Where it listens for ``http`` or ``grpc``."""
+        return Address(HOST, self._ports["GRPCInferenceService" if protocol == "grpc" else "HTTPService"])
+
+    def _wait_for_ports(self) -> dict[str, int]:
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end:
+            found = _LISTENING.findall(self._text())
+            if found:
+                return {service: int(port) for service, port in found}
+            self.check()
+            time.sleep(0.02)
+        raise ServerGone(f"conch serve does not listen after {_START_SECONDS:g} s:\n{self.log_end()}")
+
+
+def _guard_of(pid: int) -> subprocess.Popen[bytes]:
+    """A process that kills the group of ``pid`` when this process has ended, however it ends."""
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(guard.__file__))],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert program.stdin is not None
+    program.stdin.write(f"+{pid}\n".encode())
+    return program
+
 
 #: How long a model may take to load (s): checkpoints are read, and compiled.
 PATIENCE: Final = 600.0

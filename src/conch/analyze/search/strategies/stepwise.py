@@ -3,12 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import Final, TypeVar
 
-from conch.analyze.judging.rounds import FinalRounds
-from conch.analyze.results import CandidateResult, Point
+from conch.analyze.judging.objectives import valid
+from conch.analyze.judging.ranking import rank
+from conch.analyze.judging.rounds import FinalRound, FinalRounds
+from conch.analyze.results import Candidate, CandidateResult, Point
 from conch.analyze.search.strategies.exploration import Exploration
-from conch.analyze.search.strategies.finals import FinalSteps
 from conch.analyze.search.strategies.strategy import Trial
+
+# The default is measured again at a higher load before the rounds, and at the winner's load in them, because other
+# programs may have hidden its best load at the start of the search. The winner's point is measured again because the
+# best of many is partly luck.
+
+
+#: How many points that look best are measured once more at most.
+_LEADERS: Final = 4
+#: How many measurements are usually made before the rounds.
+_BEFORE: Final = 3
+
+
+_T = TypeVar("_T")
+
+
+class FinalSteps:
+    """``rounds`` rounds of the best candidate of a search and the default."""
+
+    def __init__(self, exploration: Exploration, rounds: int) -> None:
+        self._seen, self._rounds = exploration, rounds
+        self._left = self.most
+        self.found: FinalRounds | None = None
+        #: The round that the next measurement begins; empty before the rounds and within one.
+        self.beginning: list[Trial] = []
+
+    @property
+    def most(self) -> int:
+        """How many measurements the rounds probably take."""
+        return 3 * self._rounds + _BEFORE if self._rounds else 0
+
+    @property
+    def left(self) -> int:
+        """How many measurements of the rounds are still to come."""
+        return self._left
+
+    def after(self, trial: Trial) -> list[Trial]:
+        """What probably is measured in the final rounds if the search ends after ``trial``, whose candidate may then be
+        the best one; nothing if neither it nor another could be compared with the default."""
+        trials = self._trials()
+        if not trials and not trial.candidate.is_default:
+            default = rank(self._seen.results, self._seen.goals).default
+            if default is not None and default.satisfied:
+                trials = _round(trial.candidate, trial.load, self._seen.space.default, default.point.load)
+        if not trials or not self._rounds:
+            return []
+        winner, *defaults = trials
+        return [
+            *[defaults[-1]] * (_BEFORE - 1),
+            winner,
+            *(one for n in range(self._rounds) for one in _turned(trials, n)),
+        ]
+
+    def steps(self) -> Generator[Trial, Point | None, None]:
+        """Measure the rounds, every second one in reverse order; stop at the first failure."""
+        if not self._rounds:
+            return
+        yield from self._confirm()
+        trials = self._trials()
+        self._left = self._rounds * len(trials)
+        for number in range(self._rounds if trials else 0):
+            points: list[Point] = []
+            self.beginning = _turned(trials, number)
+            for trial in _turned(trials, number):
+                point = yield trial
+                self.beginning = []
+                self._left -= 1
+                if point is None:
+                    self._left = 0
+                    return
+                points.append(point)
+            winner, *defaults = _turned(points, number)
+            before = self.found.rounds if self.found is not None else ()
+            self.found = FinalRounds(trials[0].candidate.name, (*before, FinalRound(winner, tuple(defaults))))
+
+    def _confirm(self) -> Generator[Trial, Point | None, None]:
+        """Measure the loads above the default's best and the winner's point again, until the winner has been measured
+        twice."""
+        if self._trials():
+            yield from self._seen.look_higher(self._seen.space.default)
+        confirmed = set()
+        for _ in range(_LEADERS):
+            trials = self._trials()
+            if not trials or (trials[0].candidate.name, trials[0].load) in confirmed:
+                return
+            confirmed.add((trials[0].candidate.name, trials[0].load))
+            yield from self._seen.confirm(trials[0].candidate, trials[0].load)
+
+    def _trials(self) -> list[Trial]:
+        """A round: the winner, the default at its best load, and at the winner's."""
+        ranking = rank(self._seen.results, self._seen.goals)
+        winner, default = ranking.winner, ranking.default
+        if winner is None or default is None or winner is default or not valid(default.point):
+            return []
+        return _round(winner.result.candidate, winner.point.load, self._seen.space.default, default.point.load)
+
+
+def _round(finalist: Candidate, load: float, default: Candidate, own: float) -> list[Trial]:
+    """A round: the finalist at its load, and the default at its own load and at the finalist's."""
+    return [
+        Trial(finalist, load, finalist=finalist),
+        *(Trial(default, one, finalist=finalist) for one in dict.fromkeys((own, load))),
+    ]
+
+
+def _turned(of_round: Sequence[_T], number: int) -> list[_T]:
+    """What belongs to a round, in the order of round ``number``: every second one is reversed."""
+    return list(of_round if number % 2 == 0 else reversed(of_round))
+
 
 #: Yields what to measure, and is sent what came out; None where the candidate cannot be served or measured.
 Steps = Generator[Trial, Point | None, None]
