@@ -206,7 +206,7 @@ def test_two_variants_serve_where_each_is_faster(encoder: Path, tmp_path: Path, 
 def test_variants_whose_answers_differ_do_not_serve_together(
     encoder: Path, tmp_path: Path, two_fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion.tolerances, "together", lambda *figures: ("cosine 0.98 is below 0.9999",))
+    monkeypatch.setattr(conversion, "together", lambda *figures: ("cosine 0.98 is below 0.9999",))
 
     made = convert(plan(encoder, tmp_path, sequence_lengths=(8, 16)), no_progress)
 

@@ -95,11 +95,11 @@ def test_what_clients_of_the_protocol_send_to_any_server_is_accepted(name: str) 
 def test_a_name_is_compared_with_those_that_are_known_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
-    def nearest(name: str, known: object, likeness: float) -> str:
+    def did_you_mean(name: str, known: object, *, likeness: float) -> str:
         compared.append(name)
         return ""
 
-    monkeypatch.setattr("conch.server.model.nearest", nearest)
+    monkeypatch.setattr("conch.server.model.did_you_mean", did_you_mean)
     check = check_of("onnxruntime")
     assert check is not None
     for _ in range(3):

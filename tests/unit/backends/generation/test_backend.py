@@ -31,7 +31,7 @@ class Backend(GenerationBackend):
     """Does something ``meanwhile``, when it reads a request."""
 
     def __init__(self) -> None:
-        super().__init__(None, {"model": {}, "config": "{}", "log": {}})  # type: ignore[arg-type]
+        super().__init__(None, {"model": {"name": "m"}, "config": "{}", "log": {}})  # type: ignore[arg-type]
         self.service = Service()
         self._service = self.service  # type: ignore[assignment]
         self.meanwhile: Callable[[], object] = lambda: None

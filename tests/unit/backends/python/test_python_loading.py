@@ -23,7 +23,7 @@ def complete(worker: Worker) -> dict[str, Any]:
 
 def failed(answer: dict[str, Any], worker: Worker) -> tuple[str, str]:
     assert answer["op"] == "failed"
-    code, message = answer["error"]
+    code, message, _ = answer["error"]
     return code, message.replace(worker.path, "model.py")
 
 

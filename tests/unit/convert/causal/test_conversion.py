@@ -138,7 +138,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, model: Any, wanted: str) -> None:
     def write(right: Any, folder: Path, precision: str, texts: Any) -> Path:
         return real(model.clone() if precision == wanted else right, folder, precision, texts)
 
-    monkeypatch.setattr(weights, "write", write)
+    monkeypatch.setattr(weights, "write_weights", write)
 
 
 def test_a_variant_whose_weights_are_wrong_is_refused(

@@ -55,7 +55,7 @@ def exported(llama: Path, tokenizer: TextTokenizer, tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("exported") / "openvino-int8"
     weights.write_weights(export.export(network), folder, "int8", [])
     made = folder.with_name("tokenizer")
-    assert causal_tokenizer.write(checkpoint, tokenizer, texts(tokenizer), network.vocabulary, made) == ""
+    assert causal_tokenizer.write_tokenizer(checkpoint, tokenizer, texts(tokenizer), network.vocabulary, made) == ""
     shutil.copytree(made, folder, dirs_exist_ok=True)
     return folder
 
@@ -145,7 +145,7 @@ def test_spaces_and_bytes_of_sentencepiece_are_spelt_as_in_texts(exported: Path,
     checkpoint = Checkpoint(tmp_path, str(tmp_path), "", {}, Options(), task="text-generation")
     tokenizer, size = open_tokenizer(bare(tmp_path)), fast.get_vocab_size()
 
-    problem = causal_tokenizer.write(checkpoint, tokenizer, texts(tokenizer), size, tmp_path / "made")
+    problem = causal_tokenizer.write_tokenizer(checkpoint, tokenizer, texts(tokenizer), size, tmp_path / "made")
 
     assert problem == ""
     for file in exported.glob("openvino_model.*"):
@@ -160,7 +160,7 @@ def test_a_tokenizer_that_means_other_texts_is_not_written(
     checkpoint, ids = Checkpoint.open(llama), texts(tokenizer)
     monkeypatch.setattr(tokenizer, "decode", lambda ids: "something else")
 
-    problem = causal_tokenizer.write(checkpoint, tokenizer, ids, VOCABULARY, tmp_path / "made")
+    problem = causal_tokenizer.write_tokenizer(checkpoint, tokenizer, ids, VOCABULARY, tmp_path / "made")
 
     assert problem == "OpenVINO's tokenizer reads tokens as another text"
     assert not list((tmp_path / "made").iterdir())
