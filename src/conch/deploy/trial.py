@@ -16,7 +16,6 @@ from os import environ
 from pathlib import Path
 from typing import Final
 
-from conch.analyze.servers.base import ServerGone
 from conch.analyze.servers.local import HOST, GuardedServer
 from conch.errors import ConchError, internal, invalid
 from conch.temporary import TemporaryFolder
@@ -118,7 +117,7 @@ def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
         except (OSError, HTTPException):
             pass  # it does not listen yet
         time.sleep(0.05)
-    raise ServerGone(f"the models were not loaded within {_START_SECONDS:g} s:\n{server.log_end()}")
+    raise internal(f"the models were not loaded within {_START_SECONDS:g} s:\n{server.log_end()}")
 
 
 def _asked(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
