@@ -98,8 +98,8 @@ class _Found:
     tasks: dict[str, str] = field(default_factory=dict)
     lacking: set[str] = field(default_factory=set)
 
-    def engine(self, engine: str, task: str = "") -> None:
-        """Note an engine that serves a model."""
+    def add_engine(self, engine: str, task: str = "") -> None:
+        """Add an engine that serves a model to ``lacking`` if it is not installed here."""
         problem, command = engine_problem(engine, task)
         if problem:
             self.lacking.add(f"engine '{engine}' is not installed here ({command})")
@@ -183,15 +183,15 @@ def _add(model: CheckedModel, found: _Found) -> None:
                 found.packages.add(package.name)
     elif backend in _GRAPHS:
         found.extras.add(_GRAPHS[backend])
-        found.engine(backend)
+        found.add_engine(backend)
     elif backend == "vllm":
         found.extras.update(_TEXT["vllm"])
-        found.engine("vllm")
+        found.add_engine("vllm")
         found.writers.add(model.files.name)
         found.hub.update(_hub_ids(model))
     elif backend == "tensorrtllm":
         found.extras.update(_TEXT["transformers"])
-        found.engine("transformers")
+        found.add_engine("transformers")
     elif backend == "huggingface":
         found.hub.update(_hub_ids(model))
         given = Options.from_values(parameters(model.config))
@@ -199,7 +199,7 @@ def _add(model: CheckedModel, found: _Found) -> None:
             found.extras.add("lora")
         for version in model.versions:
             extras, engine, task = _of_checkpoint(model.files.version_directory(version), given)
-            found.engine(engine if engine != "auto" else "transformers", task)
+            found.add_engine(engine if engine != "auto" else "transformers", task)
             found.extras.update(extras)
             if task:
                 found.tasks[model.files.name] = canonical(task)

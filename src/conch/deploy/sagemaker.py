@@ -19,7 +19,7 @@ from conch.deploy.bundle import Bundle, Deployment, check_size
 from conch.deploy.container import base_commands, containerfile, words
 from conch.deploy.contents import Contents, Entry
 from conch.deploy.rendering import render, shown
-from conch.deploy.trial import LocalRun, installed
+from conch.deploy.trial import LocalRun, copy_program
 from conch.errors import invalid
 
 #: Where the platform unpacks the archive of an endpoint with one model.
@@ -144,9 +144,9 @@ def _texts(given: Deployment, multi_model: bool, size: int) -> Mapping[str, str]
 def _run_locally(given: Deployment, multi_model: bool, written: Path, folder: Path, port: int) -> LocalRun:
     """The container of one model; of several, only the one that ``request.json`` is for."""
     with tarfile.open(written / (f"models/{given.model}.tar.gz" if multi_model else "model.tar.gz")) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # new in Python 3.11.4
         archive.extractall(folder / "model")
-    program = installed(written / "container/serve", folder, {MOUNT: str(folder / "model")})
+    program = copy_program(written / "container/serve", folder, {MOUNT: str(folder / "model")})
     variables = {**environment(given), "SAGEMAKER_BIND_TO_PORT": str(port)}
     return LocalRun((program, "serve"), variables, "/ping", "/invocations")
 

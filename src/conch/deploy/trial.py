@@ -33,13 +33,15 @@ _CONCH: Final = f"""#!/bin/sh
 exec {{python}} -m conch "$@" --platform-address={HOST} --http-address={HOST} --allow-metrics=false \\
     --exit-timeout-secs=5
 """
+#: The last line of every error.
+_ADVICE: Final = "Nothing was written.  With --no-verify, the artifact is written without this request."
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
     """A platform's container as a process: ``command`` with ``environment``; ``health`` and ``path`` are paths of HTTP.
 
-    Requests are sent to ``path``, once a question to ``health`` is answered with 200.
+    Requests are sent to ``path`` once ``health`` returns status 200.
     """
 
     command: Sequence[str]
@@ -63,7 +65,7 @@ def try_artifact(run_locally: Runner, written: Path) -> str:
             port = _free_port()
             run = run_locally(written, folder, port)
             try:
-                return _answer(run, port, (written / "request.json").read_bytes(), folder)
+                return _serve_once(run, port, (written / "request.json").read_bytes(), folder)
             except ConchError as error:
                 reason = error.message.replace(f"{folder}/", "")
                 raise internal(f"served here as on the platform, {reason}\n{_ADVICE}") from None
@@ -71,13 +73,10 @@ def try_artifact(run_locally: Runner, written: Path) -> str:
         raise invalid(f"the artifact cannot be served here: {error}\n{_ADVICE}") from None
 
 
-_ADVICE: Final = "Nothing was written.  With --no-verify, the artifact is written without this request."
-
-
-def installed(program: Path, folder: Path, places: Mapping[str, str]) -> str:
-    """A copy in ``folder`` of a container's program, in which other paths stand for those of the container."""
+def copy_program(program: Path, folder: Path, replacements: Mapping[str, str]) -> str:
+    """Copy a container's program to ``folder``, with its paths replaced; returns the path of the copy."""
     text = program.read_text(encoding="utf-8")
-    for inside, outside in places.items():
+    for inside, outside in replacements.items():
         text = text.replace(inside, outside)
     copy = folder / program.name
     copy.write_text(text, encoding="utf-8")
@@ -85,7 +84,7 @@ def installed(program: Path, folder: Path, places: Mapping[str, str]) -> str:
     return str(copy)
 
 
-def _answer(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
+def _serve_once(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
     programs = folder / "bin"
     programs.mkdir()
     conch = programs / "conch"
@@ -96,7 +95,7 @@ def _answer(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
     server = GuardedServer(run.command, folder / "log", {**own, **run.environment}, folder)
     try:
         _wait_until_healthy(server, port, run.health)
-        status, answer = _asked(port, "POST", run.path, body)
+        status, answer = _send_request(port, "POST", run.path, body)
         if status != 200 or answer.startswith('data: {"error"'):
             raise internal(f"request.json was answered with status {status}: {answer}")
         return answer
@@ -112,7 +111,7 @@ def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
     while time.monotonic() < end:
         server.check()
         try:
-            if _asked(port, "GET", path)[0] == 200:
+            if _send_request(port, "GET", path)[0] == 200:
                 return
         except (OSError, HTTPException):
             pass  # it does not listen yet
@@ -120,8 +119,8 @@ def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
     raise internal(f"the models were not loaded within {_START_SECONDS:g} s:\n{server.log_end()}")
 
 
-def _asked(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
-    """The status and the first part of an answer.  Raises OSError and HTTPException."""
+def _send_request(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+    """Return the status and the first part of the answer.  Raises OSError and HTTPException."""
     connection = HTTPConnection(HOST, port, timeout=_ANSWER_SECONDS)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})

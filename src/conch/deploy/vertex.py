@@ -19,7 +19,7 @@ from conch.deploy.container import base_commands, containerfile, words
 from conch.deploy.contents import Contents
 from conch.deploy.endpoint import path_of
 from conch.deploy.rendering import render, shown
-from conch.deploy.trial import LocalRun, installed
+from conch.deploy.trial import LocalRun, copy_program
 from conch.errors import invalid
 
 #: Where the repository is in the image.
@@ -92,7 +92,7 @@ def _run_locally(given: Deployment, from_bucket: bool, written: Path, folder: Pa
     predict, health = routes(given)
     models = folder / FOLDER
     models.symlink_to(written / FOLDER)
-    program = installed(written / "container/start", folder, {f":-{MOUNT}}}": f":-{models}}}"})
+    program = copy_program(written / "container/start", folder, {f":-{MOUNT}}}": f":-{models}}}"})
     variables = {
         "AIP_MODE": "PREDICTION",
         "AIP_HTTP_PORT": str(port),
