@@ -27,13 +27,13 @@ def cancel_requests(handler: Handler, requests: Collection[InferRequest]) -> Non
         request.cancel()
 
 
-def cancel_before_request(handler: Handler) -> None:
-    """Log that a call is cancelled whose request has not been made yet: it is decoded, or its model is loaded."""
+def log_early_cancellation(handler: Handler) -> None:
+    """Log the cancellation of a call that has no request yet: its message is being decoded, or its model loaded."""
     logs.verbose(1, "Cancellation notification received for %s", _state(handler, 0, "START"))
     logs.verbose(1, "Completing cancellation for %s", _state(handler, 0, "START"))
 
 
-def skip_response(handler: Handler, serial: int, *, final: bool) -> None:
+def log_skipped_response(handler: Handler, serial: int, *, final: bool) -> None:
     """Log that the response of a cancelled request is not sent; the ``final`` one ends its cancellation."""
     where = f"{_TAKES_RESPONSE[handler]}, {serial}"
     logs.verbose(1, "%s, skipping response generation as grpc transaction was cancelled... ", where)

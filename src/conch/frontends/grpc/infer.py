@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import internal, unsupported
 from conch.frontends.grpc.calls import UnaryCall
-from conch.frontends.grpc.cancellation import cancel_before_request, cancel_requests, skip_response
+from conch.frontends.grpc.cancellation import cancel_requests, log_early_cancellation, log_skipped_response
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
@@ -117,7 +117,7 @@ class InferCall(UnaryCall):
             self._cancelled = request.serial
             cancel_requests("ModelInferHandler", [request])
         elif self._kept is None:
-            cancel_before_request("ModelInferHandler")
+            log_early_cancellation("ModelInferHandler")
 
     def fail(self, error: Exception) -> None:
         self._request = None
@@ -126,7 +126,7 @@ class InferCall(UnaryCall):
     def _on_response(self, response: InferResponse) -> None:
         """Keep the only response until the request ends, which an empty final response may say separately."""
         if self._cancelled:
-            skip_response("ModelInferHandler", self._cancelled, final=response.final)
+            log_skipped_response("ModelInferHandler", self._cancelled, final=response.final)
             return
         if response.final and self._kept is None:
             self._kept = response

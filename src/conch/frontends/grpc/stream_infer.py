@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import ConchError, internal
 from conch.frontends.grpc.calls import Call
-from conch.frontends.grpc.cancellation import cancel_requests, skip_response
+from conch.frontends.grpc.cancellation import cancel_requests, log_skipped_response
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.streams import Http2Stream
@@ -271,7 +271,7 @@ class _StreamedRequest:
             except Exception as error:
                 call.fail(error)
         elif self.request.cancelled:
-            skip_response("ModelStreamInferHandler", self.request.serial, final=response.final)
+            log_skipped_response("ModelStreamInferHandler", self.request.serial, final=response.final)
         if response.final:
             self._end()
 
