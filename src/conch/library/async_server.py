@@ -158,7 +158,7 @@ class AsyncServer(AsyncInferenceService):
         return self._core.under_way(models)
 
     async def live(self, *, timeout: float | None = None) -> bool:
-        Deadline.after(timeout)  # answers at once
+        Deadline.after(timeout)  # only checks it: this returns at once
         return self._closing is None and self._application is not None and self._application.server.live
 
     async def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
@@ -191,7 +191,7 @@ class AsyncServer(AsyncInferenceService):
     async def statistics(
         self, model: str = "", version: int | str = "", *, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        Deadline.after(timeout)  # answers at once
+        Deadline.after(timeout)  # only checks it: this returns at once
         return self._core.statistics(model, version_number(version))
 
     async def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:

@@ -128,7 +128,7 @@ class _Inbox:
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
         self._responses: deque[InferResponse] = deque()
-        self._count = 0
+        self._received = False
         self._bytes = 0
         self._ended = False
         self._news = asyncio.Event()
@@ -138,9 +138,9 @@ class _Inbox:
         if self._ended:
             return
         # A model that is not decoupled may have made no outputs: its only response is empty then.
-        if not response.empty or (response.final and not self._count and not self._decoupled):
+        if not response.empty or (response.final and not self._received and not self._decoupled):
             self._responses.append(response)
-            self._count += 1
+            self._received = True
             self._bytes += _size(response)
         self._ended = response.final
         if self._bytes > UNREAD_LIMIT and not self._ended:
