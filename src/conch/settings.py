@@ -233,7 +233,7 @@ class Settings:
     grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for no limit.")
 
     platform_address: str = option(
-        "0.0.0.0", "Platforms", "Address of the platforms' ports; by default they are reached from everywhere."
+        "0.0.0.0", "Platforms", "Address for the platforms' ports to listen on; all addresses by default."
     )
     allow_sagemaker: bool = option(False, "Platforms", "Serve Amazon SageMaker.")
     sagemaker_port: Port = option(8080, "Platforms", "Port for SageMaker; 0 takes a free one.")
