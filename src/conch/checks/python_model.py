@@ -74,10 +74,10 @@ def check_called_models(path: Path, models: Collection[str]) -> Iterator[Finding
 
 
 class _Constants:
-    """Texts that the names and attributes in a module have whenever its code runs.
+    """The string constants of a module.
 
-    Only certain ones: a name that the module binds once, in its body, and an attribute that a class without bases binds
-    once, in its own body or in that of ``initialize``.
+    A name is one if the module binds it once, in its body; an attribute is one if a class without bases binds it once,
+    in its own body or in that of ``initialize``.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -99,7 +99,7 @@ class _Constants:
                 self._add_attributes(model, changed)
 
     def text(self, value: ast.expr) -> str | None:
-        """The text that an expression always has, None where that is not certain."""
+        """The string that an expression always has; None if it may have another value."""
         match value:
             case ast.Constant(value=str(text)):
                 return text
@@ -108,7 +108,7 @@ class _Constants:
         return self._attributes.get(value)
 
     def _add_attributes(self, model: ast.ClassDef, changed: Counter[str]) -> None:
-        """Add those of a class's instances; ``changed`` counts the statements that set each attribute of any object."""
+        """Add the attributes of a class's instances; ``changed`` counts the changes of attributes, by name."""
         bound = Counter(changed)
         for statement in model.body:
             bound.update([statement.name] if isinstance(statement, _FUNCTIONS) else _names_bound(statement))
@@ -122,7 +122,7 @@ class _Constants:
 
 
 def _assigned(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, str]]:
-    """The texts that the statements of ``body`` assign to names, or to attributes of ``owner``."""
+    """The strings that the statements of ``body`` assign to names, or to attributes of ``owner``."""
     for statement in body:
         match statement:
             case ast.Assign(targets=targets, value=ast.Constant(value=str(text))):

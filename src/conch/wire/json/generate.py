@@ -133,7 +133,7 @@ class _Members:
         except ConchError as error:
             if not isinstance(value, list | dict):
                 raise
-            # Only an input can be meant by it.
+            # No parameter takes a list or an object, so an input was meant.
             sentence = no_such_input(self.signature, key)
             raise invalid(f"{error.message} {sentence[0].upper()}{sentence[1:]}") from None
 
