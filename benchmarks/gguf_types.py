@@ -207,10 +207,7 @@ def _cells(path: Path, prompts: Sequence[Sequence[int]], arguments: Any) -> list
     reference = Reference(path)
     cells = []
     for name in arguments.engines:
-        spec = EngineSpec(
-            path.parent, config_of(file), (), gguf=path, gguf_quantised=file.quantised, dtype=arguments.dtype,
-            cache_tokens=4096,
-        )  # fmt: skip
+        spec = EngineSpec(path.parent, config_of(file), (), gguf=file, dtype=arguments.dtype, cache_tokens=4096)
         try:
             cells.append(compare(open_engine(name, spec), prompts, reference, arguments.tokens))
         except ConchError as error:

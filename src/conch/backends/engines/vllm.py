@@ -52,9 +52,9 @@ def open(spec: EngineSpec) -> GenerationEngine:
         arguments = vllm.EngineArgs(**_arguments(spec, {field.name for field in dataclasses.fields(vllm.EngineArgs)}))
         engine = vllm.LLMEngine.from_engine_args(arguments, stat_loggers=[statistics.logger])
     except wrong as error:
-        raise invalid(f"engine 'vllm' cannot load '{spec.gguf or spec.directory}': {_sentence(error)}") from error
+        raise invalid(f"engine 'vllm' cannot load '{spec.source}': {_sentence(error)}") from error
     except RuntimeError as error:
-        raise internal(f"engine 'vllm' failed to load '{spec.gguf or spec.directory}': {one_line(error)}") from error
+        raise internal(f"engine 'vllm' failed to load '{spec.source}': {one_line(error)}") from error
     executor = getattr(engine, "model_executor", None)
     if executor is not None:
         # By itself vLLM reports that one of its processes has died in the next step, which an idle engine never runs.
@@ -246,7 +246,7 @@ def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
     structures = {"backend": "guidance"} | dict(given.pop("structured_outputs_config", None) or {})
     arguments: dict[str, Any] = {
         "structured_outputs_config": StructuredOutputsConfig(**structures),
-        "model": str(spec.gguf or spec.directory),
+        "model": str(spec.source),
         "tokenizer": str(spec.directory),
         "dtype": spec.dtype,
         "trust_remote_code": spec.trust_remote_code,

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from conch.checkpoints.gguf.reader import GgufFile
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import ConchError
 from conch.sampling.parameters import Feature, SamplingParams
@@ -33,10 +34,9 @@ from conch.sampling.structures import Structure
 class EngineSpec:
     """The model that an engine is to load, and how to run it.
 
-    ``directory`` is a checkpoint's folder or an OpenVINO export, ``gguf`` a file in it that holds the weights,
-    which have fewer than 16 bits where ``gguf_quantised``.  ``config`` is config.json, or its equivalent from a GGUF
-    file.  ``device`` is ``cpu`` or ``cuda``, ``device_id`` the number of a GPU, ``threads`` the
-    number of cores.  ``dtype`` is ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+    ``directory`` is a checkpoint's folder or an OpenVINO export, ``gguf`` a file in it that holds the weights.
+    ``config`` is config.json, or its equivalent from a GGUF file.  ``device`` is ``cpu`` or ``cuda``, ``device_id`` the
+    number of a GPU, ``threads`` the number of cores.  ``dtype`` is ``auto``, ``float32``, ``bfloat16`` or ``float16``.
     ``context`` is the length limit of a sequence with its prompt, ``cache_tokens`` the size of the KV cache, and
     ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine.  ``adapters``
     are folders of LoRA adapters by name, ``draft`` is the folder of a draft model for speculative decoding.
@@ -47,8 +47,7 @@ class EngineSpec:
     directory: Path
     config: Mapping[str, Any]
     eos_ids: tuple[int, ...]
-    gguf: Path | None = None
-    gguf_quantised: bool = False
+    gguf: GgufFile | None = None
     device: str = "cpu"
     device_id: int = 0
     threads: int = 0
@@ -64,6 +63,11 @@ class EngineSpec:
     draft_tokens: int = 0
     arguments: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: TextTokenizer | None = None
+
+    @property
+    def source(self) -> Path:
+        """The path of the weights: the GGUF file, or the folder without one."""
+        return self.directory if self.gguf is None else self.gguf.path
 
 
 @dataclass(slots=True)

@@ -117,9 +117,7 @@ def test_a_gguf_file_and_grammars() -> None:
     import openvino_genai
 
     file = smollm2()
-    engine = open_engine(
-        "openvino", spec(file.parent, gguf=file, gguf_quantised=read_gguf(file).quantised, cache_tokens=1024)
-    )
+    engine = open_engine("openvino", spec(file.parent, gguf=read_gguf(file), cache_tokens=1024))
     assert {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE} <= engine.features
     tokenizer = openvino_genai.Tokenizer(file)
     prompt = [int(token) for token in tokenizer.encode("The capital of France is").input_ids.data[0]]

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from conch.backends.engines.transformers import loading
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
+from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
 from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
@@ -146,7 +147,7 @@ def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) ->
     assert error.message == f"LoRA adapter 'none' cannot be loaded from '{missing}': it has no adapter_config.json"
 
 
-def as_gguf(folder: Path, target: Path, **tensors: Any) -> Path:
+def as_gguf(folder: Path, target: Path, **tensors: Any) -> GgufFile:
     """The weights of a small Llama's folder as a GGUF file, with other tensors."""
     gguf = pytest.importorskip("gguf")
     config = json.loads((folder / "config.json").read_text())
@@ -175,7 +176,7 @@ def as_gguf(folder: Path, target: Path, **tensors: Any) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     (target.parent / "config.json").write_text(json.dumps({**config, "rope_parameters": None}))
-    return target
+    return read_gguf(target)
 
 
 def test_a_gguf_file_is_loaded(folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from conch import extras
 from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.backends.generation.service import BROKEN
+from conch.checkpoints.gguf.reader import GgufFile
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature
 from conch.sampling.parameters import SamplingParams as Sampling
@@ -439,7 +440,7 @@ def test_the_death_of_a_process_of_vllm_s_ends_an_idle_worker(monkeypatch: pytes
 
 def test_a_gguf_file_is_named_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    open_engine("vllm", EngineSpec(tmp_path, {}, (), gguf=tmp_path / "m.gguf"))
+    open_engine("vllm", EngineSpec(tmp_path, {}, (), gguf=GgufFile(tmp_path / "m.gguf", 3, {}, {})))
     arguments = Module.engine.arguments
     assert (arguments.model, arguments.tokenizer) == (str(tmp_path / "m.gguf"), str(tmp_path))
     assert arguments.hf_config_path == str(tmp_path)

@@ -52,5 +52,5 @@ def test_other_files_are_served_by_transformers_and_refused_by_openvino(
     assert choose_engine(checkpoint, on_gpu=False) == checkpoint.engine == "transformers"
     assert problem in checkpoint.openvino_problem
     with pytest.raises(ConchError, match=f"engine 'openvino' cannot serve {path}: .*{problem}") as refused:
-        open_engine("openvino", EngineSpec(tmp_path, checkpoint.config, (), gguf=path))
+        open_engine("openvino", EngineSpec(tmp_path, checkpoint.config, (), gguf=checkpoint.gguf))
     assert refused.value.code is Code.INVALID_ARG

@@ -8,7 +8,6 @@ from __future__ import annotations
 from conch import extras
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.checkpoints.gguf.blocks import openvino_problem
-from conch.checkpoints.gguf.reader import read_gguf
 from conch.errors import invalid
 
 
@@ -24,8 +23,8 @@ def open(spec: EngineSpec) -> GenerationEngine:
         if spec.adapters:
             # GenAI does not find the adapters' layers in the model that it makes of such a file, and ignores them.
             raise invalid("engine 'openvino' does not support LoRA adapters with a GGUF file")
-        if problem := openvino_problem(read_gguf(spec.gguf), str(spec.config.get("model_type", ""))):
-            raise invalid(f"engine 'openvino' cannot serve {spec.gguf}: {problem}")
+        if problem := openvino_problem(spec.gguf, str(spec.config.get("model_type", ""))):
+            raise invalid(f"engine 'openvino' cannot serve {spec.source}: {problem}")
     elif not (spec.directory / "openvino_model.xml").is_file():
         raise invalid(f"engine 'openvino' needs an exported model: {spec.directory} has no openvino_model.xml")
     extras.require("engine 'openvino'", "openvino", "openvino_genai")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from conch.backends.engines.openvino.config import reason
 from conch.checkpoints.gguf.blocks import DECODERS, Blocks, read_blocks
-from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, read_gguf, type_name
+from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, type_name
 from conch.errors import ConchError, invalid
 
 #: A device that does not exist: GenAI writes the graph before it compiles it, and compiling is not needed.
@@ -28,7 +28,7 @@ _FLOATS: Final[Mapping[str, Any]] = {"F32": np.float32, "F16": np.float16}
 Floats = npt.NDArray[np.float32]
 
 
-def write_graph(gguf: Path, tokenizer: Any, scratch: Path) -> Path:
+def write_graph(file: GgufFile, tokenizer: Any, scratch: Path) -> Path:
     """Write the graph of a GGUF file, with the file's own weights; returns its folder in ``scratch``.
 
     Raises INVALID_ARG if GenAI cannot load the file, or if the weights of its graph are not those of the file.
@@ -39,17 +39,18 @@ def write_graph(gguf: Path, tokenizer: Any, scratch: Path) -> Path:
     made, corrected = scratch / "made", scratch / "corrected"
     for folder in (made, corrected):
         folder.mkdir()
-    (made / gguf.name).symlink_to(gguf.resolve())
+    link = made / file.path.name
+    link.symlink_to(file.path.resolve())
     written = made / _GRAPH
     settings: Any = {"enable_save_ov_model": True}
     try:
-        openvino_genai.LLMPipeline(made / gguf.name, tokenizer, _NO_DEVICE, **settings)
+        openvino_genai.LLMPipeline(link, tokenizer, _NO_DEVICE, **settings)
     except RuntimeError as error:
         if not written.is_file():
-            raise invalid(f"engine 'openvino' cannot load {gguf}: {reason(error)}") from None
+            raise invalid(f"engine 'openvino' cannot load {file.path}: {reason(error)}") from None
     core: Any = openvino.Core()
     model = core.read_model(written)
-    if not correct(model, read_gguf(gguf)):
+    if not correct(model, file):
         return made
     openvino.save_model(model, corrected / _GRAPH, compress_to_fp16=False)
     return corrected

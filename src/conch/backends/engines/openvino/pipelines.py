@@ -98,13 +98,12 @@ def pipeline(
     properties = precision.properties(spec.threads)
     if adapter is not None:
         properties["adapters"] = lora(adapter, spec.directory / "openvino_model.xml")
-    source = spec.gguf or spec.directory
     with TemporaryFolder() as scratch:
-        folder = source if spec.gguf is None else write_graph(spec.gguf, tokenizer, scratch)
+        folder = spec.directory if spec.gguf is None else write_graph(spec.gguf, tokenizer, scratch)
         try:
             return openvino_genai.ContinuousBatchingPipeline(folder, tokenizer, scheduler, "CPU", **properties)
         except RuntimeError as error:
-            raise invalid(f"engine 'openvino' cannot load {source}: {reason(error)}") from None
+            raise invalid(f"engine 'openvino' cannot load {spec.source}: {reason(error)}") from None
 
 
 def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
@@ -115,7 +114,7 @@ def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
     import openvino_genai
 
     with TemporaryFolder() as scratch:
-        source = spec.gguf or _fitting(spec, scratch)
+        source = _fitting(spec, scratch) if spec.gguf is None else spec.gguf.path
         try:
             made: Any = openvino_genai.Tokenizer(source or _empty(scratch))
         except RuntimeError:
@@ -141,7 +140,7 @@ def _misread(tokenizer: TextTokenizer | None, genai_tokenizer: Any) -> str:
 
 
 def _warn(spec: EngineSpec, problem: str) -> None:
-    _logger.warning("no structured output for %s: %s", spec.gguf or spec.directory, problem)
+    _logger.warning("no structured output for %s: %s", spec.source, problem)
 
 
 def write_tokenizer(checkpoint: Path, folder: Path, *, trust_remote_code: bool = False) -> None:

@@ -72,7 +72,7 @@ class Precision:
 def quantised(spec: EngineSpec) -> bool:
     """Whether the weights have 4 or 8 bits."""
     if spec.gguf is not None:
-        return spec.gguf_quantised
+        return spec.gguf.quantised
     return _QUANTISED.search((spec.directory / "openvino_model.xml").read_bytes()) is not None
 
 

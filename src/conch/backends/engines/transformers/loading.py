@@ -12,7 +12,7 @@ import transformers
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.weights import example_ids, require_tensors
-from conch.checkpoints.gguf.reader import GgufFile, read_gguf
+from conch.checkpoints.gguf.reader import GgufFile
 from conch.errors import ConchError, invalid, one_line
 
 _logger = logging.getLogger(__name__)
@@ -32,9 +32,7 @@ def load(spec: EngineSpec) -> DecoderNetwork:
     except ConchError:
         raise
     except Exception as error:
-        raise invalid(
-            f"engine 'transformers' cannot load '{spec.gguf or spec.directory}': {one_line(error)}"
-        ) from error
+        raise invalid(f"engine 'transformers' cannot load '{spec.source}': {one_line(error)}") from error
     for name, path in spec.adapters.items():
         if not (path / "adapter_config.json").is_file():
             raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': it has no adapter_config.json")
@@ -48,7 +46,7 @@ def load(spec: EngineSpec) -> DecoderNetwork:
 def _model(spec: EngineSpec) -> Any:
     arguments: dict[str, Any] = dict(spec.arguments)
     if spec.gguf is not None:
-        arguments["gguf_file"] = str(spec.gguf.relative_to(spec.directory))
+        arguments["gguf_file"] = str(spec.gguf.path.relative_to(spec.directory))
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         spec.directory,
         dtype=_dtype(spec),
@@ -58,9 +56,9 @@ def _model(spec: EngineSpec) -> Any:
         ignore_mismatched_sizes=True,  # refused by name, if they matter
         **arguments,
     )
-    require_tensors(model, report, lambda: _scores(model), spec.gguf or spec.directory)
+    require_tensors(model, report, lambda: _scores(model), spec.source)
     if spec.gguf is not None:
-        _scale_rotary_frequencies(model, read_gguf(spec.gguf))
+        _scale_rotary_frequencies(model, spec.gguf)
     return model
 
 

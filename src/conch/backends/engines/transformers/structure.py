@@ -38,7 +38,7 @@ def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | Non
     if find_spec("llguidance") is None:
         # Clients are told that a library is missing; the command has paths of the server.
         command = extras.command_for("llguidance")
-        _logger.info("no structured output for %s without llguidance: %s", spec.gguf or spec.directory, command)
+        _logger.info("no structured output for %s without llguidance: %s", spec.source, command)
         return None
     extras.require("structured output", "llguidance")
     try:
@@ -46,7 +46,7 @@ def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | Non
             raise unsupported("no token ends its texts")
         return GrammarCompiler(tokenizer, token_bytes(tokenizer), vocabulary, spec.eos_ids)
     except ConchError as error:
-        _logger.warning("no structured output for %s: %s", spec.gguf or spec.directory, error.message)
+        _logger.warning("no structured output for %s: %s", spec.source, error.message)
         return None
 
 
