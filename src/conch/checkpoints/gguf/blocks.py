@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch.checkpoints.gguf.reader import GgufFile, type_name
+from conch.checkpoints.gguf.reader import GgufFile, block_bytes, type_name
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -38,8 +38,8 @@ class Blocks:
 
 def read_blocks(rows: Bytes, kind: int) -> Blocks:
     """Blocks of the bytes ``[rows, bytes]`` of a matrix, whose type is in ``DECODERS``."""
-    size, decode = DECODERS[type_name(kind)]
-    numbers, scales, minima, bits = decode(np.ascontiguousarray(rows).reshape(len(rows), -1, size))
+    decode = DECODERS[type_name(kind)]
+    numbers, scales, minima, bits = decode(np.ascontiguousarray(rows).reshape(len(rows), -1, block_bytes(kind)))
     groups = (len(rows), -1)
     return Blocks(
         numbers.reshape(*groups, numbers.shape[-1]),
@@ -92,9 +92,9 @@ def _q6_k(blocks: Bytes) -> tuple[Any, ...]:
     return numbers.reshape(*numbers.shape[:-1], 16, 16), scales, -32 * scales, 8
 
 
-#: Bytes of a block, and the reader, by the type's name.
-DECODERS: Final[Mapping[str, tuple[int, Callable[[Bytes], tuple[Any, ...]]]]] = {
-    "Q4_0": (18, _q4_0), "Q4_1": (20, _q4_1), "Q8_0": (34, _q8_0), "Q4_K": (144, _q4_k), "Q6_K": (210, _q6_k),
+#: By the type's name.
+DECODERS: Final[Mapping[str, Callable[[Bytes], tuple[Any, ...]]]] = {
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
 }  # fmt: skip
 
 #: The values of ``model_type`` whose GGUF files OpenVINO GenAI 2026.4 reads, and the tensors that it reads of them.

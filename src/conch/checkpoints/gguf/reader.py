@@ -29,23 +29,18 @@ _FLOAT32: Final = 6
 _SCALARS: Final[Mapping[int, str]] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT32: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-#: Types of tensors: numbers in a block, and its bytes.
-_BLOCKS: Final[Mapping[int, tuple[int, int]]] = {
-    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 10: (256, 84),
-    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74),
-    18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2),
-    26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
-    40: (64, 36), 41: (128, 18),
+#: Types of tensors in ggml: the name, the numbers in a block, and its bytes.
+_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
-#: Names of types of tensors in ggml.
-_NAMES: Final[Mapping[int, str]] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
-    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
-}  # fmt: skip
-#: Types of tensors that are float32, float16 and bfloat16.
-_UNQUANTISED: Final = (0, 1, 30)
+_UNQUANTISED: Final = ("F32", "F16", "BF16")
 #: More than any model has; reading as many takes seconds, not hours.
 _MOST_ENTRIES: Final = 100_000
 _MOST_TEXTS: Final = 8_000_000
@@ -76,7 +71,9 @@ class GgufFile:
     @property
     def quantised(self) -> bool:
         """Whether a matrix among the tensors is in a form of fewer than 16 bits a number."""
-        return any(tensor.type not in _UNQUANTISED for tensor in self.tensors.values() if len(tensor.shape) > 1)
+        return any(
+            type_name(tensor.type) not in _UNQUANTISED for tensor in self.tensors.values() if len(tensor.shape) > 1
+        )
 
     def text(self, key: str, default: str = "") -> str:
         """A text of the metadata.  Raises INVALID_ARG, naming it, where it is something else."""
@@ -118,7 +115,12 @@ class GgufFile:
 
 def type_name(kind: int) -> str:
     """The name of a type of tensors in ggml."""
-    return _NAMES[kind]
+    return _TYPES[kind][0]
+
+
+def block_bytes(kind: int) -> int:
+    """The size of a block of a type of tensors."""
+    return _TYPES[kind][2]
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -185,12 +187,12 @@ class _Reader:
             raise self._wrong(f"tensor '{name[:100]}' has {dimensions} dimensions")
         shape = tuple(self._unpack("Q") for _ in range(dimensions))
         kind, offset = self._unpack("I"), self._unpack("Q")
-        if kind not in _BLOCKS:
+        if kind not in _TYPES:
             raise invalid(f"{self._path}: tensor '{name[:100]}' is of type {kind}, which is not known here")
         numbers = 1
         for dimension in shape:
             numbers *= dimension
-        block, width = _BLOCKS[kind]
+        _, block, width = _TYPES[kind]
         if numbers % block:
             raise self._wrong(f"tensor '{name[:100]}' has no whole number of blocks")
         return TensorInfo(name, shape[::-1], kind, offset, numbers // block * width)
