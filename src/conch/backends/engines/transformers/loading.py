@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 import transformers
 
@@ -67,8 +68,7 @@ def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return
-    divisors = torch.from_file(str(file.path), size=file.path.stat().st_size, dtype=torch.uint8)
-    divisors = divisors[tensor.offset : tensor.offset + tensor.size].clone().view(torch.float32)
+    divisors = torch.from_numpy(np.fromfile(file.path, np.float32, tensor.size // 4, offset=tensor.offset))
     rotary = [module for module in model.modules() if getattr(module, "inv_freq", divisors[:0]).shape == divisors.shape]
     if not rotary:
         raise invalid(f"engine 'transformers' cannot load '{file.path}': its model has no place for '{tensor.name}'")
