@@ -68,7 +68,7 @@ def correct(model: Any, file: GgufFile) -> bool:
         if kind == "Multiply":
             matrix = _GraphMatrix.of(node)
             changed |= matrix is not None and matrix.correct(tensors)
-        elif kind == "Constant" and node.get_element_type().is_real():
+        elif kind == "Constant":
             changed |= _correct_floats(node, tensors)
     if missing := tensors.missing:
         raise _other(file, f"its graph lacks '{missing[0]}'")
@@ -205,7 +205,7 @@ def _whole(constant: Any) -> tuple[npt.NDArray[np.uint8], int]:
 
 
 def _correct_floats(constant: Any, tensors: _FileTensors) -> bool:
-    """Give a constant the values of the file's tensor with the same ones in 16 bits."""
+    """Give a constant of floats the values of the file's tensor that are the same in 16 bits."""
     shape = tuple(constant.get_output_shape(0))
     if len(shape) < 2 or constant.get_element_type().get_type_name() not in ("f32", "f16"):
         return False
