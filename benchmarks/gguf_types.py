@@ -127,17 +127,11 @@ class Reference:
     def __init__(self, path: Path) -> None:
         self._torch = import_module("torch")
         transformers, gguf = import_module("transformers"), import_module("gguf")
-        file = read_gguf(path)
-        config = config_of(file)
-        self._model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
+        config = transformers.LlamaConfig(**config_of(read_gguf(path)))
+        self._model = transformers.LlamaForCausalLM(config).eval()
         state = {}
-        content = np.memmap(path, np.uint8, "r")
-        for tensor in file.tensors.values():
-            held = content[tensor.offset : tensor.offset + tensor.size].reshape(*tensor.shape[:-1], -1)
-            kind = gguf.GGMLQuantizationType(tensor.type)
-            if kind.name in ("F32", "F16"):
-                held = held.view(np.float32 if kind.name == "F32" else np.float16)
-            values = np.array(gguf.dequantize(held, kind), np.float32)
+        for tensor in gguf.GGUFReader(path).tensors:
+            values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
             if ".attn_q." in tensor.name or ".attn_k." in tensor.name:
                 values = _reordered(values, HEADS if ".attn_q." in tensor.name else KEY_HEADS)
             state[_name(tensor.name)] = self._torch.from_numpy(values)
