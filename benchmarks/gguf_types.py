@@ -1,11 +1,11 @@
-"""Whether engines compute the weights of GGUF files, for each type of tensors.
+"""Whether engines compute the weights of GGUF files, for each type of tensor.
 
     python -m benchmarks.gguf_types [--types Q4_K …] [--engines openvino …] [--dtype auto|float32] [--tokens 30]
 
 The matrices of SmolLM2-135M-Instruct are written in each type, and ten prompts are continued greedily by conch's
 engines.  The reference is transformers in float32, with the weights that the package ``gguf`` reads from the same file.
-A cell says how many tokens are those that the reference finds most likely after the same tokens, and by how much the
-tokens' log-probabilities differ on average.
+A cell has the number of tokens that are also the reference's most likely ones after the same tokens, and the mean
+difference of their log-probabilities.
 
 The model's width is 576, but a block of most types has 256 weights.  So the model is made 768 wide with zeros, which
 changes nothing that it computes.
