@@ -119,7 +119,7 @@ def test_greedy_tokens_are_those_of_transformers(server: ConchServer, checkpoint
         assert reply["text_output"].startswith(prompt)
 
 
-def test_the_prompt_is_left_out_where_the_request_says_so(server: ConchServer) -> None:
+def test_request_may_exclude_the_prompt_from_the_output(server: ConchServer) -> None:
     parameters = {"temperature": 0, "stream": False}
     whole = generate(server, parameters=parameters).json()["text_output"]
     inside = generate(server, parameters={**parameters, "exclude_input_in_output": True}).json()["text_output"]
@@ -128,7 +128,7 @@ def test_the_prompt_is_left_out_where_the_request_says_so(server: ConchServer) -
     assert inside == outside
 
 
-def test_a_stream_adds_up_to_the_answer(server: ConchServer) -> None:
+def test_stream_adds_up_to_the_whole_response(server: ConchServer) -> None:
     fields = {"text_input": PROMPTS[0], "parameters": {"temperature": 0, "max_tokens": 8, "stream": True}}
     body = post(server.http, "/v2/models/llama/generate_stream", fields).body.decode()
     pieces = [json.loads(line[6:])["text_output"] for line in body.splitlines() if line.startswith("data: ")]
@@ -137,7 +137,7 @@ def test_a_stream_adds_up_to_the_answer(server: ConchServer) -> None:
     assert "".join(pieces) == whole.json()["text_output"]
 
 
-def test_openai_s_client_is_answered_and_may_hang_up(server: ConchServer) -> None:
+def test_openai_client_gets_a_response_and_may_disconnect(server: ConchServer) -> None:
     client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": "Where is the station?"}]
     reply = client.chat.completions.create(model="llama", messages=messages, temperature=0, max_tokens=8)
@@ -168,14 +168,14 @@ def test_openai_s_client_is_answered_and_may_hang_up(server: ConchServer) -> Non
         (structured(grammar="root ::= ("), "Invalid grammar specification: "),
     ],
 )
-def test_a_wrong_request_is_refused_in_one_sentence(server: ConchServer, fields: dict[str, Any], message: str) -> None:
+def test_invalid_request_is_refused_in_one_sentence(server: ConchServer, fields: dict[str, Any], message: str) -> None:
     reply = generate(server, **fields)
     assert (reply.status, reply.error[: 25 + len(message)]) == (400, f"Error generating stream: {message}")
     assert "(parameter=" not in reply.error
     assert generate(server, parameters={"temperature": 0}).status == 200
 
 
-def test_answers_fit_what_they_must_fit_whatever_was_asked_for_before(server: ConchServer) -> None:
+def test_output_fits_its_structure_after_requests_with_other_structures(server: ConchServer) -> None:
     structures: tuple[tuple[dict[str, Any], Any], ...] = (
         ({"json": {"type": "boolean"}}, lambda text: json.loads(text) in (True, False)),
         (
@@ -192,14 +192,14 @@ def test_answers_fit_what_they_must_fit_whatever_was_asked_for_before(server: Co
         assert fits(reply.json()["text_output"]), (structure, reply.json()["text_output"])
 
 
-def test_an_argument_that_vllm_refuses_is_an_error_of_the_load(server: ConchServer) -> None:
+def test_load_fails_with_an_argument_that_vllm_refuses(server: ConchServer) -> None:
     reply = load(server, "broken")
     assert reply.status == 400
     assert "must be divisible by tensor parallel size (3)" in reply.error
     assert "pydantic" not in reply.error
 
 
-def test_a_killed_engine_is_started_again(server: ConchServer) -> None:
+def test_killed_engine_is_restarted(server: ConchServer) -> None:
     [worker] = workers(server)
     worker.kill()
     eventually(lambda: get(server.http, "/v2/models/llama/ready").status != 200, "noticing the death")
