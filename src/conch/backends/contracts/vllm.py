@@ -146,10 +146,10 @@ class VllmBackend(TextBackend):
                 raise invalid("LoRA feature is not enabled.") from None
             raise invalid(f"LoRA {error.name} is not supported, we currently support {list(error.known)}") from None
         except ConchError as error:
-            raise _in_tritons_words(error) from None
+            raise _with_triton_prefix(error) from None
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
-        return super().pack(request, _in_tritons_words(result) if isinstance(result, ConchError) else result, packer)
+        return super().pack(request, _with_triton_prefix(result) if isinstance(result, ConchError) else result, packer)
 
     def _check_kind(self) -> None:
         width = 1
@@ -163,8 +163,8 @@ class VllmBackend(TextBackend):
             )
 
 
-def _in_tritons_words(error: ConchError) -> ConchError:
-    """The error of a request as Triton's vLLM backend puts it, except for cancellations and timeouts."""
+def _with_triton_prefix(error: ConchError) -> ConchError:
+    """Prefix the error of a request as Triton's vLLM backend does, except for cancellations and timeouts."""
     if error.code in (Code.CANCELLED, Code.UNAVAILABLE):
         return error
     return ConchError(f"Error generating stream: {error.message}", error.code)

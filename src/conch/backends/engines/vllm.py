@@ -64,7 +64,7 @@ def open(spec: EngineSpec) -> GenerationEngine:
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A request of vLLM's: how many alternatives to each token it wants, and what its output must fit."""
+    """An unfinished request: how many alternatives to each token it wants, and the structure of its output."""
 
     alternatives: int
     structure: Structure | None
@@ -151,7 +151,7 @@ class VllmEngine(GenerationEngine):
         if output.finished and made.finish_reason not in ("stop", "length"):
             if request.structure is not None and not request.started:
                 # vLLM compiles structures after it has accepted the request; the worker log has the reason.
-                return Progress(id, error=invalid(f"vLLM does not compile this {request.structure.kind}"))
+                return Progress(id, error=invalid(f"vLLM cannot compile this {request.structure.kind}"))
             return Progress(id, error=internal(f"vLLM ended the request: {made.finish_reason}"))
         tokens = list(made.token_ids)
         request.started = request.started or bool(tokens)
@@ -241,8 +241,8 @@ def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
     from vllm.config import StructuredOutputsConfig
 
     given = dict(spec.arguments)
-    # By itself vLLM chooses for the first request with a structure, and uses that library for the structures of all
-    # others: xgrammar ignores what it does not have, such as multipleOf and lookahead.
+    # vLLM's default chooses a library for the first request with a structure and keeps it for all later ones;
+    # xgrammar ignores what it does not support, such as multipleOf and lookahead.
     structures = {"backend": "guidance"} | dict(given.pop("structured_outputs_config", None) or {})
     arguments: dict[str, Any] = {
         "structured_outputs_config": StructuredOutputsConfig(**structures),

@@ -213,4 +213,4 @@ def test_a_gguf_file_scales_rotary_frequencies(tmp_path: Path) -> None:
     assert logprobs(opened(tmp_path, gguf=file)) == pytest.approx(logprobs(opened(scaled)), abs=1e-5)
 
     wrong = as_gguf(scaled, tmp_path / "wrong.gguf", rope_freqs__weight=torch.ones(3))
-    assert "its model has no place for 'rope_freqs.weight'" in refusal(tmp_path, gguf=wrong).message
+    assert "its model has no rotary embedding for 'rope_freqs.weight'" in refusal(tmp_path, gguf=wrong).message

@@ -327,13 +327,13 @@ def test_log_probabilities_and_failures_are_reported() -> None:
     assert not engine.busy
 
 
-def test_a_structure_that_vllm_does_not_compile_is_the_request_s_own_fault() -> None:
+def test_structure_that_vllm_cannot_compile_is_an_invalid_argument() -> None:
     engine = open_engine("vllm", spec())
     engine.add(EngineRequest(1, [665], Sampling(structured_outputs=Structure("json", "{}"))))
     engine.add(EngineRequest(2, [664], Sampling(structured_outputs=Structure("json", "{}"))))
     refused, _ = engine.step()
     assert refused.error is not None
-    assert (refused.error.code, refused.error.message) == (Code.INVALID_ARG, "vLLM does not compile this json")
+    assert (refused.error.code, refused.error.message) == (Code.INVALID_ARG, "vLLM cannot compile this json")
     [failed] = engine.step()
     assert failed.error is not None
     assert failed.error.code is Code.INTERNAL
@@ -429,7 +429,7 @@ def test_one_library_reads_all_structures() -> None:
     assert Module.engine.arguments.structured_outputs_config == StructuredOutputsConfig("guidance")
 
 
-def test_the_death_of_a_process_of_vllm_s_ends_an_idle_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_vllm_process_ends_an_idle_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     exits: list[int] = []
     monkeypatch.setattr("os._exit", exits.append)
     open_engine("vllm", spec(arguments={"tensor_parallel_size": 2}))

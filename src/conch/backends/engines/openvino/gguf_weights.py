@@ -57,7 +57,7 @@ def write_graph(file: GgufFile, tokenizer: Any, scratch: Path) -> Path:
 
 
 def correct(model: Any, file: GgufFile) -> bool:
-    """Give the graph ``model`` the weights of the file, and say whether any were others.
+    """Give the graph ``model`` the weights of the file.  Returns whether any weight has changed.
 
     Raises INVALID_ARG if the graph has other numbers than the file, or lacks a tensor.
     """
@@ -71,12 +71,12 @@ def correct(model: Any, file: GgufFile) -> bool:
         elif kind == "Constant":
             changed |= _correct_floats(node, tensors)
     if missing := tensors.missing:
-        raise _other(file, f"its graph lacks '{missing[0]}'")
+        raise _mismatch(file, f"its graph lacks '{missing[0]}'")
     model.validate_nodes_and_infer_types()
     return changed
 
 
-def _other(file: GgufFile, detail: str) -> ConchError:
+def _mismatch(file: GgufFile, detail: str) -> ConchError:
     return invalid(
         f"engine 'openvino' does not compute the weights of {file.path}: {detail}; set parameter 'engine' to "
         "'transformers'"
@@ -117,7 +117,7 @@ class _FileTensors:
                 if np.array_equal(ordered.numbers, numbers) and np.allclose(ordered.scales, scales, 1e-2, 1e-6):
                     self._found.add(tensor.name)
                     return ordered
-        raise _other(self.file, f"its graph has another matrix of {rows} x {groups * size} numbers")
+        raise _mismatch(self.file, f"its graph has another matrix of {rows} x {groups * size} numbers")
 
     def floats(self, values: Any) -> Any:
         """The tensor ``[rows, columns]`` with these values, to 16 bits; None without one."""
@@ -170,10 +170,10 @@ class _GraphMatrix:
         return cls(multiply, numbers, zeros, scales)
 
     def correct(self, tensors: _FileTensors) -> bool:
-        numbers, bits = _whole(self._numbers)
+        numbers, bits = _integers(self._numbers)
         scales = np.asarray(self._scales.data, np.float32).reshape(numbers.shape[:2])
         blocks = tensors.blocks(numbers, bits, scales)
-        zeros = _whole(self._zeros)[0].reshape(scales.shape).astype(np.float32)
+        zeros = _integers(self._zeros)[0].reshape(scales.shape).astype(np.float32)
         if np.array_equal(scales, blocks.scales) and np.array_equal(-scales * zeros, blocks.minima):
             return False
         self._replace(*_represented(blocks.scales, blocks.minima))
@@ -194,8 +194,8 @@ class _GraphMatrix:
                     user.replace_source_output(new)
 
 
-def _whole(constant: Any) -> tuple[npt.NDArray[np.uint8], int]:
-    """The numbers of a constant of 4 or 8 bits, and how many bits they have."""
+def _integers(constant: Any) -> tuple[npt.NDArray[np.uint8], int]:
+    """The integers of a constant of 4 or 8 bits, and their number of bits."""
     shape = tuple(constant.get_output_shape(0))
     held = np.frombuffer(constant.data.tobytes(), np.uint8)
     if constant.get_element_type().get_type_name() != "u4":

@@ -71,7 +71,9 @@ def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
     divisors = torch.from_numpy(np.fromfile(file.path, np.float32, tensor.size // 4, offset=tensor.offset))
     rotary = [module for module in model.modules() if getattr(module, "inv_freq", divisors[:0]).shape == divisors.shape]
     if not rotary:
-        raise invalid(f"engine 'transformers' cannot load '{file.path}': its model has no place for '{tensor.name}'")
+        raise invalid(
+            f"engine 'transformers' cannot load '{file.path}': its model has no rotary embedding for '{tensor.name}'"
+        )
     for module in rotary:
         module.inv_freq /= divisors
 
