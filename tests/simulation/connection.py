@@ -1,7 +1,11 @@
-"""What the simulated clients of all protocols share: one connection."""
+"""The ends of simulated connections, for clients and for servers of all protocols.
+
+Both send little, so they ignore that a transport's buffer is full.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +18,7 @@ OnResponse = Callable[[InferResponse], None]
 CONNECTION_LOST = unavailable("the connection was closed before the request was answered")
 
 
-class ClientConnection:
+class ClientConnection(asyncio.Protocol):
     """Sends data as soon as it is connected; ``lost`` says whether the connection has ended."""
 
     def __init__(self) -> None:
@@ -54,14 +58,18 @@ class ClientConnection:
             transport.write(data)
         self._unsent.clear()
 
+
+class ServerConnection(asyncio.Protocol):
+    """The server's end of a connection, which is one of ``connections`` while it is open."""
+
+    transport: Any
+
+    def __init__(self, connections: set[ServerConnection]) -> None:
+        self._connections = connections
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self._connections.add(self)
+
     def connection_lost(self, error: Exception | None) -> None:
-        raise NotImplementedError
-
-    def pause_writing(self) -> None:
-        """Programs send little."""
-
-    def resume_writing(self) -> None:
-        """Programs send little."""
-
-    def eof_received(self) -> bool:
-        return False
+        self._connections.discard(self)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import Any
 
 from tests.simulation.addresses import REDIS
+from tests.simulation.connection import ServerConnection
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import SimulatedNetwork
 
@@ -24,7 +24,7 @@ class RedisServer:
 
     def __init__(self, loop: SimulatedLoop, network: SimulatedNetwork) -> None:
         self.loop = loop
-        self.connections: set[_Connection] = set()
+        self.connections: set[ServerConnection] = set()
         self.hits = self.misses = 0
         #: Whether it has answered every command in time so far, if only with a refusal.
         self.reliable = True
@@ -93,32 +93,13 @@ class RedisServer:
                 return b"-ERR unknown command '%s'\r\n" % name
 
 
-class _Connection:
-    """The server's end of a connection."""
-
-    transport: Any
-
+class _Connection(ServerConnection):
     def __init__(self, server: RedisServer) -> None:
+        super().__init__(server.connections)
         self._server = server
         self._buffer = b""
         self._last = 0
         self._nil = _NIL2
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        self._server.connections.add(self)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._server.connections.discard(self)
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        """Programs read what they ask for."""
-
-    def resume_writing(self) -> None:
-        """Programs read what they ask for."""
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

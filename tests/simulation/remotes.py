@@ -15,6 +15,7 @@ from conch.errors import Code, ConchError, unavailable
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
 from conch.server.remote.transport import LostError, RemoteModel, UnreachedError
 from conch.tensors import WireTensor
+from tests.simulation.connection import ServerConnection
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
@@ -32,7 +33,7 @@ class RemoteServer:
     ) -> None:
         self.loop = loop
         self.repository = repository
-        self.connections: set[_Connection] = set()
+        self.connections: set[ServerConnection] = set()
         self.channels: set[SimulatedChannel] = set()
         self.away = False
         #: What goes wrong with the next answers: ``drop``, ``interim`` or ``stall``.
@@ -103,30 +104,11 @@ class RemoteServer:
         return 200, {"model_name": model, "model_version": "1", "outputs": [output]}
 
 
-class _Connection:
-    """The server's end of a connection."""
-
-    transport: Any
-
+class _Connection(ServerConnection):
     def __init__(self, server: RemoteServer) -> None:
+        super().__init__(server.connections)
         self._server = server
         self._buffer = b""
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        self._server.connections.add(self)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._server.connections.discard(self)
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        """Answers are small."""
-
-    def resume_writing(self) -> None:
-        """Answers are small."""
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
