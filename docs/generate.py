@@ -25,7 +25,6 @@ from conch.cli.serve import serve_command  # noqa: E402
 from conch.options import RENAMED  # noqa: E402
 from conch.settings import OPTIONS, Option, Range  # noqa: E402
 from conch.telemetry import families, metrics, on_demand, traffic  # noqa: E402
-from conch.telemetry import metrics as hardware  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
 from tests.conformance import differences  # noqa: E402
 
@@ -163,7 +162,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "work": _metrics_of(families.WORK),
     "generation": _metrics_of(families.GENERATION),
     "traffic": _metrics_of([*_declared(traffic)]),
-    "machine": _metrics_of([*_declared(hardware), *(metric for metric, _ in metrics.PINNED_MEMORY)]),
+    "machine": _metrics_of([*_declared(metrics), *(metric for metric, _ in metrics.PINNED_MEMORY)]),
     "differences": _differences,
 }
 

@@ -48,7 +48,6 @@ def export(exporter: str, folder: Path, task: str, target: Path) -> list[Path]:
 def conch_encoder(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
     """ONNX as exported and fused, and OpenVINO's IR where there is OpenVINO."""
     from conch.convert.encoder import export, network, optimise
-    from conch.convert.encoder import export as openvino
 
     loaded = network.load(checkpoint)
     export.export(loaded, target / "model.onnx")
@@ -56,16 +55,17 @@ def conch_encoder(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
     optimise.optimise(target / "model.onnx", loaded, target / "fused.onnx")
     yield target / "fused.onnx"
     if importlib.util.find_spec("openvino"):
-        openvino.convert_graph(target / "model.onnx", loaded, target / "model.xml")
+        export.convert_graph(target / "model.onnx", loaded, target / "model.xml")
         yield target / "model.xml"
 
 
 def conch_causal(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
-    from conch.convert.causal import conversion as weights
-    from conch.convert.causal import export, network
+    from conch.convert.causal.conversion import write_weights
+    from conch.convert.causal.export import export
+    from conch.convert.causal.network import load
 
-    model = export.export(network.load(checkpoint))
-    yield weights.write_weights(model, target / "fp32", "fp32", [])
+    model = export(load(checkpoint))
+    yield write_weights(model, target / "fp32", "fp32", [])
 
 
 def runner(graph: Path) -> Callable[[dict[str, Any]], list[Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks import checkpoints as engines
+from conch.checks import checkpoints
 from conch.cli import main
 from tests.deploy.clouds import MODEL, PREPROCESSING, repository
 from tests.models import write
@@ -72,7 +72,7 @@ def test_an_artifact_that_does_not_answer_is_not_written(
 def test_request_is_not_sent_where_the_engine_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(engines, "is_installed", lambda module: False)
+    monkeypatch.setattr(checkpoints, "is_installed", lambda module: False)
     tensor = '{ name: "x" data_type: TYPE_FP32 dims: [1] }'
     write(tmp_path / "models", "m", f'backend: "onnxruntime"\ninput {tensor}\noutput {tensor}', {"1/model.onnx": ""})
     assert run("oci", tmp_path) == 0

@@ -14,9 +14,9 @@ import pytest
 
 from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
-from conch.backends.graphs.onnxruntime import backend as onnxruntime
-from conch.backends.graphs.openvino import backend as openvino
-from conch.backends.graphs.pytorch import backend as pytorch
+from conch.backends.graphs.onnxruntime.backend import PARAMETERS as ONNXRUNTIME_PARAMETERS
+from conch.backends.graphs.openvino.backend import PARAMETERS as OPENVINO_PARAMETERS
+from conch.backends.graphs.pytorch.backend import PARAMETERS as PYTORCH_PARAMETERS
 from conch.backends.tasks.backend import TASKS
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
@@ -24,8 +24,8 @@ from conch.cli.convert import convert_command
 from conch.cli.perf import REFUSED, perf_command
 from conch.config import remote
 from conch.config.parameters import Parameter
-from conch.convert.causal import agreement
-from conch.convert.encoder import conversion as encoder
+from conch.convert.causal.agreement import TOLERANCES as CAUSAL_TOLERANCES
+from conch.convert.encoder.conversion import TOLERANCES as ENCODER_TOLERANCES
 from conch.telemetry.families import GENERATION, WORK
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def declared(parameters: Iterable[Parameter]) -> dict[str, list[str]]:
     [
         ("huggingface.md", [CHECKPOINT_PARAMETERS, TASK_PARAMETERS]),
         ("remote.md", [remote.PARAMETERS.declared]),
-        ("backends.md", [onnxruntime.PARAMETERS.declared, openvino.PARAMETERS.declared, pytorch.PARAMETERS.declared]),
+        ("backends.md", [ONNXRUNTIME_PARAMETERS.declared, OPENVINO_PARAMETERS.declared, PYTORCH_PARAMETERS.declared]),
     ],
 )
 def test_tables_of_parameters_are_what_backends_declare(name: str, tables: list[Sequence[Parameter]]) -> None:
@@ -125,7 +125,7 @@ def test_what_perf_does_otherwise_than_perf_analyzer_is_documented() -> None:
     assert {flag for flag in REFUSED if flag != "--version"} - written == set()
 
 
-@pytest.mark.parametrize("tolerances", [encoder.TOLERANCES, agreement.TOLERANCES])
+@pytest.mark.parametrize("tolerances", [ENCODER_TOLERANCES, CAUSAL_TOLERANCES])
 def test_tolerances_are_those_of_the_verdict(tolerances: dict[str, Any]) -> None:
     names = [one.name for one in fields(next(iter(tolerances.values())))]
     tables = rows(document("convert.md"))

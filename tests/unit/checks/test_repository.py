@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conch.checks import checkpoints as engines
+from conch.checks import checkpoints
 from conch.checks.finding import Finding
 from conch.checks.repository import check
 from conch.cli.check import check_command
@@ -25,7 +25,7 @@ IO = f'input {{ name: "A" data_type: TYPE_FP32 dims: 4 }}\n{OUTPUT}'
 @pytest.fixture(autouse=True)
 def all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine is installed."""
-    monkeypatch.setattr(engines, "is_installed", lambda module: True)
+    monkeypatch.setattr(checkpoints, "is_installed", lambda module: True)
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks import checkpoints as engines
-from conch.checks import configuration
+from conch.checks import checkpoints, configuration
 from conch.checks.repository import check
 
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
@@ -387,8 +386,8 @@ def test_each_usual_mistake_is_one_line_with_its_place_and_its_fix(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(configuration, "visible_gpus", lambda: ())
-    monkeypatch.setattr(engines, "is_installed", lambda module: module not in MISTAKES[name].absent)
-    monkeypatch.setattr(engines.extras, "command", lambda *names: f"install {' '.join(names)}")
+    monkeypatch.setattr(checkpoints, "is_installed", lambda module: module not in MISTAKES[name].absent)
+    monkeypatch.setattr(checkpoints.extras, "command", lambda *names: f"install {' '.join(names)}")
     repository = tmp_path / "repository"
     for path, text in MISTAKES[name].files.items():
         (repository / path).parent.mkdir(parents=True, exist_ok=True)

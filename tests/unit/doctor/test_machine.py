@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from conch.doctor import examine as packages
+from conch.doctor import examine
 from conch.doctor.cache import cache
-from conch.doctor.examine import gpus, memory, ports, processor
+from conch.doctor.examine import gpus, memory, packages, ports, processor
 from conch.doctor.facts import GpuFact, GpusFact
 
 CPUINFO = """\
@@ -137,10 +137,10 @@ def test_what_torch_is_built_for_is_read_without_importing_it(
 ) -> None:
     put(tmp_path, "version.py", text)
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(packages, "find_spec", lambda name: spec if name == "torch" else None)
-    monkeypatch.setattr(packages.extras, "version_of", lambda module: "2.13.0")
+    monkeypatch.setattr(examine, "find_spec", lambda name: spec if name == "torch" else None)
+    monkeypatch.setattr(examine.extras, "version_of", lambda module: "2.13.0")
 
-    found = {one.name: one for one in packages.packages()}
+    found = {one.name: one for one in packages()}
 
     assert (found["torch"].version, found["torch"].detail) == ("2.13.0", build)
     assert found["openvino"].version == ""

@@ -23,7 +23,6 @@ from conch.repository import model_files
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles, describe
 from conch.server import starting
-from conch.server import starting as warmup
 from conch.server.loading import Loader
 from conch.server.model import Model
 from conch.settings import Settings
@@ -312,7 +311,7 @@ async def test_event_loop_turns_while_warm_up_data_is_read(tmp_path: Path, monke
     bench = Bench(tmp_path, CONFIG + sample + 'input_data_file: "x.bin"}}}]')
     (bench.directory / "warmup").mkdir()
     (bench.directory / "warmup" / "x.bin").write_bytes(b"abcd")
-    disk = SlowDisk(monkeypatch, warmup, "x.bin")
+    disk = SlowDisk(monkeypatch, starting, "x.bin")
     loading = asyncio.create_task(bench.load())
     await disk.release()
     await until(lambda: bench.processes[0].batches)

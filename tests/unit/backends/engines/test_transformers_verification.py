@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from conch.backends.engines.transformers import engine as verification
+from conch.backends.engines.transformers import engine as engine_module
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.errors import ConchError
 from tests.unit.backends.engines.transformers_models import opened, write
@@ -39,7 +39,7 @@ def test_model_that_differs_in_a_batch_is_refused(folder: Path, monkeypatch: pyt
         return mask.new_ones(mask.shape), positions
 
     monkeypatch.setattr(PaddedCache, "mask", blind)
-    monkeypatch.setattr(verification, "SLOW_STEP", float("inf"))  # compare on a busy machine, too
+    monkeypatch.setattr(engine_module, "SLOW_STEP", float("inf"))  # compare on a busy machine, too
     with pytest.raises(
         ConchError, match=r"does not answer as transformers does: after a prompt of 2 tokens .*token \d is"
     ):
@@ -49,8 +49,8 @@ def test_model_that_differs_in_a_batch_is_refused(folder: Path, monkeypatch: pyt
 
 def test_model_with_slow_steps_is_not_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(folder)
-    monkeypatch.setattr(verification, "SLOW_STEP", -1.0)
-    monkeypatch.setattr(verification, "_generated", pytest.fail)
+    monkeypatch.setattr(engine_module, "SLOW_STEP", -1.0)
+    monkeypatch.setattr(engine_module, "_generated", pytest.fail)
     engine.verify(PROMPTS)
     assert not engine.busy
 

@@ -19,10 +19,10 @@ from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest
 from conch.checkpoints.options import Options
-from conch.convert.causal import conversion as weights
-from conch.convert.causal import export
-from conch.convert.causal import network as causal_network
+from conch.convert.causal import conversion
 from conch.convert.causal.conversion import Texts, run_of, shapes
+from conch.convert.causal.export import export
+from conch.convert.causal.network import load
 from conch.convert.causal.served import ServedGraph, spec_of
 from conch.convert.measure import measure
 from conch.convert.plan import Plan
@@ -122,23 +122,23 @@ def test_torch_serves_where_it_is_asked_for(qwen2: Path, tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def spoilt(llama: Path) -> Any:
     """The export of the model with noise in its weights."""
-    network = causal_network.load(Checkpoint.open(llama))
+    network = load(Checkpoint.open(llama))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in network.module.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter += noise * parameter.std() if parameter.dim() > 1 else 0
-    return export.export(network)
+    return export(network)
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, model: Any, wanted: str) -> None:
     """Have the files of one precision made from ``model``."""
-    real = weights.write_weights
+    real = conversion.write_weights
 
     def write(right: Any, folder: Path, precision: str, texts: Any) -> Path:
         return real(model.clone() if precision == wanted else right, folder, precision, texts)
 
-    monkeypatch.setattr(weights, "write_weights", write)
+    monkeypatch.setattr(conversion, "write_weights", write)
 
 
 def test_a_variant_whose_weights_are_wrong_is_refused(

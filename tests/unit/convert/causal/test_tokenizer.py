@@ -28,10 +28,9 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.convert.causal import conversion as causal_tokenizer
-from conch.convert.causal import conversion as weights
-from conch.convert.causal import export
-from conch.convert.causal import network as causal_network
+from conch.convert.causal.conversion import write_tokenizer, write_weights
+from conch.convert.causal.export import export
+from conch.convert.causal.network import load
 from conch.convert.report import document
 from conch.convert.run import convert
 from conch.sampling.parameters import STRUCTURED_OUTPUTS
@@ -51,11 +50,11 @@ def tokenizer(llama: Path) -> TextTokenizer:
 def exported(llama: Path, tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph with the tokenizer beside it, and nothing of the checkpoint."""
     checkpoint = Checkpoint.open(llama)
-    network = causal_network.load(checkpoint)
+    network = load(checkpoint)
     folder = tmp_path_factory.mktemp("exported") / "openvino-int8"
-    weights.write_weights(export.export(network), folder, "int8", [])
+    write_weights(export(network), folder, "int8", [])
     made = folder.with_name("tokenizer")
-    assert causal_tokenizer.write_tokenizer(checkpoint, tokenizer, texts(tokenizer), network.vocabulary, made) == ""
+    assert write_tokenizer(checkpoint, tokenizer, texts(tokenizer), network.vocabulary, made) == ""
     shutil.copytree(made, folder, dirs_exist_ok=True)
     return folder
 
@@ -145,7 +144,7 @@ def test_spaces_and_bytes_of_sentencepiece_are_spelt_as_in_texts(exported: Path,
     checkpoint = Checkpoint(tmp_path, str(tmp_path), "", {}, Options(), task="text-generation")
     tokenizer, size = open_tokenizer(bare(tmp_path)), fast.get_vocab_size()
 
-    problem = causal_tokenizer.write_tokenizer(checkpoint, tokenizer, texts(tokenizer), size, tmp_path / "made")
+    problem = write_tokenizer(checkpoint, tokenizer, texts(tokenizer), size, tmp_path / "made")
 
     assert problem == ""
     for file in exported.glob("openvino_model.*"):
@@ -160,7 +159,7 @@ def test_a_tokenizer_that_means_other_texts_is_not_written(
     checkpoint, ids = Checkpoint.open(llama), texts(tokenizer)
     monkeypatch.setattr(tokenizer, "decode", lambda ids: "something else")
 
-    problem = causal_tokenizer.write_tokenizer(checkpoint, tokenizer, ids, VOCABULARY, tmp_path / "made")
+    problem = write_tokenizer(checkpoint, tokenizer, ids, VOCABULARY, tmp_path / "made")
 
     assert problem == "OpenVINO's tokenizer reads tokens as another text"
     assert not list((tmp_path / "made").iterdir())

@@ -11,10 +11,7 @@ import onnx
 import pytest
 from transformers import BertConfig
 
-from conch.convert.encoder import export, network, onnx_graph, optimise
-from conch.convert.encoder import export as openvino
-from conch.convert.encoder import optimise as normalise
-from conch.convert.encoder import variants as quantise
+from conch.convert.encoder import export, network, onnx_graph, optimise, variants
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.errors import ConchError
 from tests.convert_checkpoints import encoder
@@ -71,7 +68,7 @@ def test_fused_graph_that_disagrees_is_not_used(
     def wrong(node: Any, ones: str, zeros: str) -> list[Any]:
         return [onnx.helper.make_node("Identity", [node.input[0]], [node.output[0]])]
 
-    monkeypatch.setattr(normalise, "parts", wrong)
+    monkeypatch.setattr(optimise, "parts", wrong)
 
     assert optimise.optimise(plain, loaded, tmp_path / "fused.onnx") == ""
 
@@ -97,7 +94,7 @@ def test_dynamic_int8_covers_the_products(exported: tuple[ReferenceNetwork, Path
     loaded, plain = exported
     optimise.optimise(plain, loaded, tmp_path / "fused.onnx")
 
-    quantise.dynamic(tmp_path / "fused.onnx", tmp_path / "int8.onnx")
+    variants.dynamic(tmp_path / "fused.onnx", tmp_path / "int8.onnx")
 
     found = operators(tmp_path / "int8.onnx")
     assert (found["QAttention"], found["MatMulInteger"], found["MatMul"]) == (2, 6, 0)
@@ -109,7 +106,7 @@ def test_static_int8_has_fixed_scales(exported: tuple[ReferenceNetwork, Path], t
     optimise.optimise(plain, loaded, tmp_path / "fused.onnx")
     samples = [loaded.example(1, tokens, seed=tokens) for tokens in range(4, 20)]
 
-    quantise.static(tmp_path / "fused.onnx", samples, tmp_path / "int8.onnx")
+    variants.static(tmp_path / "fused.onnx", samples, tmp_path / "int8.onnx")
 
     found = operators(tmp_path / "int8.onnx")
     assert (found["MatMul"], found["QAttention"]) == (6, 2)
@@ -122,10 +119,10 @@ def test_static_int8_has_fixed_scales(exported: tuple[ReferenceNetwork, Path], t
 def test_openvino_computes_the_same(exported: tuple[ReferenceNetwork, Path], tmp_path: Path) -> None:
     loaded, plain = exported
 
-    openvino.convert_graph(plain, loaded, tmp_path / "fp32.xml")
-    openvino.convert_graph(plain, loaded, tmp_path / "fp16.xml", half=True)
+    export.convert_graph(plain, loaded, tmp_path / "fp32.xml")
+    export.convert_graph(plain, loaded, tmp_path / "fp16.xml", half=True)
 
-    openvino.verify(tmp_path / "fp32.xml", loaded)
+    export.verify(tmp_path / "fp32.xml", loaded)
     assert (tmp_path / "fp16.bin").stat().st_size < 0.6 * (tmp_path / "fp32.bin").stat().st_size
 
 
@@ -136,12 +133,12 @@ def test_openvino_int8_is_calibrated(
     samples = [loaded.example(1, tokens, seed=tokens) for tokens in range(4, 12)]
     capfd.readouterr()
 
-    openvino.quantise(plain, loaded, samples, tmp_path / "int8.xml")
+    export.quantise(plain, loaded, samples, tmp_path / "int8.xml")
 
     assert capfd.readouterr() == ("", "")
     assert "FakeQuantize" in (tmp_path / "int8.xml").read_text()
     with pytest.raises(ConchError, match="differs from torch by"):
-        openvino.verify(tmp_path / "int8.xml", loaded)
+        export.verify(tmp_path / "int8.xml", loaded)
 
 
 @pytest.mark.parametrize(
@@ -155,4 +152,4 @@ def test_openvino_int8_is_calibrated(
     ],
 )
 def test_weights_keep_to_seven_bits_where_products_overflow(flags: set[str], seven_bits: bool) -> None:
-    assert quantise.saturates(frozenset(flags)) is seven_bits
+    assert variants.saturates(frozenset(flags)) is seven_bits

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from conch.errors import unavailable
-from conch.server.remote import executor as health
+from conch.server.remote import executor
 from conch.server.remote.executor import HealthWatch
 from conch.server.remote.transport import LostError, UnreachedError
 from tests.unit.server.remote.fakes import A, FakeServer
@@ -33,7 +33,7 @@ async def test_a_server_that_is_away_is_asked_less_and_less_often(monkeypatch: p
 
         async def __aexit__(self, *error: object) -> None: ...
 
-    monkeypatch.setattr(health.asyncio, "timeout", Timeout)
+    monkeypatch.setattr(executor.asyncio, "timeout", Timeout)
     server = FakeServer(A)
     server.reason = UnreachedError("no connection")
     watch = HealthWatch(server, 2.0, lambda reason, gone: None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conch.workers.host import templates as adoption
+from conch.workers.host import templates
 from conch.workers.host.templates import adopting
 from tests.events import eventually
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adoption, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(templates, "LOOK_SECONDS", 0.01)
 
 
 def begun_before() -> tuple[subprocess.Popen[bytes], int]:
@@ -46,7 +46,7 @@ def is_zombie(pid: int) -> bool:
 
 @pytest.mark.parametrize("begins", ["before the fork", "during the fork"])
 def test_orphan_of_another_program_is_waited_for(monkeypatch: pytest.MonkeyPatch, begins: str) -> None:
-    monkeypatch.setattr(adoption, "CLAIM_SECONDS", 0)
+    monkeypatch.setattr(templates, "CLAIM_SECONDS", 0)
     if begins == "before the fork":
         shell, orphan = begun_before()
     with adopting():
