@@ -15,17 +15,17 @@ import_module("redis.asyncio")  # not while a program runs: importing reads the 
 _REFUSED = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
 #: How a missing value is written in versions 2 and 3 of the protocol.
 _NIL2, _NIL3 = b"$-1\r\n", b"_\r\n"
-#: The key with which conch tests whether Redis answers; it is no key of a response.
+#: conch reads this key to test whether Redis responds; no response is stored under it.
 _NO_KEY = b"conch:"
 
 
 class RedisServer:
-    """Keeps what clients set.  ``hits`` and ``misses`` count the lookups of responses."""
+    """Keeps what clients set.  ``misses`` counts the lookups of responses that it does not have."""
 
     def __init__(self, loop: SimulatedLoop, network: SimulatedNetwork) -> None:
         self.loop = loop
         self.connections: set[ServerConnection] = set()
-        self.hits = self.misses = 0
+        self.misses = 0
         #: Whether it has answered every command in time so far, if only with a refusal.
         self.reliable = True
         self._entries: dict[bytes, bytes] = {}
@@ -74,9 +74,7 @@ class RedisServer:
         match command[0].upper(), command[1:]:
             case b"GET", [key]:
                 data = self._entries.get(key)
-                if key != _NO_KEY:
-                    self.misses += data is None
-                    self.hits += data is not None
+                self.misses += data is None and key != _NO_KEY
                 return None if data is None else b"$%d\r\n%s\r\n" % (len(data), data)
             case b"SET", [key, data, *_]:
                 if self._refuses_writes:

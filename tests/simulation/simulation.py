@@ -182,10 +182,9 @@ class Simulation:
         since: dict[str, int] = {}
         while True:
             await asyncio.sleep(1.0)
+            busy = self.loop.busy_threads or self.redis.stalled_until > self.clock.now_ns
             for outcome in self.promises.waiting():
-                waits_for_redis = self.redis.stalled_until > self.clock.now_ns
-                idle = self.workers.idle(outcome.arguments["model"]) and not self.loop.busy_threads
-                idle = idle and not waits_for_redis
+                idle = self.workers.idle(outcome.arguments["model"]) and not busy
                 since[outcome.id] = since.get(outcome.id, 0) + 1 if idle else 0
                 if since[outcome.id] == STRANDED_SECONDS:
                     self.promises.broken(f"request {outcome.id} to '{outcome.arguments['model']}' is stranded")
