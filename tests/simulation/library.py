@@ -1,4 +1,4 @@
-"""Callers of ``conch.Server`` in threads of the process, on a server that the simulation runs."""
+"""Threads that call a ``conch.Server``, whose application the simulation runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.threads import SimulatedFuture, SimulatedQueue, SimulatedT
 
 
 class SimulatedLoopThread:
-    """The loop of the simulation in the place of a :class:`conch.library.loop_thread.LoopThread`."""
+    """Runs calls on the simulation's loop; replaces :class:`conch.library.loop_thread.LoopThread`."""
 
     is_current = False
 
@@ -46,7 +46,7 @@ class SimulatedLoopThread:
             self._loop.busy_threads += 1
 
     def close(self) -> None:
-        """The loop goes on."""
+        """Does nothing: the simulation owns the loop."""
 
 
 def _finish(future: SimulatedFuture, task: Any) -> None:
@@ -58,13 +58,13 @@ def _finish(future: SimulatedFuture, task: Any) -> None:
 
 
 def running(application: Application) -> Any:
-    """An application that is running already, for a ``conch.AsyncServer`` that would start and stop it."""
+    """A stand-in for ``application`` that a ``conch.AsyncServer`` can start and stop without effect."""
     steps = dict.fromkeys(("listen", "load_models", "stop"), _nothing)
     return SimpleNamespace(server=application.server, addresses={}, abandon=lambda: None, **steps)
 
 
 async def _nothing(*ignored: object) -> None:
-    """What the simulation does itself."""
+    """Does nothing: the simulation starts and stops the application."""
 
 
 class LibraryCaller:
@@ -76,7 +76,7 @@ class LibraryCaller:
         SimulatedThread(loop, self._run).start()
 
     def infer(self, arguments: dict[str, Any], id: str, shape: tuple[int, ...], on_response: OnResponse) -> None:
-        """Send a request after the last one has ended."""
+        """Send a request when the previous one has ended."""
         self._calls.put((None, partial(self._infer, arguments, id, shape, on_response)))
 
     def close(self) -> None:

@@ -214,7 +214,7 @@ class SimulatedChannel:
         return answer
 
     async def _wait(self, seconds: float) -> None:
-        """Let ``seconds`` pass.  Raises LostError if the connection breaks meanwhile."""
+        """Wait for ``seconds``.  Raises LostError if the connection breaks first."""
         loop = self._server.loop
         call: asyncio.Future[Any] = loop.create_future()
         self._calls.add(call)
@@ -236,6 +236,6 @@ def _response(shape: list[int], value: int, stamp: int, place: int, *, final: bo
 
 
 def channels_to(servers: list[RemoteServer]) -> Callable[[RemoteUrl, RemoteModel], SimulatedChannel]:
-    """What makes gRPC channels, in the place of :class:`conch.server.remote.grpc_calls.RemoteGrpc`."""
+    """A factory of channels to ``servers``; replaces :class:`conch.server.remote.grpc_calls.RemoteGrpc`."""
     by_address = {server.address: server for server in servers}
     return lambda url, model: SimulatedChannel(by_address[url.host, url.port], model)

@@ -1,4 +1,4 @@
-"""Shared memory of the clients of a program, in which requests have places for their inputs and outputs."""
+"""Shared memory of a program's clients, which holds the inputs and outputs of their requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClientMemory:
         self._used = 0
 
     def write_input(self, values: Sequence[int]) -> int:
-        """Write an input to a place of its own; returns its offset.  The output's place follows it."""
+        """Write an input and reserve space for its output behind it; returns the input's offset."""
         offset, self._used = self._used, self._used + 2 * _PLACE.size
         with open(self._path, "r+b") as file:
             file.seek(offset)
@@ -45,7 +45,7 @@ class ClientMemory:
 
     @property
     def open_files(self) -> int:
-        """How many descriptors of this process refer to it."""
+        """The number of this process's file descriptors that refer to the memory."""
         links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
         return sum(os.path.lexists(link) and os.readlink(link) == str(self._path) for link in links)
 
