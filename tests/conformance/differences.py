@@ -83,8 +83,8 @@ _NOT_EXPLICIT = (
 _NO_INPUT = "a list or an object can only be meant for an input, so conch adds that the model does not have it"
 _BAD_TYPE = (
     r"parameter '{0}' has invalid type. It should be either 'int', 'bool', or 'string'. Model 'generate' has no "
+    r"input '{0}', only 'PROMPT', 'STREAM'"
 )
-_BAD_TYPE += r"input '{0}', only 'PROMPT', 'STREAM'"
 
 HTTP: dict[str, Difference] = {
     case: Difference(_MODE, 503, _NOT_EXPLICIT)
@@ -93,7 +93,7 @@ HTTP: dict[str, Difference] = {
     )
 } | {
     "generate parameter list": Difference(_NO_INPUT, 400, _BAD_TYPE.format("times")),
-}  | {
+} | {
     case: Difference(_NO_INPUT, 400, f"Converting keyword: 'parameters': {_BAD_TYPE.format(name)}")
     for case, name in (("generate nested bad parameter", "a"), ("generate deeper parameters", "parameters"))
 } | {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -39,11 +39,6 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
-
-
 def refusal(call: Callable[..., Any], *arguments: Any) -> str:
     with pytest.raises(ConchError) as raised:
         call(*arguments)
@@ -54,6 +49,7 @@ def served(repository: Path, mode: str) -> conch.Server:
     return conch.Server(model_repository=repository, model_control_mode=mode, http_port=0, grpc_port=0)
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_load_and_index(repository: Path, protocol: str, caplog: pytest.LogCaptureFixture) -> None:
     full = f"model folder '{repository.parent}/elsewhere/minilm' does not exist"
     with served(repository, "explicit") as server, conch.Client(server.urls[protocol]) as client:
@@ -68,6 +64,7 @@ def test_load_and_index(repository: Path, protocol: str, caplog: pytest.LogCaptu
     assert any(full in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_requests_that_wait_for_a_load(repository: Path, protocol: str) -> None:
     with served(repository, "on-demand") as server, conch.Client(server.urls[protocol]) as client:
         for name in ("m", "m", "e"):  # the second is refused without another load
