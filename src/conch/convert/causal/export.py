@@ -177,12 +177,11 @@ def _flat(network: CausalNetwork) -> Any:
 
         def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> tuple[Any, ...]:
             cache = Cache(layers=[Layer(*past[place : place + 2]) for place in range(0, len(past), 2)])
-            answer = self.network(
+            answer = network.run(
+                cache,
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=cache,
-                use_cache=True,
                 return_dict=True,
             )
             return (answer.logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values)))

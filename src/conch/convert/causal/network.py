@@ -64,7 +64,10 @@ class CausalNetwork:
     """A module of transformers with a KV cache; ids are INT64."""
 
     def __init__(self, module: Any, threads: int = 0) -> None:
+        from conch.backends.engines.transformers.network import cache_argument
+
         self.module = module
+        self._cache_argument = cache_argument(module) or "past_key_values"
         if threads:
             import torch
 
@@ -81,13 +84,17 @@ class CausalNetwork:
 
         return DynamicCache(config=self.module.config)
 
+    def run(self, cache: Any, **inputs: Any) -> Any:
+        """What transformers returns for ``inputs`` after the tokens in ``cache``, which gets those of ``inputs``."""
+        return self.module(use_cache=True, **{self._cache_argument: cache}, **inputs)
+
     def cache_shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """Heads and width of the keys, and of the values, of each layer, as one run of the network shows them."""
         import torch
 
         cache = self.new_cache()
         with torch.inference_mode(), silence_libraries():
-            self.module(input_ids=torch.ones((1, 2), dtype=torch.int64), past_key_values=cache, use_cache=True)
+            self.run(cache, input_ids=torch.ones((1, 2), dtype=torch.int64))
         shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
         return [((keys[1], keys[3]), (values[1], values[3])) for keys, values in shapes]
 
@@ -110,7 +117,7 @@ class CausalNetwork:
         cache, logits = self.new_cache(), []
         with torch.inference_mode(), silence_libraries():
             for part in np.split(ids, list(starts), axis=1):
-                answer = self.module(input_ids=torch.from_numpy(part.copy()), past_key_values=cache, use_cache=True)
+                answer = self.run(cache, input_ids=torch.from_numpy(part.copy()))
                 logits.append(answer.logits.float().numpy())
         return np.concatenate(logits, axis=1)
 
@@ -144,7 +151,7 @@ class CausalNetwork:
             ids = torch.tensor(prompts)
             for _ in range(count):
                 before = time.perf_counter()
-                answer = self.module(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                answer = self.run(cache, input_ids=ids, logits_to_keep=1)
                 ids = answer.logits[:, -1].argmax(-1, keepdim=True)
                 tokens.append(ids)
                 if seconds is not None:

@@ -11,6 +11,12 @@ from conch.backends.engines.transformers.cache import PaddedCache
 Tensor = Any
 
 
+def cache_argument(model: Any) -> str | None:
+    """The argument of a model's ``forward`` that takes a KV cache: ``cache`` since transformers 5.24."""
+    accepted = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in accepted), None)
+
+
 class DecoderNetwork:
     """The model on its device, and its LoRA adapters by name; used from one thread."""
 
@@ -20,7 +26,8 @@ class DecoderNetwork:
         self.adapters = tuple(adapters)
         self._adapter: str | None = None
         taken = inspect.signature(model.forward).parameters
-        self.cached = "past_key_values" in taken and "attention_mask" in taken
+        self._cache_argument = cache_argument(model)
+        self.cached = self._cache_argument is not None and "attention_mask" in taken
         self._positions = "position_ids" in taken
         #: Arguments that ask for the logits of the last position alone.
         self.last = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
@@ -40,11 +47,12 @@ class DecoderNetwork:
         """Read ``ids`` ``[rows, new]`` into a cache; returns the FP32 logits ``[rows, vocabulary]`` after them."""
         new = ids.shape[1]
         mask, positions = cache.mask(new, self.device)
-        arguments = {"position_ids": positions} if self._positions else {}
+        arguments: dict[str, Any] = {self._cache_argument or "past_key_values": cache}
+        if self._positions:
+            arguments["position_ids"] = positions
         given = self.model(
             input_ids=ids,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
             return_dict=True,
             **arguments,

@@ -18,7 +18,7 @@ from conch.errors import unsupported
 Tensor = Any
 
 #: The names under which models of transformers carry their state from step to step.
-_STATES: Final = ("past_key_values", "cache_params", "state")
+_STATES: Final = ("cache", "past_key_values", "cache_params", "state")
 #: Arguments of ``generate`` for one sequence without a length, whatever the checkpoint's generation_config.json says.
 _ARGUMENTS: Final[Mapping[str, Any]] = {
     "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1,
