@@ -74,14 +74,15 @@ def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
     """Differences of logits over a cache, of those with padding, and of the pipeline's log-probabilities."""
     import openvino
     import torch
-    from transformers import DynamicCache
 
+    from conch.convert.causal.network import CausalNetwork
     from conch.convert.causal.served import ServedGraph
 
     ids = np.random.default_rng(7).integers(4, module.config.vocab_size, (2, TEXT))
     mask = np.ones_like(ids)
     padded = mask.copy()
     padded[1, :5] = 0
+    network = CausalNetwork(module)
     settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": THREADS}
     compiled: Any = openvino.Core().compile_model(graphs[0], "CPU", settings)
     found, parameters = {}, inspect.signature(module.forward).parameters
@@ -89,7 +90,7 @@ def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
         positions = np.maximum(0, kept.cumsum(1) - 1)
         request, cache, got, wanted, start = (
             compiled.create_infer_request(),
-            DynamicCache(config=module.config),
+            network.new_cache(),
             [],
             [],
             0,
@@ -103,7 +104,7 @@ def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
             }
             with torch.inference_mode():
                 given = {key: torch.from_numpy(array) for key, array in now.items() if key in parameters}
-                wanted.append(module(**given, past_key_values=cache, use_cache=True).logits.float().numpy())
+                wanted.append(network.run(cache, **given).logits.float().numpy())
             answer = request.infer({port.get_any_name(): now[port.get_any_name()] for port in compiled.inputs})
             got.append(np.array(answer["logits"]))
             start = end
