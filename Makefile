@@ -2,6 +2,7 @@
 #                                 on other ports: make demo ARGS="--http-port=8010"
 # make test-fast                  unit tests that need no model library
 # make test-lowest                the same with the lowest versions that pyproject.toml declares
+# make test-newest                all tests with the newest versions of everything but PyTorch
 # make test                       all tests
 # make test-vllm                  the engine vllm on the real vLLM, on a CPU
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
@@ -38,7 +39,7 @@ LAST_PART := $(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostil
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-fast test-lowest test-vllm announce fuzz simulate check bench soak docs wheel
+.PHONY: demo test test-fast test-lowest test-newest test-vllm announce fuzz simulate check bench soak docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -58,9 +59,12 @@ test-fast: $(STAMPS)/dev
 test-lowest:
 	$(MAKE) test-fast VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
 
+test-newest:
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS=constraints-newest.txt
+
 # vLLM pins the versions of many packages, so it has its own environment.
 test-vllm:
-	$(MAKE) .venv-vllm/stamps/vllm VENV=.venv-vllm
+	$(MAKE) .venv-vllm/stamps/vllm VENV=.venv-vllm CONSTRAINTS=constraints-newest.txt
 	.venv-vllm/bin/pytest tests/vllm $(ARGS)
 
 # Guided by coverage where atheris can be installed, which is not for every Python.

@@ -20,7 +20,7 @@ from tests.oracle.install import ROOT, OracleUnavailable
 
 HOME: Final = ROOT / "peers"
 _STAMP: Final = HOME / "stamp"
-CONSTRAINTS: Final = ROOT.parent / "constraints.txt"
+CONSTRAINTS: Final = ROOT.parent / "constraints-newest.txt"
 SHARED: Final = ("transformers", "tokenizers", "onnxruntime")
 PACKAGES: Final = ("numpy<2", "torch", "fastapi", "uvicorn", "uvloop", "httptools", "accelerate", "openai", "rich")
 
