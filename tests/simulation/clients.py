@@ -18,6 +18,7 @@ from tests.simulation.http_client import SimulatedHttpClient
 from tests.simulation.library import LibraryCaller
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import SimulatedNetwork
+from tests.simulation.programs import PLATFORMS
 from tests.simulation.promises import Outcome, Promises
 from tests.simulation.shared_memory import ClientMemory
 
@@ -45,7 +46,7 @@ class Clients:
         self._promises = promises
         self._specs = specs
         self._memory = memory
-        self._http: dict[int, SimulatedHttpClient] = {}
+        self._http: dict[tuple[str, int], SimulatedHttpClient] = {}
         self._grpc: dict[int, SimulatedGrpcClient] = {}
         self._library: dict[int, LibraryCaller] = {}
         self._connecting: set[asyncio.Task[None]] = set()
@@ -54,8 +55,8 @@ class Clients:
         """Send a request the way that its arguments say; ``on_response`` gets every response."""
         arguments = outcome.arguments
         via = arguments.get("via", "core")
-        if via == "http" and "http" in self._addresses:
-            self._send_http(outcome, on_response)
+        if via in ("http", *PLATFORMS) and via in self._addresses:
+            self._send_http(via, outcome, on_response)
         elif via in ("grpc", "stream") and "grpc" in self._addresses:
             client = self._grpc_client(arguments["client"])
             request = self._request(outcome, on_response, named=via == "stream" or arguments["value"] >= REPEATED)
@@ -84,8 +85,7 @@ class Clients:
 
     def hang_up(self, via: str, number: int) -> object:
         """Close a client's connection at once; returns the client."""
-        clients: Any = self._http if via == "http" else self._grpc
-        client = clients.pop(number, None)
+        client = self._grpc.pop(number, None) if via == "grpc" else self._http.pop((via, number), None)
         if client is not None:
             client.hang_up()
         return client
@@ -107,20 +107,22 @@ class Clients:
 
     # Over the network
 
-    def _send_http(self, outcome: Outcome, on_response: OnResponse) -> None:
+    def _send_http(self, via: str, outcome: Outcome, on_response: OnResponse) -> None:
         arguments = outcome.arguments
-        client = self._http.get(arguments["client"])
+        client = self._http.get((via, arguments["client"]))
         if client is None or client.lost:
-            client = self._http[arguments["client"]] = SimulatedHttpClient(self._promises.broken)
-            self._connect(client, "http")
+            client = self._http[via, arguments["client"]] = SimulatedHttpClient(self._promises.broken, via)
+            self._connect(client, via)
         options: dict[str, Any] = {}
         if "correlation" in arguments:
             options["sequence_id"] = arguments["correlation"]
             options["sequence_start"], options["sequence_end"] = arguments["start"], arguments["end"]
         outcome.client = client
         name = outcome.id if arguments["value"] >= REPEATED else ""
-        batched, region = self._batched(arguments), arguments.get("region", "")
-        client.infer(arguments["model"], name, _values(arguments), batched, options, on_response, self._memory, region)
+        batched, region, binary = self._batched(arguments), arguments.get("region", ""), arguments.get("binary", "")
+        client.infer(
+            arguments["model"], name, _values(arguments), batched, options, on_response, self._memory, region, binary
+        )
 
     def _grpc_client(self, number: int) -> SimulatedGrpcClient:
         client = self._grpc.get(number)

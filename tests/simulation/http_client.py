@@ -1,4 +1,7 @@
-"""A client of the HTTP front end on one connection: it may send requests before earlier ones are answered."""
+"""A client of the HTTP front end, or of a platform's port, on one connection.
+
+It may send requests before earlier ones are answered.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,19 @@ from conch.wire.json.outgoing import decode_error
 from tests.simulation.connection import CONNECTION_LOST, ClientConnection, OnResponse
 from tests.simulation.shared_memory import ClientMemory
 
+_INFER = struct.Struct("<3q")
+_LENGTH = "inference-header-content-length"
+#: How SageMaker and Vertex AI say the size of the JSON before binary tensors.
+_BINARY = "application/vnd.{}-triton.binary+json;json-header-size="
+
 
 class SimulatedHttpClient(ClientConnection):
-    """Sends requests in order."""
+    """Sends requests in order to the port of ``platform``; that of plain HTTP is ``http``."""
 
-    def __init__(self, on_unasked: Callable[[str], None]) -> None:
+    def __init__(self, on_unasked: Callable[[str], None], platform: str = "http") -> None:
         super().__init__()
-        self._waiting: deque[Callable[[int, bytes], None]] = deque()
+        self._platform = platform
+        self._waiting: deque[Callable[[int, dict[str, str], bytes], None]] = deque()
         self._buffer = b""
         self._on_unasked = on_unasked
 
@@ -36,10 +45,12 @@ class SimulatedHttpClient(ClientConnection):
         on_response: OnResponse,
         memory: ClientMemory,
         region: str = "",
+        binary: str = "",
     ) -> None:
         """Send an inference request; ``options`` are its parameters.
 
-        With a ``region``, its input and its output are in ``memory``, which is registered by that name.
+        With a ``region``, its input and its output are in ``memory``, which is registered by that name.  ``binary``
+        says what follows the JSON as bytes: "" nothing, ``outputs``, or ``all`` tensors.
         """
         tensor: dict[str, Any] = {"name": "IN", "shape": [1, 3] if batched else [3], "datatype": "INT64"}
         document: dict[str, Any] = {"id": id, "inputs": [tensor]}
@@ -49,14 +60,43 @@ class SimulatedHttpClient(ClientConnection):
             read_output = partial(memory.read_output, offset)
             tensor["parameters"], place = memory.parameters(region, offset)
             document["outputs"] = [{"name": "OUT", "parameters": place}]
-        else:
+            binary = ""
+        data = _INFER.pack(*values) if binary == "all" else b""
+        if data:
+            tensor["parameters"] = {"binary_data_size": len(data)}
+        elif not region:
             tensor["data"] = list(values)
+        options = {**options, "binary_data_output": True} if binary else options
         if options:
             document["parameters"] = options
-        body = json.dumps(document).encode()
-        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
-        self._waiting.append(lambda status, body: on_response(_response(status, body, read_output)))
-        self._send(head.encode() + body)
+        text = json.dumps(document).encode()
+        path, fields = self._addressed(model, len(text) if data else 0)
+        head = f"POST {path} HTTP/1.1\r\nhost: a\r\n{fields}content-length: {len(text) + len(data)}\r\n\r\n"
+        self._waiting.append(
+            lambda status, fields, body: on_response(_response(status, self._header_size(fields), body, read_output))
+        )
+        self._send(head.encode() + text + data)
+
+    def _addressed(self, model: str, size: int) -> tuple[str, str]:
+        """The path and the further lines of a request, ``size`` bytes of which are JSON if tensors follow."""
+        length = f"{_LENGTH}: {size}\r\n" if size else ""
+        match self._platform:
+            case "sagemaker":
+                return "/invocations", f"content-type: {_BINARY.format('sagemaker')}{size}\r\n" if size else ""
+            case "vertex-ai":
+                redirect = f"x-vertex-ai-triton-redirect: v2/models/{model}/infer\r\n"
+                return "/predict", redirect + (f"content-type: {_BINARY.format('vertex-ai')}{size}\r\n" if size else "")
+            case "oci":
+                return "/predict", length
+        return f"/v2/models/{model}/infer", length
+
+    def _header_size(self, fields: dict[str, str]) -> int | None:
+        """The size of the JSON before binary tensors, as clients of the platform read it; None for no tensors."""
+        size = fields.get(_LENGTH)
+        if self._platform == "sagemaker":
+            _, found, size = fields.get("content-type", "").partition(_BINARY.format("sagemaker"))
+            size = size if found else None
+        return int(size) if size is not None else None
 
     def forget(self) -> None:
         self._waiting.clear()
@@ -76,17 +116,17 @@ class SimulatedHttpClient(ClientConnection):
             if not self._waiting:
                 self._on_unasked(f"an HTTP answer that nobody asked for: {lines[0]} {body[:200]!r}")
                 return
-            self._waiting.popleft()(int(lines[0].split()[1]), body)
+            self._waiting.popleft()(int(lines[0].split()[1]), headers, body)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
         waiting, self._waiting = self._waiting, deque()
         for on_answer in waiting:
-            on_answer(0, b"")
+            on_answer(0, {}, b"")
 
 
-def _response(status: int, body: bytes, read_output: Callable[[], bytes] | None) -> InferResponse:
-    """The response in an answer; status 0 for a connection that was lost."""
+def _response(status: int, size: int | None, body: bytes, read_output: Callable[[], bytes] | None) -> InferResponse:
+    """The response in an answer, of which ``size`` bytes are JSON; status 0 for a connection that was lost."""
     if not status:
         return InferResponse(error=CONNECTION_LOST)
     if status != 200:
@@ -94,17 +134,17 @@ def _response(status: int, body: bytes, read_output: Callable[[], bytes] | None)
             return InferResponse(error=decode_error(status, body))
         except ConchError as error:
             return InferResponse(error=error)
-    document = json.loads(body)
     try:
-        outputs = [
-            WireTensor(
-                output["name"],
-                output["datatype"],
-                tuple(output["shape"]),
-                read_output() if read_output is not None else struct.pack("<3q", *output["data"]),
-            )
-            for output in document["outputs"]
-        ]
-    except (KeyError, struct.error) as error:
+        document = json.loads(body[:size])
+        (output,) = document["outputs"]
+        if read_output is not None:
+            data = read_output()
+        elif size is not None:
+            data = body[size:]
+            _INFER.unpack(data)
+        else:
+            data = _INFER.pack(*output["data"])
+        tensor = WireTensor(output["name"], output["datatype"], tuple(output["shape"]), data)
+    except (KeyError, ValueError, struct.error) as error:
         return InferResponse(error=ConchError(f"no response: {error!r} {body!r:.200}", Code.UNKNOWN))
-    return InferResponse(outputs)
+    return InferResponse([tensor])

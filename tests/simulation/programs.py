@@ -13,6 +13,11 @@ from tests.simulation.addresses import REDIS
 
 #: The names of shared memory regions.
 REGIONS = ("s0", "s1")
+#: The ports of managed platforms, beside that of HTTP.
+PLATFORMS = ("sagemaker", "vertex-ai", "oci")
+#: Programs of smaller seeds have none of the later features, so that known seeds mean what they did before.
+_FIRST_WITH_LATER_FEATURES = 1_000_000
+_LATER_FEATURES = ("platforms",)
 #: A step: seconds to wait before it, what is done, and its arguments by name.
 Step = tuple[float, str, dict[str, Any]]
 
@@ -73,6 +78,8 @@ class _Generator:
         self._values = 0
         self._sequences = 0
         self._regions: tuple[str, ...] = ()
+        #: The model of requests that name none.
+        self._default_model = ""
 
     def program(self, seed: int) -> Program:
         draw = self._random
@@ -96,13 +103,19 @@ class _Generator:
         }
         if "cache" in features and draw.random() < 0.4:
             features.add("redis")
+        if seed >= _FIRST_WITH_LATER_FEATURES:
+            features.update(feature for feature in _LATER_FEATURES if draw.random() < 0.3)
         self._vias = [
             "core",
             *(["http"] if "http" in features else []),
             *(["grpc", "stream"] if "grpc" in features else []),
             *(["library"] if "library" in features else []),
+            *(PLATFORMS if "platforms" in features else []),
         ]
         self._make_models(mode, features)
+        if "platforms" in features:
+            cached = [name for name, spec in self._models.items() if spec.get("cache")]
+            self._default_model = draw.choice(cached or list(self._models))
         settings = self._settings(mode, features)
         weights = self._weights(mode, features)
         steps = []
@@ -148,6 +161,10 @@ class _Generator:
             settings["cache_config"] = [("local", "size", str(draw.choice([700, 2000, 100_000])))]
         if "limiter" in features:
             settings["rate_limit"] = "execution_count"
+        if self._default_model:
+            settings |= {"allow_sagemaker": True, "allow_vertex_ai": True, "allow_oci": True}
+            settings |= {"sagemaker_port": 0, "vertex_ai_port": 0, "oci_port": 0}
+            settings |= {"vertex_ai_default_model": self._default_model, "oci_default_model": self._default_model}
         return settings
 
     def _redis_settings(self) -> list[tuple[str, str, str]]:
@@ -215,6 +232,8 @@ class _Generator:
             self._regions = REGIONS
         if "redis" in features:
             weights |= {"redis": 1.0}
+        if self._default_model:
+            weights |= {"repeat": 2.0}
         if "hangs" in features:
             weights |= {"hang": 0.5}
         if "slow" in features:
@@ -242,6 +261,10 @@ class _Generator:
                     for _ in range(draw.choice([2, 3, 8]))
                 ]
                 return [(0.0 if at else wait, "infer", request) for at, request in enumerate(requests)]
+            case "repeat":
+                request = self._request(self._default_model, repeated=True)
+                ways = [self._way(self._default_model) for _ in range(4)]
+                return [(wait, "infer", request | way) for way in ways]
             case "sequence":
                 return self._sequence(wait)
             case "cancel":
@@ -288,7 +311,8 @@ class _Generator:
             case "slow_disk":
                 return [(wait, "slow_disk", {"calls": draw.choice([1, 3, 10]), "seconds": draw.choice([1, 10])})]
             case "hang_up":
-                return [(wait, "hang_up", {"via": draw.choice(["http", "grpc"]), "client": draw.randrange(4)})]
+                vias = ["http", "grpc", *(PLATFORMS if self._default_model else [])]
+                return [(wait, "hang_up", {"via": draw.choice(vias), "client": draw.randrange(4)})]
             case "end_stream":
                 return [(wait, "end_stream", {"client": draw.randrange(4)})]
             case "quiet":
@@ -296,10 +320,10 @@ class _Generator:
             case _:
                 return [(wait, what, {"model": name})]
 
-    def _request(self, name: str) -> dict[str, Any]:
+    def _request(self, name: str, *, repeated: bool = False) -> dict[str, Any]:
         draw = self._random
         self._values += 1
-        repeated = draw.random() < 0.5
+        repeated = repeated or draw.random() < 0.5
         value = draw.randrange(3) if repeated else 1000 + self._values
         return {
             "model": name,
@@ -310,13 +334,19 @@ class _Generator:
             **self._way(name),
         }
 
+    def _vias_to(self, name: str) -> list[str]:
+        """The ways to a model; some platforms have one model only."""
+        return [via for via in self._vias if name == self._default_model or via not in ("sagemaker", "oci")]
+
     def _way(self, name: str) -> dict[str, Any]:
         """How a request reaches the server."""
         draw = self._random
         decoupled = self._models[name]["kind"] in ("decoupled", "remote_decoupled")
-        vias = [via for via in self._vias if via in ("core", "stream", "library") or not decoupled]
+        vias = [via for via in self._vias_to(name) if via in ("core", "stream", "library") or not decoupled]
         via = draw.choice(vias)
         way: dict[str, Any] = {"via": via, "client": draw.randrange(4)}
+        if self._default_model and via in ("http", *PLATFORMS):
+            way["binary"] = draw.choice(["", "outputs", "all"])
         if via == "library":
             way["streamed"] = decoupled or draw.random() < 0.2
         if via == "http" and self._regions and draw.random() < 0.5:
@@ -334,7 +364,10 @@ class _Generator:
         name, correlation, length = draw.choice(models), self._sequences, draw.choice([1, 2, 5])
         between = draw.choice([0.0, 0.001, 0.2])
         # Calls of their own have no order, and pipelined requests wait for each other.
-        via = self._way(name) | {"via": draw.choice([via for via in self._vias if via != "grpc"]), "streamed": False}
+        via = self._way(name) | {
+            "via": draw.choice([via for via in self._vias_to(name) if via != "grpc"]),
+            "streamed": False,
+        }
         steps: list[Step] = []
         for at in range(length):
             request = self._request(name)

@@ -147,9 +147,12 @@ class SimulatedChannel:
         self._calls: set[asyncio.Future[Any]] = set()
 
     async def check(self) -> None:
-        async with asyncio.timeout(self._model.connect_timeout):
-            await self._connect()
-            status, answer = await self._call("/ready")
+        try:
+            async with asyncio.timeout(self._model.connect_timeout):
+                await self._connect()
+                status, answer = await self._call("/ready")
+        except TimeoutError:
+            raise unavailable("no answer in time") from None
         if status != 200:
             raise unavailable(str(answer["error"]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -59,7 +60,13 @@ def substituted(simulation: Simulation) -> Iterator[None]:
         return WorkerProcess(name, workers.spawn)
 
     threads = Threading(loop)
+    platforms = {
+        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": simulation.program.settings.get("oci_default_model", ""),
+        "AIP_HEALTH_ROUTE": "/health",
+        "AIP_PREDICT_ROUTE": "/predict",
+    }
     with ExitStack() as patches:
+        patches.enter_context(mock.patch.dict(os.environ, platforms))
         for module in (pool, copies, transfer):
             patches.enter_context(mock.patch.object(module, "threading", threads))
         for module, name, value in (
