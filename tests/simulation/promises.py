@@ -24,6 +24,8 @@ class Outcome:
     id: str
     arguments: dict[str, Any]
     origin: str
+    #: The models that have to be loaded for it.
+    models: set[str]
     #: The oldest stamp that a response may have: that of the last load that had ended when the request was sent.
     oldest: int
     kind: str
@@ -86,11 +88,14 @@ class Promises:
         """A request is about to be sent."""
         spec = specs[arguments["model"]]
         origin = arguments["model"]
+        models = {origin, *spec.get("steps", ())}
         if spec["kind"] == "ensemble":
             origin = spec["steps"][-1]
         elif spec["kind"] == "bls":
             origin = spec["calls"]
-        outcome = Outcome(f"r{len(self.outcomes)}", arguments, origin, self._loaded.get(origin, 0), spec["kind"])
+        models.add(origin)
+        oldest = self._loaded.get(origin, 0)
+        outcome = Outcome(f"r{len(self.outcomes)}", arguments, origin, models, oldest, spec["kind"])
         self.outcomes.append(outcome)
         self._by_id[outcome.id] = outcome
         if "correlation" in arguments:
@@ -157,7 +162,7 @@ class Promises:
     def _check_late(self, outcome: Outcome, error: ConchError) -> None:
         """A model that could be loaded at once is."""
         impatient = outcome.arguments.get("deadline", 0)
-        if self.unlimited and not impatient and not self.hung & {outcome.arguments["model"], outcome.origin}:
+        if self.unlimited and not impatient and not self.hung & outcome.models:
             self.broken(f"request {outcome.id} waited in vain: {error.message}")
 
     def _check_response(self, outcome: Outcome, value: int, stamp: int, place: int) -> None:

@@ -278,8 +278,7 @@ class Simulation:
                 self._begin(self._control(server.index()), "index")
             case "hang":
                 self.loop.hangs[arguments["model"]] = float(arguments["seconds"])
-                # A load of an ensemble includes its steps.
-                self.promises.hung.update((arguments["model"], *self._specs[arguments["model"]].get("steps", ())))
+                self.promises.hung.add(arguments["model"])
             case "quiet":
                 await self._quiet()
 

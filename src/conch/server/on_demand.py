@@ -175,6 +175,8 @@ class OnDemand:
             self.residency.unloaded_early(name, self._clock())
             self._schedule()
         await self._lifecycle.unload(name, dependents)
+        if self.residency.phase(name) is Phase.LEAVING:
+            self._run(self._await_left(name))
         self._schedule()
 
     def can_serve(self, name: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from conch.config.pbtxt import parse
@@ -27,12 +28,14 @@ T = TypeVar("T")
 class FakeLifecycle:
     """Loads in ``seconds`` of the loop's clock; ``broken`` ones fail, and so do those that are unloaded before.
 
-    ``files`` are those of every model, ``served`` those that each model was loaded from.
+    An ensemble, after as many seconds, also loads its ``members`` that do not serve.  ``files`` are those of every
+    model, ``served`` those that each model was loaded from.
     """
 
-    def __init__(self, table: ModelTable) -> None:
+    def __init__(self, table: ModelTable, members: Mapping[str, Collection[str]]) -> None:
         self.table = table
         self.seconds = 1.0
+        self._members = members
         #: What a load still does when its model serves (s).
         self.afterwards = 0.0
         self.broken: set[str] = set()
@@ -52,6 +55,11 @@ class FakeLifecycle:
         files, broken = self.files, name in self.broken
         ended = self._loads[name] = asyncio.Event()
         await asyncio.sleep(self.seconds)
+        for member in self._members.get(name, ()):
+            if not self._serves(member):
+                with suppress(ConchError):
+                    await self.load(member)
+        broken = broken or not all(map(self._serves, self._members.get(name, ())))
         del self._loads[name]
         ended.set()
         if name in self._unloaded:
@@ -65,6 +73,10 @@ class FakeLifecycle:
         state.versions[1] = VersionState(State.READY, "", model)
         self.table.on_ready()
         await asyncio.sleep(self.afterwards)
+
+    def _serves(self, name: str) -> bool:
+        state = self.table.models.get(name)
+        return state is not None and bool(state.ready_versions())
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         self.log.append(f"unload {name}")
@@ -102,6 +114,7 @@ class FakeNeeds:
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
+        self.members: dict[str, list[str]] = {}
         self.memory = 0
         self.failures = 0
 
@@ -110,14 +123,21 @@ class FakeNeeds:
             raise NotFoundError(name)
         if name in self.broken:
             raise RuntimeError("the disk is on fire")
-        return {name: Need(Room(models=1, memory=self.memory))}
+        members = self.members.get(name, [])
+        needs = {member: Need(Room(models=1, memory=self.memory)) for member in members}
+        return {**needs, name: self._need(name)}
 
     async def measure_again(self) -> None:
         if self.failures:
             self.failures -= 1
             raise RuntimeError("no such process")
 
-    def measured(self, models: Collection[Model]) -> Need:
+    def measured(self, models: Sequence[Model]) -> Need:
+        return self._need(models[0].name)
+
+    def _need(self, name: str) -> Need:
+        if members := self.members.get(name):
+            return Need(Room(), frozenset(members))
         return Need(Room(models=1, memory=self.memory))
 
 
@@ -126,8 +146,8 @@ class Market:
 
     def __init__(self, limits: ResidencyLimits, pinned: tuple[str, ...] = ()) -> None:
         self.table = ModelTable()
-        self.lifecycle = FakeLifecycle(self.table)
         self.needs = FakeNeeds()
+        self.lifecycle = FakeLifecycle(self.table, self.needs.members)
         self.demand = OnDemand(
             limits,
             pinned,

@@ -257,6 +257,22 @@ async def test_unload_during_a_load_fails_what_waits_for_it_and_the_next_request
 
 
 @fake_clock
+async def test_step_that_is_unloaded_during_the_load_of_its_ensemble_loads_again_while_that_stalls() -> None:
+    market = Market(TWO)
+    market.needs.members["all"] = ["a", "b"]
+    market.submit("all")
+    await asyncio.sleep(1.2)
+    unload = asyncio.create_task(market.demand.unload("a", False))
+    market.lifecycle.seconds = 50
+    await asyncio.sleep(1)
+    assert unload.done() and market.lifecycle.log == ["load all", "load a", "unload a", "load b"]
+    market.lifecycle.seconds = 1
+    asked = market.submit("a")
+    await asyncio.sleep(1.5)
+    assert market.running("a") == 1 and asked.refused is None
+
+
+@fake_clock
 async def test_load_by_name_of_a_model_that_is_about_to_leave_ends_when_it_is_loaded_again() -> None:
     market = Market(ONE)
     await market.load("a")

@@ -3,14 +3,15 @@
 Owned by ``conch.server.on_demand``, which tells it what happens and carries out what it decides.  Models are loaded in
 the order in which they were first asked for, and a model that does not fit blocks the models behind it, so none
 is overtaken for ever.  A model whose files are still being read, or that is still being unloaded, blocks no others and
-keeps its position.  Idle models are evicted, least recently used first.  If none is idle, the model that was
-loaded first is evicted after its minimum time, once its requests have ended.
+keeps its position.  A step of an ensemble that is being loaded also loads on its own if a request waits for it, so it
+does not wait for the files of the ensemble or of other steps.  Idle models are evicted, least recently used first.  If
+none is idle, the model that was loaded first is evicted after its minimum time, once its requests have ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from conch.errors import Code, ConchError, unavailable
 from conch.schedulers.residency.failures import LoadBackOff
@@ -39,8 +40,8 @@ class _Resident:
     need: Need
     phase: Phase
     since: float
-    #: The model whose load brings this one: itself, or an ensemble.
-    loader: str = ""
+    #: The models whose loads bring this one: itself, ensembles, or both.
+    loaders: set[str] = field(default_factory=set)
     #: How long its load took (s).
     load: float = 0.0
 
@@ -68,6 +69,8 @@ class Residency:
         #: In the order in which they were first asked for; follows from ``_waiting`` and ``_residents``.
         self._wishes: dict[str, _Wish] = {}
         self._reading: set[str] = set()
+        #: The loads during which a model that they bring was unloaded.
+        self._interrupted: set[str] = set()
         self._waiting: dict[str, dict[Waiter, None]] = {}
         self._decided: list[Decision] = []
         self._closed = ""
@@ -145,6 +148,7 @@ class Residency:
         resident = self._residents.get(name)
         if resident is not None and resident.phase is Phase.LOADING:
             resident.phase = Phase.LEAVING
+            self._interrupted |= resident.loaders
             self._let_go(name, unavailable(f"load failed for model '{name}': the model was unloaded meanwhile"), now)
 
     def leaves(self, name: str) -> None:
@@ -153,8 +157,9 @@ class Residency:
             resident.phase = Phase.LEAVING
 
     def left(self, name: str) -> None:
-        """An unloaded model has given everything back."""
-        if self.phase(name) is Phase.LEAVING:
+        """An unloaded model has given everything back; if its own load has not ended, that frees its room."""
+        resident = self._residents.get(name)
+        if resident is not None and resident.phase is Phase.LEAVING and name not in resident.loaders:
             del self._residents[name]
 
     def close(self, reason: str, now: float) -> None:
@@ -200,6 +205,7 @@ class Residency:
         return decided
 
     def _allot(self, now: float) -> None:
+        self._load_awaited_steps()
         self._note_wishes()
         for name, wish in self._wishes.items():
             if wish.needs is None and name not in self._reading:
@@ -214,6 +220,14 @@ class Residency:
             elif not self._try(name, wish.since, wish.needs, passed, now):
                 break
         self._relieve(now)
+
+    def _load_awaited_steps(self) -> None:
+        """Load ensemble steps that requests wait for on their own too, because the load of the ensemble may stall."""
+        for name in self._waiting:
+            resident = self._residents.get(name)
+            if resident is not None and resident.phase is Phase.LOADING and name not in resident.loaders:
+                resident.loaders.add(name)
+                self._decided.append(Load(name))
 
     def _note_wishes(self) -> None:
         """Record each model that requests wait for and that is not loading, in the order of those requests."""
@@ -258,7 +272,7 @@ class Residency:
         if self.room_taken().plus(needed).within(self.limits.room):
             for one, need in missing.items():
                 self._wishes.pop(one, None)
-                self._residents[one] = _Resident(need, Phase.LOADING, now, name)
+                self._residents[one] = _Resident(need, Phase.LOADING, now, {name})
                 self.counts.of(one).loads += 1
                 self.counts.of(one).returns += self.thrashing.loads(one, now)
             self._decided.append(Load(name))
@@ -332,11 +346,18 @@ class Residency:
         self._decided.append(Evict(name, reason))
 
     def _end_load(self, name: str) -> bool:
-        """Free the room of the models that an ended load did not load; returns whether one was unloaded during it."""
-        missing = {one: resident.phase for one, resident in self._residents.items() if resident.loader == name}
-        for one in missing:
-            del self._residents[one]
-        return Phase.LEAVING in missing.values()
+        """Free the room of the models that an ended load did not load, unless another load may still bring them.
+
+        Returns whether one of them was unloaded during the load.
+        """
+        for one, resident in list(self._residents.items()):
+            if name in resident.loaders:
+                resident.loaders.remove(name)
+                if not resident.loaders or (one == name and resident.phase is Phase.LEAVING):
+                    del self._residents[one]
+        interrupted = name in self._interrupted
+        self._interrupted.discard(name)
+        return interrupted
 
     def _refuse(self, name: str, error: ConchError, now: float) -> None:
         self.back_off.failed(name, error, now)

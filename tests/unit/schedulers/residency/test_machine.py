@@ -275,7 +275,7 @@ def test_member_of_a_failed_ensemble_that_was_asked_for_itself_gets_its_own_load
     town = Town(ResidencyLimits(Room(models=3)), needs=ENSEMBLE)
     town.ask("all")
     serial, _ = town.ask("a")
-    assert town.loading == ["all"]
+    assert town.loading == ["all", "a"]
     town.loading.remove("all")
     town.serve("b")
     town.residency.failed("all", not_found("broken"), town.now)
@@ -283,6 +283,45 @@ def test_member_of_a_failed_ensemble_that_was_asked_for_itself_gets_its_own_load
     assert town.loading == ["a"] and town.loaded() == ["b"]
     town.end_load("a")
     assert town.answers[serial] == ""
+
+
+def test_step_that_a_request_waits_for_loads_while_its_ensemble_stalls() -> None:
+    town = Town(ResidencyLimits(Room(models=2)), needs=ENSEMBLE)
+    whole, _ = town.ask("all")
+    early, _ = town.ask("a")
+    late, _ = town.ask("a")
+    assert town.loading == ["all", "a"]
+    town.end_load("a")
+    assert town.answers == {early: "", late: ""}
+    town.end_load("all")
+    assert town.answers[whole] == "" and town.loaded() == ["a", "all", "b"]
+
+
+def test_step_that_does_not_load_keeps_its_room_while_its_ensemble_loads() -> None:
+    town = Town(ResidencyLimits(Room(models=2)), needs=ENSEMBLE)
+    town.ask("all")
+    serial, _ = town.ask("a")
+    town.end_load("a", "broken")
+    assert town.answers == {serial: "broken"} and town.residency.room_taken().models == 2
+    town.residency.failed("all", not_found("'a' is not loaded"), town.now)
+    assert town.residency.room_taken().models == 0
+
+
+def test_step_that_was_unloaded_during_its_load_loads_again_while_its_ensemble_stalls() -> None:
+    town = Town(ResidencyLimits(Room(models=2)), needs=ENSEMBLE)
+    town.ask("all")
+    town.ask("a")
+    town.residency.unloaded_early("a", town.now)
+    serial, _ = town.ask("a")
+    town.residency.left("a")
+    town.decide()
+    assert town.loading == ["all", "a"]
+    town.end_load("a", "unloaded")
+    assert town.loading == ["all", "a"] and serial not in town.answers
+    town.end_load("a")
+    assert town.answers[serial] == ""
+    town.end_load("all", "'a' was unloaded")
+    assert town.loading == ["all"], "the unload has ended this load too"
 
 
 def test_load_that_an_unload_ended_is_not_counted_as_a_failure() -> None:
