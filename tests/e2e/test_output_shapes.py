@@ -13,17 +13,17 @@ from tests.models import write
 pytest.importorskip("onnxruntime")
 onnx_graphs = pytest.importorskip("tests.onnx_graphs")
 
-CONFIG = """
-backend: "onnxruntime"
+SHAPES = "in the shape [1, 2], but its configuration declares it as [-1, 3]; clients get it as it is"
+
+TENSORS = """
 max_batch_size: 4
 input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] }
-instance_group { count: 2 kind: KIND_CPU }
 """
 
 
 def test_shape_that_is_not_the_declared_one_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, "m", CONFIG, {})
+    write(tmp_path, "m", f'backend: "onnxruntime" instance_group {{ count: 2 kind: KIND_CPU }} {TENSORS}', {})
     (tmp_path / "m" / "1").mkdir()
     onnx_graphs.identity(tmp_path / "m" / "1" / "model.onnx", "FP32")
     with caplog.at_level(logging.WARNING, "conch"), conch.Server(
@@ -36,7 +36,30 @@ def test_shape_that_is_not_the_declared_one_is_told_once(tmp_path: Path, caplog:
             assert service.infer("m", {"x": [[1.0, 2.0]]})["y"].shape == (1, 2)
     told = [record.getMessage() for record in caplog.records if "declares it as" in record.getMessage()]
     assert len(told) == 1
-    assert (
-        "model 'm' gave the output 'y' in the shape [1, 2], but its configuration declares it as [-1, 3]; clients get "
-        "it as it is" in told[0]
-    )
+    assert f"model 'm' gave the output 'y' {SHAPES}" in told[0]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_shape_from_another_server_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    write(tmp_path / "back", "m", TENSORS.replace("[ 3 ]", "[ -1 ]"), {})
+    (tmp_path / "back" / "m" / "1").mkdir()
+    onnx_graphs.identity(tmp_path / "back" / "m" / "1" / "model.onnx", "FP32")
+    with conch.Server(model_repository=tmp_path / "back", http_port=0, grpc_port=0) as back:
+        url = f"{protocol}://{back.urls[protocol].rpartition('/')[2]}"
+        remote = f"""
+            backend: "remote"
+            parameters {{ key: "url" value {{ string_value: "{url}" }} }}
+            parameters {{ key: "model" value {{ string_value: "m" }} }}
+            """
+        write(tmp_path / "front", "front", remote + TENSORS, {})
+        with caplog.at_level(logging.WARNING, "conch"), conch.Server(
+            model_repository=tmp_path / "front", http_port=0, grpc_port=0
+        ) as server, conch.Client(server.urls["http"]) as http, conch.Client(server.urls["grpc"]) as grpc:  # fmt: skip
+            for values in ([1.0, 2.0, 3.0], [1.0, 2.0]):
+                assert "declares it as" not in caplog.text
+                for service in (server, http, grpc):
+                    assert service.infer("front", {"x": [values]})["y"].shape == (1, len(values))
+    told = [record.getMessage() for record in caplog.records if "declares it as" in record.getMessage()]
+    assert told == [f"model 'front' gave the output 'y' {SHAPES}"]

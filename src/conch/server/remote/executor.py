@@ -17,6 +17,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.server.remote.endpoints import Assignment, Endpoints, LostSequences
 from conch.server.remote.transport import Connect, LostError, RemoteTransport, UnreachedError
 from conch.telemetry.statistics import ModelStatistics
+from conch.workers.child.outputs import OutputWatch
 from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
@@ -125,6 +126,7 @@ class RemoteExecutor:
 
     ``key`` tells the model from others in ``sequences``, which all of its versions share.
     ``endpoints`` are the servers, and may be changed at any time.  At most ``limit`` requests are under way.
+    ``watch`` warns of outputs that are not as the model's configuration declares them.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class RemoteExecutor:
         idle_seconds: float,
         key: str = "",
         sequences: RemoteSequences | None = None,
+        watch: OutputWatch | None = None,
     ) -> None:
         self._name = name
         self._key = key
@@ -147,6 +150,7 @@ class RemoteExecutor:
         self._statistics = statistics
         self._decoupled = decoupled
         self._limit = limit
+        self._watch = watch
         self._loop = asyncio.get_running_loop()
         self._servers: dict[str, _Server] = {}
         self._tasks: dict[InferRequest, asyncio.Task[None]] = {}
@@ -395,6 +399,10 @@ class RemoteExecutor:
         if request.finished:
             return
         request.answered = True
+        if self._watch is not None and response.error is None:
+            outputs = [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in response.outputs]
+            rows = request.batch_size if self._watch.batches and not self._decoupled else None
+            self._watch.look(outputs, frozenset(request.outputs), not self._decoupled, rows)
         if self._decoupled:
             self._count(request, response)
         if response.final:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Final
 
+from conch.config import render
 from conch.config.complete import normalise
 from conch.config.remote import read_remote, take_over
 from conch.config.schema import ModelConfig, copied, scheduler
@@ -12,6 +15,9 @@ from conch.errors import ConchError, unavailable
 from conch.server.remote.connecting import connecting
 from conch.server.remote.executor import RemoteExecutor, RemoteSequences
 from conch.telemetry.statistics import ModelStatistics
+from conch.workers.child.outputs import OutputWatch
+
+LOG = logging.getLogger("conch")
 
 #: How long a sequence is kept at its server of which nothing is heard, where the configuration does not say (s).
 _IDLE_SECONDS: Final = 600.0
@@ -74,6 +80,8 @@ async def make_executor(
     idle = _IDLE_SECONDS
     if scheduler(config) == "sequence_batching":
         idle = config.sequence_batching.max_sequence_idle_microseconds / 1e6
+    watch = OutputWatch(config.name, lambda message: LOG.warning("%s", message))
+    watch.declare(json.loads(render.to_json(config)))
     executor = RemoteExecutor(
         config.name,
         settings,
@@ -84,6 +92,7 @@ async def make_executor(
         idle_seconds=idle,
         key=key,
         sequences=sequences,
+        watch=watch,
     )
     try:
         await executor.start()

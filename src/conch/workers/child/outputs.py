@@ -2,7 +2,7 @@
 
 An output may be undeclared or missing, or have another datatype, shape or number of rows.  On the wire, everything is
 as in Triton: undeclared outputs are dropped, all others are sent as the model returned them, without an error.  Used by
-all backends, in any thread of a worker.
+all backends, in any thread of a worker, and by the server for remote models.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from conch.config import pbtxt
@@ -14,6 +15,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.server.remote.executor import RemoteExecutor, RemoteSequences
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import WireTensor, pack_bytes
+from conch.workers.child.outputs import OutputWatch
 
 A, B = "grpc://a:1", "grpc://b:1"
 
@@ -26,8 +28,8 @@ class Call:
         self.deliver = deliver
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def answer(self) -> None:
-        self.deliver(InferResponse([WireTensor("y", "FP32", (1,), b"\0\0\0\0")]))
+    def answer(self, shape: tuple[int, ...] = (1, 1)) -> None:
+        self.deliver(InferResponse([WireTensor("y", "FP32", shape, bytes(4 * prod(shape)))]))
         self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
@@ -92,6 +94,9 @@ class RemoteBench:
     ) -> None:
         self.servers: dict[str, FakeServer] = {}
         self.statistics = ModelStatistics("m", 1)
+        self.warnings: list[str] = []
+        watch = OutputWatch("m", self.warnings.append)
+        watch.declare({"max_batch_size": 4, "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}]})
         self.executor = RemoteExecutor(
             "m",
             RemoteSettings(urls, "m", **{"health_interval": 600.0, **settings}),
@@ -102,6 +107,7 @@ class RemoteBench:
             idle_seconds=60.0,
             key=key,
             sequences=sequences,
+            watch=watch,
         )
 
     def _connect(self, url: RemoteUrl) -> FakeServer:

@@ -45,6 +45,27 @@ async def test_a_request_is_answered_and_counted() -> None:
     await until(lambda: bench.executor.endpoints.under_way == {A: 0})
 
 
+@pytest.mark.parametrize(
+    ("decoupled", "shape", "warning"),
+    [
+        (False, (1, 1), ""),
+        (False, (1, 2), "in the shape [1, 2], but its configuration declares it as [-1, 1]"),
+        (True, (1, 2), "in the shape [1, 2], but its configuration declares it as [-1, 1]"),
+        (False, (2, 1), "in the shape [2, 1] to a request whose batch size is 1"),
+        (True, (2, 1), ""),
+    ],
+)
+async def test_an_output_of_another_shape_is_told_once(decoupled: bool, shape: tuple[int, ...], warning: str) -> None:
+    bench = RemoteBench(A, decoupled=decoupled)
+    await bench.executor.start()
+    for _ in range(2):
+        sent = bench.send(outputs=("y",))
+        (await bench.servers[A].next()).answer(shape)
+        await sent.ended.wait()
+        assert sent.responses[0].outputs[0].shape == shape
+    assert [warning in told for told in bench.warnings] == [True] * bool(warning)
+
+
 async def test_without_a_ready_server_a_request_is_refused_at_once_with_the_reason() -> None:
     bench = RemoteBench(A)
     bench.fails(A, unavailable("it has no model 'm'"))
