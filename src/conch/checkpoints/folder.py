@@ -301,7 +301,9 @@ class Checkpoint:
     @property
     def openvino_problem(self) -> str:
         """Why engine ``openvino`` cannot serve the GGUF file; empty where it can, and for a folder."""
-        return "" if self.gguf is None else openvino_problem(self.gguf, str(self.config.get("model_type", "")))
+        if self.gguf is None:
+            return ""
+        return openvino_problem(self.gguf, str(self.config.get("model_type", "")), bool(self.options.adapters))
 
     @property
     def companion(self) -> Companion | None:

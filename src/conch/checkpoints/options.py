@@ -157,6 +157,18 @@ class Options:
             given=self.given | below.given,
         )
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Folders of LoRA adapters by name, parameter ``lora_modules``.  Raises INVALID_ARG, naming it."""
+        text = self.text("lora_modules") or "{}"
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise invalid(f"parameter 'lora_modules' is not valid JSON: {error}") from None
+        if not isinstance(document, dict) or not all(isinstance(path, str) for path in document.values()):
+            raise invalid("parameter 'lora_modules' must be a JSON object of folders by the adapter's name")
+        return document
+
     def text_limit(self, tokens: int) -> int:
         """The longest text (bytes) for a model that takes ``tokens`` tokens.
 

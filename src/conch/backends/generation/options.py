@@ -5,7 +5,6 @@ Runs in workers, when a model is loaded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +85,7 @@ def engine_spec(
         max_batched_tokens=options.integer("max_num_batched_tokens"),
         cache_tokens=options.integer("kv_cache_tokens"),
         prefix_caching=options.flag("enable_prefix_caching", True),
-        adapters=_adapters(checkpoint),
+        adapters={name: checkpoint.named_path("lora_modules", path) for name, path in options.adapters.items()},
         draft=checkpoint.named_path("speculative_model", draft) if draft else None,
         draft_tokens=options.integer("num_speculative_tokens"),
         arguments=arguments or {},
@@ -106,16 +105,3 @@ def _choice(options: Options, name: str, choices: tuple[str, ...], default: str)
     if text not in choices:
         raise invalid(f"parameter '{name}' is '{text}'; it must be one of {', '.join(choices)}")
     return text
-
-
-def _adapters(checkpoint: Checkpoint) -> dict[str, Path]:
-    text = checkpoint.options.text("lora_modules")
-    if not text:
-        return {}
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise invalid(f"parameter 'lora_modules' is not valid JSON: {error}") from None
-    if not isinstance(document, dict) or not all(isinstance(path, str) for path in document.values()):
-        raise invalid("parameter 'lora_modules' must be a JSON object of folders by the adapter's name")
-    return {name: checkpoint.named_path("lora_modules", path) for name, path in document.items()}

@@ -104,8 +104,11 @@ _TENSORS: Final = re.compile(
 )
 
 
-def openvino_problem(file: GgufFile, model_type: str) -> str:
-    """Why engine ``openvino`` cannot serve a file with a model of this type; empty where it can."""
+def openvino_problem(file: GgufFile, model_type: str, adapters: bool) -> str:
+    """Why engine ``openvino`` cannot serve a file with a model of this type, and LoRA adapters; empty where it can."""
+    if adapters:
+        # GenAI does not find their layers in the model that it makes of such a file.
+        return "OpenVINO GenAI ignores LoRA adapters of a GGUF file"
     if model_type not in _MODELS:
         return f"OpenVINO GenAI reads GGUF files of {', '.join(_MODELS)}, not of '{model_type}'"
     for tensor in file.tensors.values():

@@ -45,7 +45,6 @@ def spec(directory: Path, **changes: Any) -> EngineSpec:
     [
         ({}, "has no openvino_model.xml"),
         ({"device": "cuda"}, "CPU only"),
-        ({"gguf": Path("x.gguf"), "adapters": {"a": Path("a")}}, "LoRA adapters with a GGUF file"),
         ({"draft": Path("draft")}, "speculative decoding is not supported"),
     ],
 )

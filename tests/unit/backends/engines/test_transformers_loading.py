@@ -110,19 +110,24 @@ def test_a_closed_engine_gives_its_model_back(folder: Path) -> None:
     assert not hasattr(engine, "_network")
 
 
-def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) -> None:
+def adapted(folder: Path, target: Path) -> Any:
+    """The model of a folder with a random adapter, which is saved in ``target``."""
     peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(reference(folder), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                parameter.normal_(0, 0.5)
+    model.save_pretrained(target)
+    return model.eval()
+
+
+def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) -> None:
     adapters, models = {}, {"": reference(folder)}
     for number, name in enumerate(("first", "second")):
         torch.manual_seed(number)
-        config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
-        model = peft.get_peft_model(reference(folder), config)
-        with torch.no_grad():
-            for parameter_name, parameter in model.named_parameters():
-                if "lora" in parameter_name:
-                    parameter.normal_(0, 0.5)
-        model.save_pretrained(tmp_path / name)
-        adapters[name], models[name] = tmp_path / name, model.eval()
+        adapters[name], models[name] = tmp_path / name, adapted(folder, tmp_path / name)
     engine = opened(folder, adapters=adapters)
     assert engine.adapters == ("first", "second")
     assert Feature.LORA in engine.features
@@ -184,6 +189,18 @@ def test_a_gguf_file_is_loaded(folder: Path, tmp_path: Path) -> None:
     assert generate(engine, [3, 4, 5], temperature=0, max_tokens=10) == generate(
         opened(folder), [3, 4, 5], temperature=0, max_tokens=10
     )
+
+
+def test_a_gguf_file_has_adapters(folder: Path, tmp_path: Path) -> None:
+    file = as_gguf(folder, tmp_path / "tiny.gguf")
+    model = adapted(folder, tmp_path / "pirate")
+    engine = opened(tmp_path, gguf=file, adapters={"pirate": tmp_path / "pirate"})
+    for name, other in ("pirate", model), ("", reference(folder)):
+        sampling = SamplingParams(max_tokens=8, temperature=0, lora_name=name)
+        done = finished(engine, EngineRequest(0, [3, 4, 5], sampling))
+        assert [token for progress in done for token in progress.tokens] == generated(
+            other, [3, 4, 5], max_new_tokens=8
+        )[0]
 
 
 def logprobs(engine: GenerationEngine) -> list[float]:

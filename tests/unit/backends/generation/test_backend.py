@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conch.backends.generation import backend as generation
 from conch.backends.generation.backend import LONG_REQUEST, GenerationBackend
 from conch.backends.generation.request_state import RequestState, ResponseBuilder
 from conch.backends.native.arrays import Request
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError
 from conch.tensors import WireTensor, pack_bytes
+from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
+from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
 
 
 class Service:
@@ -63,6 +69,30 @@ class Backend(GenerationBackend):
 def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
     monkeypatch.setattr("conch.backends.generation.backend.BorrowingUnpacker", lambda payload, channel: None)
     return Backend()
+
+
+@pytest.mark.parametrize(
+    ("values", "warnings"),
+    [
+        ({}, []),
+        (
+            {"lora_modules": {"pirate": "pirate"}},
+            ["engine 'transformers' serves it, since OpenVINO GenAI ignores LoRA adapters of a GGUF file"],
+        ),
+    ],
+)
+def test_an_engine_that_the_file_makes_necessary_is_told(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], warnings: list[str]
+) -> None:
+    told: list[str] = []
+    opened: list[str] = []
+    monkeypatch.setattr(backend, "warn_of", told.append)
+    monkeypatch.setattr(generation, "open_engine", lambda name, spec: opened.append(name) or FakeEngine())
+    write(tmp_path / "m.gguf", LLAMA, tensors=[("blk.0.ffn_up.weight", (256, 1), 8, 0)], data=2048)
+    (tmp_path / "pirate").mkdir()
+    checkpoint = Checkpoint.open(tmp_path, Options.from_values({"verify_on_load": False, **values}))
+    backend.open_engine(checkpoint, {"kind": "CPU", "device_id": 0}, ByteTokenizer(), lambda name: {})
+    assert (opened, told) == (["transformers" if warnings else "openvino"], warnings)
 
 
 def test_another_thread_goes_on_while_a_long_text_is_read(backend: Backend) -> None:

@@ -32,6 +32,24 @@ def test_types_that_openvino_computes_are_served_by_it(tmp_path: Path, kind: int
     assert choose_engine(checkpoint, on_gpu=True) == "transformers"
 
 
+@pytest.mark.parametrize("text", ["", "{}"])
+def test_files_without_adapters_are_served_by_openvino(tmp_path: Path, text: str) -> None:
+    options = Options.from_values({"lora_modules": text})
+    checkpoint = Checkpoint.open(file_with(tmp_path, MATRIX, 8).parent, options)
+    assert choose_engine(checkpoint, on_gpu=False) == checkpoint.engine == "openvino"
+
+
+def test_files_with_adapters_are_served_by_transformers_and_refused_by_openvino(tmp_path: Path) -> None:
+    options = Options.from_values({"lora_modules": {"pirate": "adapters/pirate"}})
+    checkpoint = Checkpoint.open(file_with(tmp_path, MATRIX, 8).parent, options)
+    assert choose_engine(checkpoint, on_gpu=False) == checkpoint.engine == "transformers"
+    assert checkpoint.openvino_problem == "OpenVINO GenAI ignores LoRA adapters of a GGUF file"
+    adapters = {"pirate": tmp_path}
+    with pytest.raises(ConchError, match=f"cannot serve .*: {checkpoint.openvino_problem}") as refused:
+        open_engine("openvino", EngineSpec(tmp_path, checkpoint.config, (), gguf=checkpoint.gguf, adapters=adapters))
+    assert refused.value.code is Code.INVALID_ARG
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "architecture", "problem"),
     [

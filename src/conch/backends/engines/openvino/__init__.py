@@ -20,10 +20,7 @@ def open(spec: EngineSpec) -> GenerationEngine:
         # a wrong first token.
         raise invalid("speculative decoding is not supported by engine 'openvino'")
     if spec.gguf is not None:
-        if spec.adapters:
-            # GenAI does not find the adapters' layers in the model that it makes of such a file, and ignores them.
-            raise invalid("engine 'openvino' does not support LoRA adapters with a GGUF file")
-        if problem := openvino_problem(spec.gguf, str(spec.config.get("model_type", ""))):
+        if problem := openvino_problem(spec.gguf, str(spec.config.get("model_type", "")), bool(spec.adapters)):
             raise invalid(f"engine 'openvino' cannot serve {spec.source}: {problem}")
     elif not (spec.directory / "openvino_model.xml").is_file():
         raise invalid(f"engine 'openvino' needs an exported model: {spec.directory} has no openvino_model.xml")
