@@ -195,8 +195,6 @@ def _add(model: CheckedModel, found: _Found) -> None:
     elif backend == "huggingface":
         found.hub.update(_hub_ids(model))
         given = Options.from_values(parameters(model.config))
-        if given.extra.get("lora_modules"):
-            found.extras.add("lora")
         for version in model.versions:
             extras, engine, task = _of_checkpoint(model.files.version_directory(version), given)
             found.add_engine(engine if engine != "auto" else "transformers", task)
@@ -228,6 +226,8 @@ def _of_checkpoint(directory: Path, given: Options) -> tuple[set[str], str, str]
         wanted.add("audio")
     elif any(part in task for part in _IMAGES):
         wanted.add("image")
+    if options.adapters:
+        wanted.add("lora")
     return wanted, engine, task
 
 

@@ -66,6 +66,15 @@ def test_checkpoints_from_the_hub_are_told(tmp_path: Path) -> None:
     assert found.writers == ("c",)
 
 
+def test_adapters_need_their_extra_wherever_they_are_named(tmp_path: Path) -> None:
+    named = 'backend: "huggingface" parameters { key: "lora_modules" value { string_value: "{\\"a\\": \\"b\\"}" } }'
+    checkpoint(tmp_path / "config", "m", named, model="org/writer", task="text-generation")
+    checkpoint(tmp_path / "document", "m", model="org/writer", task="text-generation", lora_modules={"a": "b"})
+    checkpoint(tmp_path / "none", "m", model="org/writer", task="text-generation")
+    for repository, lora in ("config", {"lora"}), ("document", {"lora"}), ("none", set()):
+        assert set(needs(tmp_path / repository, MOUNT).extras) & {"lora"} == lora
+
+
 @pytest.mark.parametrize(
     ("architecture", "kind", "extras"),
     [
