@@ -307,17 +307,20 @@ class Template:
         """A new child of this process.  Raises OSError or TimeoutError, after which the template is of no use."""
         kind = socket.SOCK_SEQPACKET if role == "template" else socket.SOCK_STREAM
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-        output, printing = os.pipe()
         try:
-            request = {"op": "fork", "as": role, "environment": dict(environment)}
-            answer = await self._ask(request, [theirs.fileno(), printing], FORK_SECONDS, adopting)
+            with theirs:
+                output, printing = os.pipe()
+                try:
+                    request = {"op": "fork", "as": role, "environment": dict(environment)}
+                    answer = await self._ask(request, [theirs.fileno(), printing], FORK_SECONDS, adopting)
+                except BaseException:
+                    os.close(output)
+                    raise
+                finally:
+                    os.close(printing)
         except BaseException:
             ours.close()
-            os.close(output)
             raise
-        finally:
-            theirs.close()
-            os.close(printing)
         self._workers += 1
         self._consider_end()
         return ForkedProcess(answer["pid"], ours, output)

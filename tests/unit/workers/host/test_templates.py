@@ -339,3 +339,27 @@ async def test_worker_that_cannot_be_watched_leaves_nothing_behind(monkeypatch: 
     assert psutil.Process().num_fds() == files - 2  # its socket and its pipe
     await owner.end()
     await templates.close()
+
+
+async def test_fork_without_a_descriptor_for_the_output_closes_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = Templates(60)
+    kind = kind_of(templates)
+    owner = await Owner().start(templates, kind)
+    made: list[socket.socket] = []
+    make_pair = socket.socketpair
+
+    def recorded(*arguments: Any) -> tuple[socket.socket, socket.socket]:
+        pair = make_pair(*arguments)
+        made.extend(pair)
+        return pair
+
+    def without_descriptors() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socketpair", recorded)
+        patched.setattr(os, "pipe", without_descriptors)
+        assert await templates.fork(kind, {}) is None
+    assert [end.fileno() for end in made] == [-1, -1]
+    await owner.end()
+    await templates.close()
