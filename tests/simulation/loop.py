@@ -231,6 +231,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             call = function
         return seconds
 
+    async def sock_recv(self, sock: Any, size: int) -> bytes:
+        while not sock.readable:
+            arrived = self.create_future()
+            self.add_reader(sock.fileno(), lambda arrived=arrived: arrived.done() or arrived.set_result(None))
+            try:
+                await arrived
+            finally:
+                self.remove_reader(sock.fileno())
+        return sock.recv(size)
+
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         return self.network.listen(protocol_factory, host, port)
 

@@ -37,6 +37,7 @@ class SimulatedRepository:
                     "decoupled": spec["kind"] == "decoupled",
                     "calls": spec.get("calls", ""),
                     "load_seconds": spec.get("load_seconds", 0),
+                    "modules": spec.get("modules", []),
                 }
                 self._replace(directory / str(version) / "model.py", json.dumps(behaviour))
         self._replace(directory / "config.pbtxt", config_of(name, spec))

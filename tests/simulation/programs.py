@@ -17,7 +17,7 @@ REGIONS = ("s0", "s1")
 PLATFORMS = ("sagemaker", "vertex-ai", "oci")
 #: Programs of smaller seeds have none of the later features, so that known seeds mean what they did before.
 _FIRST_WITH_LATER_FEATURES = 1_000_000
-_LATER_FEATURES = ("platforms",)
+_LATER_FEATURES = ("platforms", "descriptors")
 #: A step: seconds to wait before it, what is done, and its arguments by name.
 Step = tuple[float, str, dict[str, Any]]
 
@@ -46,7 +46,7 @@ class Program:
     def unlimited(self) -> bool:
         """Whether every model can be loaded whenever it is asked for, and soon."""
         settings = self.settings
-        quick = not self.features & {"faults", "slow", "store"} and all(
+        quick = not self.features & {"faults", "slow", "store", "descriptors"} and all(
             spec.get("load_seconds", 0) < 5 for spec in self.models.values()
         )
         return quick and settings["model_control_mode"] == "on-demand" and not settings["max_loaded_models"]
@@ -161,6 +161,8 @@ class _Generator:
             settings["cache_config"] = [("local", "size", str(draw.choice([700, 2000, 100_000])))]
         if "limiter" in features:
             settings["rate_limit"] = "execution_count"
+        if "descriptors" in features:
+            settings["worker_template_secs"] = draw.choice([0, 1, 60])
         if self._default_model:
             settings |= {"allow_sagemaker": True, "allow_vertex_ai": True, "allow_oci": True}
             settings |= {"sagemaker_port": 0, "vertex_ai_port": 0, "oci_port": 0}
@@ -208,6 +210,8 @@ class _Generator:
                 "sequence",
             ):  # a BLS model would wait for its own
                 spec["resources"] = {"R": draw.choice([1, 1, 2])}
+            if "descriptors" in features:
+                spec["modules"] = draw.choice([[], [], ["x"], ["y"]])
             self._models[name] = spec
         plain = [name for name, spec in self._models.items() if spec["kind"] == "plain"]
         if plain and draw.random() < 0.3:
@@ -234,6 +238,8 @@ class _Generator:
             weights |= {"redis": 1.0}
         if self._default_model:
             weights |= {"repeat": 2.0}
+        if "descriptors" in features:
+            weights |= {"descriptors": 1.5, "template": 0.5, "kill": 1.0}
         if "hangs" in features:
             weights |= {"hang": 0.5}
         if "slow" in features:
@@ -285,6 +291,10 @@ class _Generator:
                         | ({"times": draw.choice([1, 5])} if during == "load" else {}),
                     )
                 ]
+            case "descriptors":
+                return [(wait, what, {"after": draw.randrange(8), "times": draw.choice([1, 1, 3])})]
+            case "template":
+                return [(wait, what, {"fault": draw.choice(["die", "stall"])})]
             case "memory":
                 return [(wait, "memory", {"readings": draw.choice([1, 2, 5])})]
             case "store":

@@ -24,6 +24,7 @@ from conch.settings import Resource, Setting, Settings
 from tests.simulation import virtual_time
 from tests.simulation.addresses import ADDRESSES
 from tests.simulation.clients import Clients
+from tests.simulation.kernel import SimulatedKernel
 from tests.simulation.loop import NothingHappens, SimulatedLoop
 from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
@@ -56,6 +57,11 @@ class Simulation:
         self.network = self.loop.network = SimulatedNetwork(self.loop)
         self.workers = SimulatedWorkers(self)
         self.memory = SimulatedMemory()
+        self.kernel = (
+            SimulatedKernel(self.loop, self.workers, lambda what: self.promises.broken(what))
+            if "descriptors" in program.features
+            else None
+        )
         self._folder = folder
         self.repository = SimulatedRepository(folder / "models")
         self.remotes = [RemoteServer(self.loop, self.network, address, self.repository) for address in ADDRESSES]
@@ -151,6 +157,8 @@ class Simulation:
         for remote in self.remotes:
             remote.heal()
         self.redis.heal()
+        if self.kernel is not None:
+            self.kernel.heal()
         self.memory.failures = 0
         core_server = self.application.server
         for worker in self.workers.alive:
@@ -224,7 +232,7 @@ class Simulation:
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in left:
             self.promises.broken(f"a task is left after the end: {task.get_name()} {_stack(task)}")
-        for line in self.loop.left():
+        for line in (*self.loop.left(), *(self.kernel.left() if self.kernel is not None else ())):
             self.promises.broken(f"left after the end: {line}")
         for worker in self.workers.alive:
             self.promises.broken(f"the worker {worker.pid} of '{worker.model}' is left after the end")
@@ -261,6 +269,10 @@ class Simulation:
                     self.random.choice(workers).kill()
             case "slow_disk":
                 self.loop.slow_calls.extend([float(arguments["seconds"])] * arguments["calls"])
+            case "descriptors" if self.kernel is not None:
+                self.kernel.fail(arguments["after"], arguments["times"])
+            case "template" if self.kernel is not None:
+                self.kernel.template_faults.append(arguments["fault"])
             case "memory":
                 self.memory.failures += arguments["readings"]
             case "store":
@@ -344,7 +356,7 @@ class Simulation:
         task.add_done_callback(self._tasks.discard)
 
     def _settings(self) -> Settings:
-        given = dict(self.program.settings)
+        given = {"worker_template_secs": 0, **self.program.settings}
         for name, kind in (("cache_config", Setting), ("rate_limit_resource", Resource)):
             if name in given:
                 given[name] = tuple(kind(*one) for one in given[name])
@@ -353,7 +365,7 @@ class Simulation:
         stored = given.pop("stored", False)
         return Settings(
             model_repository=("s3://bucket/models" if stored else str(self.repository.path),),
-            repository_cache_directory=str(self._folder / "cache"), worker_template_secs=0, check_memory_on_load=False,
+            repository_cache_directory=str(self._folder / "cache"), check_memory_on_load=False,
             allow_metrics=False, allow_gpu_metrics=False, allow_cpu_metrics=False, http_port=0, grpc_port=0, **given,
         )  # fmt: skip
 

@@ -29,6 +29,16 @@ class SimulatedSocket:
 
     # What the other end does
 
+    def attach(self, on_bytes: Callable[[bytes], None], on_closed: Callable[[], None]) -> None:
+        """Have another process take the other end."""
+        self._on_bytes, self._on_closed = on_bytes, on_closed
+        if self._closed:
+            self._loop.later(0, on_closed)
+
+    def deliver_packet(self, data: bytes) -> None:
+        """Have ``data`` arrive as one packet."""
+        self._last_arrival = self._in_order(self._last_arrival, partial(self._inbound.append, data))
+
     def deliver(self, data: bytes) -> None:
         """Have ``data`` arrive, perhaps in two pieces."""
         random = self._loop.random
@@ -103,6 +113,16 @@ class SimulatedSocket:
         if taken < len(data):
             self._inbound.appendleft(data[taken:])
         return taken, [], 0, None
+
+    def recv(self, size: int) -> bytes:
+        """A packet."""
+        if not self._inbound and not self._ended:
+            raise BlockingIOError
+        return self._inbound.popleft() if self._inbound else b""
+
+    def shutdown(self, how: int) -> None:
+        self._ended = True
+        self._loop.later(0, self._on_closed)
 
     def close(self) -> None:
         if not self._closed:

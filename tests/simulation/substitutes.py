@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -17,6 +17,7 @@ from conch.repository.stores import copies, pool, s3, transfer
 from conch.server import core
 from conch.server.remote import grpc_calls
 from conch.telemetry.processes import ProcessMemory
+from conch.workers.host import output, processes, spawn, templates
 from conch.workers.host.process import WorkerProcess
 from tests.simulation.library import SimulatedLoopThread, running
 from tests.simulation.remotes import channels_to
@@ -49,15 +50,12 @@ class SimulatedMemory:
 @contextmanager
 def substituted(simulation: Simulation) -> Iterator[None]:
     """While the block runs, the server of ``simulation`` has simulated workers, and a machine without anything else."""
-    workers, loop = simulation.workers, simulation.loop
+    loop = simulation.loop
     make_budget = ByteBudget.of
 
     def new_budget(setting: int) -> ByteBudget:
         simulation.budgets.append(make_budget(setting))
         return simulation.budgets[-1]
-
-    def new_process(name: str, spawn: Any = None) -> WorkerProcess:
-        return WorkerProcess(name, workers.spawn)
 
     threads = Threading(loop)
     platforms = {
@@ -74,7 +72,6 @@ def substituted(simulation: Simulation) -> Iterator[None]:
             (pool, "Future", SimulatedFuture),
             (transfer, "wait", wait_for),
             (s3, "open_s3", lambda url, environment: simulation.store),
-            (core, "WorkerProcesses", partial(core.WorkerProcesses, new_process)),
             (core, "MemoryLedger", partial(core.MemoryLedger, reader=simulation.memory)),
             (core, "visible_gpus", lambda: ()),
             (grpc_calls, "RemoteGrpc", channels_to(simulation.remotes)),
@@ -83,6 +80,25 @@ def substituted(simulation: Simulation) -> Iterator[None]:
             (library_server, "LoopThread", partial(SimulatedLoopThread, loop)),
             (app, "heap_trimmer", lambda: None),
             (app, "remove_orphans", lambda: []),
+            *_processes(simulation),
         ):
             patches.enter_context(mock.patch.object(module, name, value))
         yield
+
+
+def _processes(simulation: Simulation) -> list[tuple[Any, str, Any]]:
+    """What starts workers: simulated ones at once, or conch's own code on a simulated kernel."""
+    workers, kernel = simulation.workers, simulation.kernel
+    if kernel is None:
+
+        def new_process(name: str, spawn: Any = None) -> WorkerProcess:
+            return WorkerProcess(name, workers.spawn)
+
+        return [(core, "WorkerProcesses", partial(core.WorkerProcesses, new_process))]
+    return [
+        *((module, "os", kernel.os) for module in (spawn, templates, output, processes)),
+        *((module, "socket", kernel.socket) for module in (spawn, templates)),
+        *((module, "signal", kernel.signal) for module in (spawn, templates)),
+        *((module, "subprocess", kernel.subprocess) for module in (spawn, processes)),
+        (templates, "adopting", nullcontext),
+    ]

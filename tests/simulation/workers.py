@@ -10,6 +10,7 @@ import json
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,17 +61,34 @@ class SimulatedWorkers:
         on_line: Callable[[str], None],
     ) -> tuple[SimulatedWorker, Any]:
         """Start a worker; see :data:`conch.workers.host.spawn.Spawn`."""
-        self.started += 1
-        worker = SimulatedWorker(self, _FIRST_PID + self.started, on_exit)
-        self.alive.append(worker)
+        worker = self.start(on_exit)
         return worker, worker.socket
+
+    def start(self, on_exit: Callable[[], None], socket: SimulatedSocket | None = None) -> SimulatedWorker:
+        """Start a worker, with the other end of ``socket`` if there is one already."""
+        worker = SimulatedWorker(self, self.new_pid(), on_exit, socket)
+        self.alive.append(worker)
+        return worker
+
+    def new_pid(self) -> int:
+        """The id of a new process."""
+        self.started += 1
+        return _FIRST_PID + self.started
 
 
 class SimulatedWorker:
     """One process."""
 
-    def __init__(self, workers: SimulatedWorkers, pid: int, on_exit: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        workers: SimulatedWorkers,
+        pid: int,
+        on_exit: Callable[[], None],
+        socket: SimulatedSocket | None = None,
+    ) -> None:
         self.pid = pid
+        #: How it has ended, as soon as it has, and as soon as that is noticed.
+        self.status: int | None = None
         self.exit_status: int | None = None
         self.model = ""
         self.stalled = False
@@ -80,8 +98,9 @@ class SimulatedWorker:
         self._surroundings = workers.surroundings
         self._loop = workers.surroundings.loop
         self._on_exit = on_exit
-        self._status: int | None = None
-        self.socket = SimulatedSocket(self._loop, self._received, self._server_gone)
+        self.socket = socket or SimulatedSocket(self._loop, self._received, self._server_gone)
+        if socket is not None:
+            socket.attach(self._received, self._server_gone)
         self._buffer = bytearray()
         self._frames: deque[tuple[dict[str, Any], bytes]] = deque()
         self._busy = False
@@ -105,14 +124,14 @@ class SimulatedWorker:
         self._end(-9)
 
     def _end(self, status: int) -> None:
-        if self._status is None:
-            self._status = status
+        if self.status is None:
+            self.status = status
             self._workers.alive.remove(self)
             self.socket.hang_up()
             self._loop.later(self._loop.latency(0.001), lambda: self._loop.arrive(self._exited))
 
     def _exited(self) -> None:
-        self.exit_status = self._status
+        self.exit_status = self.status
         self._on_exit()
 
     def _server_gone(self) -> None:
@@ -139,7 +158,7 @@ class SimulatedWorker:
         self._next()
 
     def _next(self) -> None:
-        while self._frames and not self._busy and not self.stalled and self._status is None:
+        while self._frames and not self._busy and not self.stalled and self.status is None:
             header, payload = self._frames.popleft()
             self._handle(header, payload)
 
@@ -152,6 +171,10 @@ class SimulatedWorker:
                 self._directory = Path(header["model"]["version_directory"])
             case "complete":
                 self._load(0.01, {"op": "completed", "config": self._config})
+            case "preloads":
+                modules = json.loads((self._directory / "model.py").read_text()).get("modules", [])
+                answer = {"op": "preloads", "modules": modules, "environment": {}}
+                self._after(self._loop.latency(0.01), partial(self._send, answer))
             case "start":
                 self._load(0.02, {"op": "ready", "async": False, "runs_with": {}})
             case "execute":
@@ -164,7 +187,7 @@ class SimulatedWorker:
         self._busy = True
 
         def go_on() -> None:
-            if self._status is None and not self.stalled:
+            if self.status is None and not self.stalled:
                 self._busy = False
                 then()
                 self._next()
@@ -172,7 +195,7 @@ class SimulatedWorker:
         self._loop.later(seconds, go_on)
 
     def _send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
-        if self._status is None:
+        if self.status is None:
             payload, size = (packer.payload, packer.size) if packer is not None else ((), 0)
             self.socket.deliver(b"".join(bytes(part) for part in encode_frame(header, payload, size)))
 
@@ -274,7 +297,7 @@ class SimulatedWorker:
         """Give each request its responses at random times, some of them after the execution."""
 
         def respond(serial: int, value: int, place: int, count: int) -> None:
-            if self._status is not None or self.stalled:
+            if self.status is not None or self.stalled:
                 return
             packer = Packer()
             outputs = [self._output(packer, value, place)] if place < count else []
@@ -299,7 +322,7 @@ class SimulatedWorker:
         packer, responses = Packer(), list[Any]()
 
         def call_next() -> None:
-            if self._status is not None or self.stalled:
+            if self.status is not None or self.stalled:
                 return
             if len(responses) == len(inputs):
                 self._busy = False
@@ -332,5 +355,5 @@ class SimulatedWorker:
 
     def _answered(self, header: dict[str, Any], payload: bytes) -> None:
         answered = self._calls.pop(header["call"], None)
-        if answered is not None and self._status is None:
+        if answered is not None and self.status is None:
             answered(header, payload)
