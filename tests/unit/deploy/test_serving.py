@@ -63,6 +63,7 @@ def _with(name: str, value: str) -> str:
     ("config", "own"),
     [
         (CPU, ["1/onnxruntime-int8.onnx"]),
+        (_with("variant", "openvino-int8"), ["1/openvino-int8.bin", "1/openvino-int8.xml"]),
         (_with("variant", "openvino-bf16"), ["1/openvino-fp32.bin", "1/openvino-fp32.xml"]),
         (_with("variant", "onnxruntime-fp32"), ["1/onnxruntime-fp32.onnx", "1/onnxruntime-fp32.onnx.data"]),
         (_with("engine", "torch"), ["1/model.safetensors"]),
