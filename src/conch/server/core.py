@@ -275,13 +275,13 @@ class InferenceServer:
         await self._lifecycle.load_named(name, read_parameters(name, parameters))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Stop serving a model; does nothing for one that is not loaded."""
+        """Stop serving a model, even if the caller is cancelled; does nothing for one that is not loaded."""
         self.require_explicit_control()
         check_model_name(name)
         if self._on_demand is None:
-            await self._lifecycle.unload_named(name, dependents)
+            await self._lifecycle.complete(self._lifecycle.unload_named(name, dependents))
         else:
-            await self._on_demand.unload(name, dependents)
+            await self._lifecycle.complete(self._on_demand.unload(name, dependents))
 
     def _worker_families(self) -> Iterator[Family]:
         """Which models are ready, and how many workers had to be killed."""

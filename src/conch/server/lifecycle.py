@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from itertools import chain
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
@@ -314,10 +315,7 @@ class Lifecycle:
         Raises the reason; what served before serves on.  All of it goes on when the caller is cancelled.
         """
         self._refuse_if_closed()
-        task = asyncio.get_running_loop().create_task(self._load(name, override))
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
-        await asyncio.shield(task)
+        await self.complete(self._load(name, override))
 
     async def _load(self, name: str, override: Override | None) -> None:
         await self._operation(frozenset([name]), override).load(name)
@@ -362,6 +360,13 @@ class Lifecycle:
             self._unloading.add(task)
             task.add_done_callback(self._unloading.discard)
             await asyncio.wait([task], timeout=_PROMPT_SECONDS)
+
+    async def complete(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a load or an unload to its end, even if the caller is cancelled; :meth:`close` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        await asyncio.shield(task)
 
     def external_files(self) -> dict[str, ExternalFiles]:
         """By model, the files outside of its directory that its versions were loaded from."""

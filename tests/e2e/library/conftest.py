@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import conch
 from conch.library.deadline import Deadline
 from conch.library.loop_thread import LoopThread
 from conch.library.service import RequestTarget
+from conch.server.rollout import Rollout
 from tests.models import build, write
 
 MODELS = ("add_sub", "echo_request", "gate", "generate", "identity_batched", "repeat", "types")
@@ -162,3 +166,31 @@ def service(request: pytest.FixtureRequest, server: conch.Server) -> Iterator[co
     else:
         with conch.Client(server.urls[request.param]) as client:
             yield client
+
+
+@dataclass
+class HangingLoads:
+    """While ``hang`` is set, loads hang until they are given up, and keep their model's lock until ``may_end``."""
+
+    hang: bool = False
+    begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def hanging_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingLoads]:
+    loads = HangingLoads()
+    bring_up = Rollout.bring_up
+
+    async def bring_up_or_hang(*arguments: Any) -> None:
+        if not loads.hang:
+            return await bring_up(*arguments)
+        loads.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.to_thread(loads.may_end.wait)
+
+    monkeypatch.setattr(Rollout, "bring_up", bring_up_or_hang)
+    yield loads
+    loads.may_end.set()

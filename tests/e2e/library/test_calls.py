@@ -12,6 +12,7 @@ import pytest
 
 import conch
 from conch import Code, ConchError, InferenceService, Server
+from tests.e2e.library.conftest import HangingLoads
 from tests.events import Events, eventually
 from tests.models import write
 
@@ -310,6 +311,13 @@ class TritonPythonModel:
 """
 
 
+REPLACED = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+"""
+
+
 def test_load_has_the_timeout_of_its_call_and_continues(
     service: InferenceService, folder: Path, tmp_path: Path
 ) -> None:
@@ -319,6 +327,24 @@ def test_load_has_the_timeout_of_its_call_and_continues(
     (tmp_path / "go").touch()
     eventually(lambda: service.ready("waiting"), "the model's readiness")
     service.unload("waiting", timeout=30)
+
+
+def test_unload_continues_after_the_timeout_of_its_call(
+    service: InferenceService, folder: Path, hanging_loads: HangingLoads
+) -> None:
+    write(folder, "replaced", 'backend: "python"', {"1/model.py": REPLACED})
+    service.load("replaced")
+    write(folder, "replaced", 'backend: "python"', {"1/model.py": f"{REPLACED}# changed"})
+    hanging_loads.hang = True
+    with ThreadPoolExecutor(1) as threads:
+        reload = threads.submit(refusal, service.load, "replaced")
+        assert hanging_loads.begun.wait(15)
+        error = refusal(service.unload, "replaced", timeout=0.1)
+        assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from the server within 0.1 s")
+        assert service.ready("replaced")
+        hanging_loads.may_end.set()
+        assert "the model was unloaded meanwhile" in reload.result().message
+    eventually(lambda: not service.ready("replaced"), "the unload")
 
 
 @pytest.mark.parametrize("call", ["live", "metadata", "statistics", "models"])

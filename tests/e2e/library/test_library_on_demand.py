@@ -10,6 +10,8 @@ import pytest
 
 import conch
 from conch.errors import Code, ConchError
+from tests.e2e.library.conftest import HangingLoads
+from tests.events import eventually
 from tests.models import write
 
 MODEL = """
@@ -44,6 +46,10 @@ def options(repository: Path) -> dict[str, object]:
     return {"model_repository": repository, "model_control_mode": "on-demand", "max_loaded_models": 1}
 
 
+def loaded(server: conch.Server) -> list[str]:
+    return [entry["name"] for entry in server.models() if entry.get("state") == "READY"]
+
+
 def test_calls_of_threads_wait_for_their_models(repository: Path) -> None:
     with conch.Server(**options(repository)) as server:
         assert server.ready() and server.ready("a") and not server.ready("nobody")
@@ -57,7 +63,7 @@ def test_calls_of_threads_wait_for_their_models(repository: Path) -> None:
         assert server.infer("b", {"x": [1]}, timeout=60)["y"] == [2]
         server.unload("b")
         server.load("b")
-        assert {entry["name"]: entry.get("state") for entry in server.models()}["b"] == "READY"
+        assert loaded(server) == ["b"]
         with pytest.raises(ConchError) as caught:
             server.infer("nobody", {"x": [1]})
         assert caught.value.code is Code.NOT_FOUND
@@ -79,6 +85,24 @@ def test_model_is_free_to_leave_after_a_call_whose_inputs_do_not_fit(repository:
         with pytest.raises(ConchError, match="'z'"):
             server.infer("a", {"z": [1]})
         assert server.under_way() == 0
+        assert server.infer("b", {"x": [1]}, timeout=60)["y"] == [2]
+
+
+def test_unload_continues_after_the_timeout_of_its_call(repository: Path, hanging_loads: HangingLoads) -> None:
+    with conch.Server(**options(repository)) as server, ThreadPoolExecutor(1) as threads:
+        server.load("a")
+        write(repository, "a", CONFIG, {"1/model.py": f"{MODEL}# changed"})
+        hanging_loads.hang = True
+        reload = threads.submit(server.load, "a")
+        assert hanging_loads.begun.wait(15)
+        with pytest.raises(ConchError, match=r"no answer from the server within 0\.1 s"):
+            server.unload("a", timeout=0.1)
+        assert loaded(server) == ["a"]
+        hanging_loads.hang = False
+        hanging_loads.may_end.set()
+        with pytest.raises(ConchError, match="the model was unloaded meanwhile"):
+            reload.result()
+        eventually(lambda: not loaded(server), "the unload")
         assert server.infer("b", {"x": [1]}, timeout=60)["y"] == [2]
 
 
