@@ -73,6 +73,7 @@ class ModelRepository:
         self.naming = Naming([str(root) for root in self.roots] if namespacing else [])
         # Separate from all other threads and from each other, because a store or network file system may hang.
         self._descriptions = DaemonPool("model", _DESCRIBED)
+        self._shared_descriptions = SharedCalls(self._descriptions)
         self._looks = DaemonPool("repository", _LOOKS)
         self._listings = SharedCalls(self._looks)
         self._listed: list[str] | None = None
@@ -209,8 +210,14 @@ class ModelRepository:
             raise
 
     async def described(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
-        """Run :meth:`describe` in a thread, because downloading a model may take long."""
-        return await asyncio.wrap_future(self._descriptions.submit(partial(self.describe, name, override)))
+        """Run :meth:`describe` in a thread, because downloading a model may take long.
+
+        Only one thread reads a model at a time, so a model whose files hang leaves the other threads to other models.
+        """
+        call = partial(self.describe, name, override)
+        if override is not None:
+            return await asyncio.wrap_future(self._descriptions.submit(call))
+        return await asyncio.shield(asyncio.wrap_future(self._shared_descriptions.submit(name, call)))
 
     async def aside(self, look: Callable[[], T]) -> T:
         """Run another method of this object in a thread."""

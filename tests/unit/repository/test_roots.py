@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError
 from conch.repository import roots
 from conch.repository.changes import Changes, Watch
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
+from conch.repository.model_files import ModelFiles
 from conch.repository.roots import cache_directory, read_place
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.root import StoreRoot
@@ -132,8 +135,6 @@ def test_directory_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: p
 
 
 async def test_closing_lets_go_who_waits_for_a_download(store: FakeStore, tmp_path: Path) -> None:
-    import threading
-
     begun, end = threading.Event(), threading.Event()
 
     def hang(*arguments: object) -> None:
@@ -148,3 +149,25 @@ async def test_closing_lets_go_who_waits_for_a_download(store: FakeStore, tmp_pa
     with pytest.raises(ConchError, match="stopping"):
         await asyncio.wait_for(described, 10)
     end.set()
+
+
+async def test_descriptions_of_a_model_that_hang_and_are_given_up_leave_threads_to_others(tmp_path: Path) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    class Hanging(ModelRepository):
+        def describe(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
+            if name == "hangs":
+                begun.set()
+                end.wait(30)
+            return super().describe(name, override)
+
+    repository = Hanging([local(tmp_path, "hangs", "other")])
+    for _ in range(10):
+        described = asyncio.ensure_future(repository.described("hangs"))
+        await asyncio.to_thread(begun.wait, 10)
+        described.cancel()
+    last = asyncio.ensure_future(repository.described("hangs"))
+    assert (await asyncio.wait_for(repository.described("other"), 10)).name == "other"
+    end.set()
+    assert (await asyncio.wait_for(last, 10)).name == "hangs"
+    repository.close()
