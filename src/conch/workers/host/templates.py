@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
 from typing import Any, Final
 
@@ -43,27 +43,31 @@ CLAIM_SECONDS = 60.0
 _lock = Lock()
 _forks = 0
 _before = 0
-_children_before: set[int] = set()
+#: The children that began before the forks, or that their starters wait for.
+_known: set[int] = set()
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
-    """Have descendants whose parents end become children of this process.  Linux only; raises OSError."""
-    global _forks, _before, _children_before
+def adopting() -> Iterator[set[int]]:
+    """Have descendants whose parents end become children of this process.  Linux only; raises OSError.
+
+    The caller adds the ids of those that it waits for itself to the set.
+    """
+    global _forks, _before, _known
     with _lock:
         if _forks == 0:
             _before = _adopts()
-            _children_before = _children()
+            _known = _children()
             _adopt(1)
         _forks += 1
     try:
-        yield
+        yield _known
     finally:
         with _lock:
             _forks -= 1
             if _forks == 0:
                 _adopt(_before)
-                _REAPER.watch(_children() - _children_before)
+                _REAPER.watch(_children() - _known)
 
 
 class _Reaper:
@@ -76,24 +80,37 @@ class _Reaper:
     def __init__(self) -> None:
         #: When each was first seen to have ended, None while it runs.
         self._ended: dict[int, float | None] = {}
-        self._lock = Lock()
+        self._changed = Condition()
         self._thread: Thread | None = None
 
     def watch(self, pids: set[int]) -> None:
-        with self._lock:
+        with self._changed:
             self._ended.update(dict.fromkeys(pids))
             if self._ended and self._thread is None:
                 self._thread = Thread(target=self._run, name="conch-reaper", daemon=True)
                 self._thread.start()
 
+    def settle(self) -> None:
+        """Forget the children that have been waited for, and end the thread if no others are left."""
+        with self._changed:
+            self._look_at_all()
+            if self._ended or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+            self._changed.notify()
+        thread.join()
+
     def _run(self) -> None:
-        while not Event().wait(LOOK_SECONDS):
-            with self._lock:
-                for pid in list(self._ended):
-                    self._look(pid)
-                if not self._ended:
-                    self._thread = None
-                    return
+        with self._changed:
+            while self._ended and self._thread is current_thread():
+                self._changed.wait(LOOK_SECONDS)
+                self._look_at_all()
+            if self._thread is current_thread():
+                self._thread = None
+
+    def _look_at_all(self) -> None:
+        for pid in list(self._ended):
+            self._look(pid)
 
     def _look(self, pid: int) -> None:
         try:
@@ -216,6 +233,7 @@ class Templates:
         for template in running:
             template.close()
         await asyncio.gather(*(template.ended.wait() for template in running))
+        _REAPER.settle()
 
     async def _template(self, kind: TemplateKind) -> Template | None:
         if self._failures[kind] >= ATTEMPTS:
@@ -343,21 +361,26 @@ class Template:
         message: Mapping[str, Any],
         fds: Sequence[int],
         seconds: float,
-        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+        meanwhile: Callable[[], AbstractContextManager[set[int] | None]] = nullcontext,
     ) -> dict[str, Any]:
-        """The answer to a message; ``meanwhile`` holds until it comes, but not while other messages are answered."""
+        """The answer to a message; ``meanwhile`` holds until it comes, but not while other messages are answered.
+
+        It is told the id of a process that the template has forked.
+        """
         self._asked += 1
         self._consider_end()
         try:
             async with self._turn:
                 if self._closed:
                     raise OSError("its template has ended")
-                with meanwhile():
+                with meanwhile() as children:
                     socket.send_fds(self._control, [json.dumps(message).encode()], fds)
                     data = await asyncio.wait_for(self._loop.sock_recv(self._control, MAX_MESSAGE), seconds)
-            if not data:
-                raise OSError("its template has ended")
-            answer: dict[str, Any] = json.loads(data)
+                    if not data:
+                        raise OSError("its template has ended")
+                    answer: dict[str, Any] = json.loads(data)
+                    if children is not None:
+                        children.add(answer["pid"])
             return answer
         except (OSError, TimeoutError):
             self.close()

@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from conch.workers.host import templates
-from conch.workers.host.templates import adopting
+from conch.workers.host.templates import Templates, adopting
 from tests.events import eventually
 
 pytestmark = pytest.mark.skipif(
@@ -22,8 +24,10 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(templates, "LOOK_SECONDS", 0.01)
+    yield
+    eventually(lambda: not is_watching(), "the end of the thread that waits for orphans")
 
 
 def begun_before() -> tuple[subprocess.Popen[bytes], int]:
@@ -42,6 +46,11 @@ def end(shell: subprocess.Popen[bytes]) -> None:
 
 def is_zombie(pid: int) -> bool:
     return psutil.pid_exists(pid) and bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def is_watching() -> bool:
+    """Whether a thread waits for orphans."""
+    return any(thread.name == "conch-reaper" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("begins", ["before the fork", "during the fork"])
@@ -67,6 +76,25 @@ def test_program_that_was_started_during_a_fork_is_left_to_whoever_started_it() 
     eventually(lambda: is_zombie(started.pid), "the end of the program")
     assert started.wait() == 7
     os.waitpid(orphan, 0)
+
+
+def test_child_that_the_fork_was_for_is_left_to_its_owner() -> None:
+    with adopting() as children:
+        started = subprocess.Popen(["sh", "-c", "exit 7"])
+        children.add(started.pid)
+    assert not is_watching()
+    assert started.wait() == 7
+
+
+async def test_closing_a_server_ends_the_thread_that_waits_for_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "LOOK_SECONDS", 1000)
+    with adopting():
+        started = subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE)
+    await Templates(60).close()
+    assert is_watching(), "the program has not ended"
+    started.communicate()
+    await Templates(60).close()
+    assert not is_watching()
 
 
 def test_orphans_are_not_adopted_otherwise() -> None:
