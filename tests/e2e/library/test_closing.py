@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,16 @@ BROKEN = 'backend: "python"\noutput { name: "O" data_type: TYPE_INT32 dims: [ 1 
 
 
 def held() -> dict[str, Any]:
-    """Everything that a server takes: processes, threads, descriptors and files."""
+    """Everything that a server takes: processes, threads, descriptors and files.
+
+    The threads that compute are the process's, and stay for the next server.
+    """
     gc.collect()
     process = psutil.Process()
+    threads = [thread.name for thread in threading.enumerate()]
     return {
         "children": process.children(recursive=True),
-        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "threads": sorted(name for name in threads if not name.startswith("computing_")),
         "descriptors": process.num_fds(),
         "files": sorted(Path(tempfile.gettempdir()).glob("conch-*")),
     }
@@ -80,6 +86,15 @@ def test_after_ports_and_clients(folder: Path) -> None:
         for kind in ("grpc", "http"):
             with conch.Client(server.urls[kind]) as client:
                 client.infer("add_sub", ROWS)
+
+
+def test_after_a_large_request(folder: Path) -> None:
+    body = {"inputs": [{"name": name, "datatype": "INT32", "shape": [16], "data": row} for name, row in ROWS.items()]}
+    body["parameters"] = {"filler": "x" * (1 << 20)}  # such that a process decodes it
+    with conch.Server(model_repository=folder, http_port=0) as server:
+        url = f"{server.urls['http']}/v2/models/add_sub/infer"
+        with urllib.request.urlopen(url, json.dumps(body).encode()) as response:
+            assert json.load(response)["outputs"][0]["data"] == list(range(0, 32, 2))
 
 
 def test_after_an_exception_in_the_body(folder: Path) -> None:

@@ -82,10 +82,11 @@ Answer = Callable[[Header], Header]
 
 
 class CodecProcess:
-    """One process.  Raises OSError where it cannot be started."""
+    """One process, of whose end ``on_exit`` is told.  Raises OSError where it cannot be started."""
 
-    def __init__(self, threads: Executor) -> None:
+    def __init__(self, threads: Executor, on_exit: Callable[[CodecProcess], None]) -> None:
         self._threads = threads
+        self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
@@ -104,7 +105,7 @@ class CodecProcess:
             self._socket.close()
             raise
         self.pid = popen.pid
-        self.exited = False
+        self.ended = asyncio.Event()
         self._closed = False
 
     async def perform(self, header: Header, parts: list[Buffer], answer: Answer | None) -> tuple[Header, memoryview]:
@@ -184,7 +185,8 @@ class CodecProcess:
             raise EOFError("the codec process has ended") from None
 
     def _exited(self) -> None:
-        self.exited = True
+        self.ended.set()
+        self._on_exit(self)
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -250,6 +252,7 @@ class Codec:
         self.wall_seconds = wall_seconds or _BUSY * seconds
         self._waiting: CodecQueue[CodecWork] = CodecQueue()
         self._lanes = (_Lane(smallest=False), _Lane(smallest=True))
+        self._running: set[CodecProcess] = set()
         self._threads = LastingExecutor(len(self._lanes), "conch-codec")
         self._closed = False
 
@@ -278,19 +281,20 @@ class Codec:
             del work  # an error refers to this frame, and would be referred to by it
 
     async def close(self) -> None:
-        """End the processes; what still waits fails."""
+        """End the processes and return when they have ended; what still waits fails."""
         self._closed = True
         for work in self._waiting:
             if not work.reply.done():
                 work.reply.set_exception(unavailable("Server exiting"))
         self._waiting.clear()
-        for lane in self._lanes:
-            if lane.task is not None and lane.process is not None:
-                lane.process.kill()
+        running = list(self._running)
+        for process in running:
+            process.kill()
         await asyncio.gather(*[lane.task for lane in self._lanes if lane.task is not None])
         for lane in self._lanes:
             self._dismiss(lane)
-        self._threads.shutdown(wait=False)
+        await asyncio.gather(*(process.ended.wait() for process in running))
+        self._threads.shutdown()
 
     def _dispatch(self) -> None:
         for lane in self._lanes:
@@ -390,11 +394,12 @@ class Codec:
         if lane.idle is not None:
             lane.idle.cancel()
             lane.idle = None
-        if lane.process is not None and lane.process.exited:
+        if lane.process is not None and lane.process.ended.is_set():
             self._dismiss(lane)
         if lane.process is None:
             try:
-                lane.process = CodecProcess(self._threads)
+                lane.process = CodecProcess(self._threads, self._running.discard)
+                self._running.add(lane.process)
             except OSError as error:
                 raise unavailable(f"cannot start a process that decodes large requests: {error.strerror}") from None
         return lane.process

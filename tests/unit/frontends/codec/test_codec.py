@@ -320,8 +320,7 @@ async def test_work_that_its_client_gave_up_does_not_keep_the_process(
         await asyncio.sleep(0)
     process = codec._lanes[0].process
     slow.cancel()
-    while not process.exited:
-        await asyncio.sleep(0.001)
+    await process.ended.wait()
     assert await requests.decode_load(codec, b"{}") == read_load(b"{}")
 
 
