@@ -75,6 +75,9 @@ class SimulatedThread:
         self.loop.busy_threads += 1
         self.loop.later(self.loop.latency(0.0001), self)
 
+    def join(self) -> None:
+        """Do not wait: a thread whose work is over ends in virtual time."""
+
     def wake(self, *ignored: object) -> None:
         """Let it go on, which waits for something that has happened."""
         self.loop.later(self.loop.latency(0.0001), self)

@@ -28,7 +28,9 @@ class DaemonPool:
         self._queue: SimpleQueue[_Work] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
+        #: The numbers of the threads that make a call.
+        self._calling: set[int] = set()
         self.closed = threading.Event()
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
@@ -38,9 +40,11 @@ class DaemonPool:
             if self.closed.is_set():
                 raise _stopping()
             self._pending.add(future)
-            if self._threads < min(self._most, len(self._pending)):
-                self._threads += 1
-                threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
+            if (number := len(self._threads)) < min(self._most, len(self._pending)):
+                name = f"{self._name}-{number + 1}"
+                thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
         future.add_done_callback(self._forget)
         self._queue.put((future, call))
         return future
@@ -50,34 +54,46 @@ class DaemonPool:
         return self.submit(call).result()
 
     def close(self) -> None:
-        """Let everybody go who waits, and make no further calls; those that run are left alone."""
+        """Let everybody go who waits, and make no further calls; those that run are left alone.
+
+        Returns when the threads that make no call have ended.
+        """
         with self._lock:
             self.closed.set()
-            pending, threads = list(self._pending), self._threads
+            pending = list(self._pending)
+            idle = [thread for number, thread in enumerate(self._threads) if number not in self._calling]
         for future in pending:
             with suppress(InvalidStateError):
                 future.set_exception(_stopping())
-        for _ in range(threads):
+        for _ in self._threads:
             self._queue.put(None)
+        for thread in idle:
+            thread.join()
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:
             self._pending.discard(future)
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         while (work := self._queue.get()) is not None:
             future, call = work
-            if future.done():
-                continue
+            with self._lock:
+                if self.closed.is_set() or future.done():
+                    continue
+                self._calling.add(number)
+            result, error = None, None
             try:
                 result = call()
-            except BaseException as error:
-                with suppress(InvalidStateError):
+            except BaseException as raised:
+                error = raised
+            with self._lock:
+                self._calling.discard(number)
+            with suppress(InvalidStateError):
+                if error is not None:
                     future.set_exception(error)
-            else:
-                with suppress(InvalidStateError):
+                else:
                     future.set_result(result)
-            del work, future, call  # they may hold what the call returned
+            del work, future, call, result, error  # an idle thread keeps nothing alive
 
 
 class SharedCalls:

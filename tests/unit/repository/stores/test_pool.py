@@ -88,3 +88,20 @@ def test_closing_lets_go_who_waits_for_a_call_that_hangs() -> None:
     with pytest.raises(ConchError):
         pool.submit(lambda: None)
     end.set()
+
+
+def test_threads_that_make_no_call_have_ended_when_the_pool_is_closed() -> None:
+    pool, hangs, end = DaemonPool("test", 3), threading.Event(), threading.Event()
+    barrier = threading.Barrier(3)
+    for future in [pool.submit(lambda: barrier.wait(10)) for _ in range(3)]:
+        future.result(10)
+
+    def call() -> None:
+        hangs.set()
+        end.wait(30)
+
+    pool.submit(call)
+    assert hangs.wait(10)
+    pool.close()
+    assert sum(thread.name.startswith("test-") for thread in threading.enumerate()) == 1
+    end.set()
