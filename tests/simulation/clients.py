@@ -1,4 +1,7 @@
-"""The clients of a simulated server: in its process, over HTTP, and over gRPC, in single calls and in streams."""
+"""The clients of a simulated server: in its process, over HTTP, and over gRPC, in single calls and in streams.
+
+Some of them are threads that use conch's own library.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 
 from conch.errors import ConchError
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.library.client import Client
+from conch.library.server import Server
 from conch.server.core import InferenceServer
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import WireTensor
@@ -21,6 +26,7 @@ from tests.simulation.network import SimulatedNetwork
 from tests.simulation.programs import PLATFORMS
 from tests.simulation.promises import Outcome, Promises
 from tests.simulation.shared_memory import ClientMemory
+from tests.simulation.sockets import BlockingSockets
 
 #: Values below this make requests that are equal to the last byte, as clients that ask the same thing do.
 REPEATED = 1000
@@ -38,6 +44,7 @@ class Clients:
         promises: Promises,
         specs: Mapping[str, Any],
         memory: ClientMemory,
+        sockets: BlockingSockets,
     ) -> None:
         self._loop = loop
         self._network = network
@@ -46,9 +53,10 @@ class Clients:
         self._promises = promises
         self._specs = specs
         self._memory = memory
+        self._sockets = sockets
         self._http: dict[tuple[str, int], SimulatedHttpClient] = {}
         self._grpc: dict[int, SimulatedGrpcClient] = {}
-        self._library: dict[int, LibraryCaller] = {}
+        self._library: dict[tuple[str, int], LibraryCaller] = {}
         self._connecting: set[asyncio.Task[None]] = set()
 
     def send(self, outcome: Outcome, on_response: OnResponse) -> None:
@@ -63,8 +71,8 @@ class Clients:
             outcome.client = client
             deadline = arguments.get("deadline", 0)
             client.infer(request, outcome.id, on_response, streamed=via == "stream", milliseconds=deadline)
-        elif via == "library":
-            outcome.client = caller = self._library_caller(arguments["client"])
+        elif via in ("library", "client") and (via == "library" or "http" in self._addresses):
+            outcome.client = caller = self._library_caller(via, arguments["client"])
             shape = (1, 3) if self._batched(arguments) else (3,)
             caller.infer(arguments, outcome.id if arguments["value"] >= REPEATED else "", shape, on_response)
         else:
@@ -89,6 +97,14 @@ class Clients:
         if client is not None:
             client.hang_up()
         return client
+
+    def break_off(self) -> None:
+        """Have all connections break that threads have."""
+        for caller in self._library.values():
+            caller.disturbed = True
+        for connection in self._sockets.opened:
+            connection.break_off()
+        self._sockets.opened.clear()
 
     def end_stream(self, number: int) -> None:
         """Have a client send nothing more in its stream."""
@@ -144,10 +160,13 @@ class Clients:
 
     # In the process
 
-    def _library_caller(self, number: int) -> LibraryCaller:
-        if number not in self._library:
-            self._library[number] = LibraryCaller(self._loop)
-        return self._library[number]
+    def _library_caller(self, via: str, number: int) -> LibraryCaller:
+        if (via, number) not in self._library:
+            service: Server | Client = Server(model_repository="models")
+            if via == "client":
+                service = Client("http://{}:{}".format(*self._addresses["http"]))
+            self._library[via, number] = LibraryCaller(self._loop, service, self._promises.broken)
+        return self._library[via, number]
 
     def _submit(self, outcome: Outcome, on_response: OnResponse) -> None:
         outcome.give_up = None

@@ -1,9 +1,10 @@
-"""Threads that call a ``conch.Server``, whose application the simulation runs."""
+"""Threads that call a ``conch.Server``, whose application the simulation runs, or a ``conch.Client``."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,15 @@ import numpy as np
 from conch.app import Application
 from conch.errors import ConchError
 from conch.inference import InferResponse
+from conch.library.client import Client
 from conch.library.server import Server
 from conch.tensors import WireTensor
 from tests.simulation.connection import OnResponse
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.threads import SimulatedFuture, SimulatedQueue, SimulatedThread
+
+#: By how much a call may exceed its timeout (s), for the time that threads and the network take.
+_SLACK_SECONDS = 0.5
 
 
 class SimulatedLoopThread:
@@ -68,10 +73,14 @@ async def _nothing(*ignored: object) -> None:
 
 
 class LibraryCaller:
-    """A thread that makes calls one after the other."""
+    """A thread that makes calls of ``service`` one after the other; ``broken`` is told of those that take too long."""
 
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self._server = Server(model_repository="models")
+    def __init__(self, loop: SimulatedLoop, service: Server | Client, broken: Callable[[str], None]) -> None:
+        #: Whether its connections may have been closed by others than the server.
+        self.disturbed = False
+        self._loop = loop
+        self._service = service
+        self._broken = broken
         self._calls = SimulatedQueue(loop)
         SimulatedThread(loop, self._run).start()
 
@@ -84,27 +93,32 @@ class LibraryCaller:
         self._calls.put((None, None))
 
     def _run(self) -> None:
-        self._server.start()
-        while (call := self._calls.get()[1]) is not None:
-            call()
-        self._server.close()
+        with self._service:
+            while (call := self._calls.get()[1]) is not None:
+                call()
 
     def _infer(self, arguments: dict[str, Any], id: str, shape: tuple[int, ...], on_response: OnResponse) -> None:
         values = np.array([arguments[name] for name in ("value", "milliseconds", "count")], np.int64).reshape(shape)
-        options: dict[str, Any] = {"request_id": id, "timeout": arguments.get("deadline", 0) / 1000 or None}
+        timeout = arguments.get("deadline", 0) / 1000 or None
+        options: dict[str, Any] = {"request_id": id, "timeout": timeout}
         if "correlation" in arguments:
             options |= {f"sequence_{name}": arguments[name] for name in ("start", "end")}
             options["sequence_id"] = arguments["correlation"]
+        begun = self._loop.clock.now_ns
         try:
             if arguments.get("streamed"):
-                for result in self._server.infer_stream(arguments["model"], {"IN": values}, **options):
+                stream = partial(self._service.infer_stream, arguments["model"], {"IN": values}, **options)
+                for result in islice(stream(), arguments.get("results")):
                     on_response(InferResponse(list(_tensors(result)), final=False))
                 on_response(InferResponse())
             else:
-                result = self._server.infer(arguments["model"], {"IN": values}, **options)
+                result = self._service.infer(arguments["model"], {"IN": values}, **options)
                 on_response(InferResponse(list(_tensors(result))))
         except ConchError as error:
             on_response(InferResponse(error=error))
+        took = (self._loop.clock.now_ns - begun) / 1e9
+        if timeout is not None and took > timeout + _SLACK_SECONDS and not self._loop.slowness:
+            self._broken(f"a call of {type(self._service).__name__} took {took:.1f} s with timeout={timeout:g}")
 
 
 def _tensors(result: Any) -> Iterator[WireTensor]:

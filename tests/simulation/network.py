@@ -65,6 +65,10 @@ class SimulatedNetwork:
         await arrived
         if port in self.silent:
             await self._loop.create_future()  # the connection attempt is never answered
+        return self.connected(factory, host, port)
+
+    def connected(self, factory: Callable[[], Any], host: str, port: int) -> tuple[Any, Any]:
+        """Connect at once; see :meth:`connect`."""
         listener = self.listeners.get((host, port))
         if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")

@@ -17,7 +17,7 @@ REGIONS = ("s0", "s1")
 PLATFORMS = ("sagemaker", "vertex-ai", "oci")
 #: Programs of smaller seeds have none of the later features, so that known seeds mean what they did before.
 _FIRST_WITH_LATER_FEATURES = 1_000_000
-_LATER_FEATURES = ("platforms", "descriptors")
+_LATER_FEATURES = ("platforms", "descriptors", "client")
 #: A step: seconds to wait before it, what is done, and its arguments by name.
 Step = tuple[float, str, dict[str, Any]]
 
@@ -111,6 +111,7 @@ class _Generator:
             *(["grpc", "stream"] if "grpc" in features else []),
             *(["library"] if "library" in features else []),
             *(PLATFORMS if "platforms" in features else []),
+            *(["client"] if {"client", "http"} <= features else []),
         ]
         self._make_models(mode, features)
         if "platforms" in features:
@@ -238,6 +239,8 @@ class _Generator:
             weights |= {"redis": 1.0}
         if self._default_model:
             weights |= {"repeat": 2.0}
+        if "client" in self._vias:
+            weights |= {"break_off": 1.0}
         if "descriptors" in features:
             weights |= {"descriptors": 1.5, "template": 0.5, "kill": 1.0}
         if "hangs" in features:
@@ -325,6 +328,10 @@ class _Generator:
                 return [(wait, "hang_up", {"via": draw.choice(vias), "client": draw.randrange(4)})]
             case "end_stream":
                 return [(wait, "end_stream", {"client": draw.randrange(4)})]
+            case "break_off":  # perhaps while a kept connection has a request
+                way = {"via": "client", "client": draw.randrange(4), "deadline": 0, "streamed": False, "results": None}
+                infers: list[Step] = [(wait, "infer", self._request(name) | way) for _ in range(2)]
+                return [*infers, (draw.choice([0.0, 0.002, 0.02]), what, {})]
             case "quiet":
                 return [(wait, "quiet", {})]
             case _:
@@ -352,16 +359,18 @@ class _Generator:
         """How a request reaches the server."""
         draw = self._random
         decoupled = self._models[name]["kind"] in ("decoupled", "remote_decoupled")
-        vias = [via for via in self._vias_to(name) if via in ("core", "stream", "library") or not decoupled]
+        vias = [via for via in self._vias_to(name) if via in ("core", "stream", "library", "client") or not decoupled]
         via = draw.choice(vias)
         way: dict[str, Any] = {"via": via, "client": draw.randrange(4)}
         if self._default_model and via in ("http", *PLATFORMS):
             way["binary"] = draw.choice(["", "outputs", "all"])
-        if via == "library":
+        if via in ("library", "client"):
             way["streamed"] = decoupled or draw.random() < 0.2
+        if way.get("streamed") and "client" in self._vias:
+            way["results"] = draw.choice([None, 0, 1])  # after which it gives up
         if via == "http" and self._regions and draw.random() < 0.5:
             way["region"] = draw.choice(self._regions)
-        if via in ("grpc", "library"):
+        if via in ("grpc", "library", "client"):
             way["deadline"] = draw.choice([0, 0, 5, 200])
         return way
 

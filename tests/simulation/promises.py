@@ -223,9 +223,15 @@ class Promises:
             if outcome.cancelled_waiting and outcome.executed and outcome.kind in ("plain", "decoupled", "sequence"):
                 self.broken(f"request {outcome.id} was executed though it was cancelled while it waited")
             alone = outcome.kind in ("plain", "ensemble", "bls") and outcome.error is None and not outcome.given_up
-            if alone and len(outcome.responses) != 1:
+            wanted = outcome.arguments.get("results", 1) != 0
+            if alone and len(outcome.responses) != wanted:
                 self.broken(f"request {outcome.id} ended with {len(outcome.responses)} responses")
-            if outcome.error is CONNECTION_LOST and not outcome.during_stop and not self.refuses_bodies:
+            lost = outcome.error is CONNECTION_LOST or (
+                outcome.error is not None
+                and "does not answer" in outcome.error.message
+                and not getattr(outcome.client, "disturbed", False)
+            )
+            if lost and not outcome.during_stop and not self.refuses_bodies:
                 self.broken(f"the connection of request {outcome.id} was closed before it was answered")
             if outcome.error is not None and outcome.error.code is Code.UNKNOWN:
                 self.broken(f"request {outcome.id} ended with {outcome.error.status}")

@@ -33,6 +33,7 @@ from tests.simulation.promises import Outcome, Promises
 from tests.simulation.redis_server import RedisServer
 from tests.simulation.remotes import RemoteServer
 from tests.simulation.shared_memory import SIZE, ClientMemory
+from tests.simulation.sockets import BlockingSockets
 from tests.simulation.stores import SimulatedStore
 from tests.simulation.substitutes import InjectedError, SimulatedMemory, substituted
 from tests.simulation.workers import SimulatedWorkers
@@ -55,6 +56,7 @@ class Simulation:
         self.clock = virtual_time.VirtualClock(1_000_000_000_000)
         self.loop = SimulatedLoop(self.clock, self.random, program.slowness)
         self.network = self.loop.network = SimulatedNetwork(self.loop)
+        self.sockets = BlockingSockets(self.loop, self.network)
         self.workers = SimulatedWorkers(self)
         self.memory = SimulatedMemory()
         self.kernel = (
@@ -131,7 +133,7 @@ class Simulation:
         await self.application.listen()
         self._clients = Clients(
             self.loop, self.network, self.application.server, self.application.addresses, self.promises, self._specs,
-            self._memory,
+            self._memory, self.sockets,
         )  # fmt: skip
         await self.application.load_models()
         watching = self.loop.create_task(self._watch(), name="watch")
@@ -248,6 +250,8 @@ class Simulation:
                     self._cancel(outcomes[-arguments["back"]])
             case "hang_up":
                 self._hang_up(arguments["via"], arguments["client"])
+            case "break_off":
+                self._clients.break_off()
             case "end_stream":
                 self._clients.end_stream(arguments["client"])
             case "load":

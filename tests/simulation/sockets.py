@@ -1,13 +1,20 @@
-"""Connected sockets in memory, of which the loop reads one end: what a worker and the server talk through."""
+"""Sockets in memory: those of which the loop reads one end, through which a worker and the server talk, and those of
+threads, which block.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.loop import SimulatedLoop
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.threads import SimulatedEvent, block
 
 #: How much the kernel takes before a socket is full (bytes).
 _CAPACITY = 208 << 10
@@ -128,3 +135,122 @@ class SimulatedSocket:
         if not self._closed:
             self._closed = True
             self._loop.later(0, self._on_closed)
+
+
+class BlockingSocket(asyncio.Protocol):
+    """A connected socket of a simulated thread, with the calls that ``http.client`` makes."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._transport: Any = None
+        self._timeout: float | None = None
+        self._data = bytearray()
+        self._arrived = SimulatedEvent(loop)
+        self._ended = False
+        self._error: Exception | None = None
+        self._users = 1  # the socket and its files
+        self._closed = False
+
+    def break_off(self) -> None:
+        """Have the connection break."""
+        self._transport.abort()
+        self.connection_lost(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+
+    # Called by the transport
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        self._arrived.set()
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        self._arrived.set()
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._error = self._error or error
+        self.eof_received()
+
+    # Called by the thread
+
+    def setsockopt(self, *ignored: object) -> None:
+        """All bytes are sent at once."""
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def sendall(self, data: bytes) -> None:
+        if self._error is not None:
+            raise self._error
+        self._transport.write(data)
+
+    @property
+    def readable(self) -> bool:
+        return bool(self._data) or self._ended
+
+    def makefile(self, mode: str, buffering: int) -> Any:
+        self._users += 1
+        return SimpleNamespace(readinto=self._readinto, close=self._release)
+
+    def _readinto(self, buffer: Any) -> int:
+        if not self.readable:
+            self._arrived = SimulatedEvent(self._loop)
+            self._loop.busy_threads -= 1
+            arrived = self._arrived.wait(self._timeout)
+            self._loop.busy_threads += 1
+            if not arrived:
+                raise TimeoutError("timed out")
+        if not self._data and self._error is not None:
+            raise self._error
+        taken = min(len(self._data), len(buffer))
+        buffer[:taken] = self._data[:taken]
+        del self._data[:taken]
+        return taken
+
+    def shutdown(self, how: int) -> None:
+        self._transport.close()
+        self.eof_received()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    def _release(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self._transport.close()
+
+
+class BlockingSockets:
+    """Takes the places of ``socket`` and ``select`` for threads; ``opened`` are the sockets that were made."""
+
+    POLLIN = 1
+
+    def __init__(self, loop: SimulatedLoop, network: SimulatedNetwork) -> None:
+        self.opened: list[BlockingSocket] = []
+        self._loop = loop
+        self._network = network
+
+    def getaddrinfo(self, host: str, port: int, **options: Any) -> list[Any]:
+        return [(None, (host, port))]
+
+    def create_connection(self, address: tuple[str, int], timeout: float | None = None) -> BlockingSocket:
+        seconds = self._loop.latency(0.0002)
+        block(seconds if timeout is None else min(seconds, timeout))
+        if timeout is not None and seconds > timeout:
+            raise TimeoutError("timed out")
+        connection = BlockingSocket(self._loop)
+        self._network.connected(lambda: connection, *address)
+        self.opened.append(connection)
+        return connection
+
+    def poll(self) -> Any:
+        registered: list[BlockingSocket] = []
+        return SimpleNamespace(
+            register=lambda connection, events: registered.append(connection),
+            poll=lambda seconds: [connection for connection in registered if connection.readable],
+        )

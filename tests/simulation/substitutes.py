@@ -11,7 +11,7 @@ from unittest import mock
 
 from conch import app
 from conch.frontends.budget import ByteBudget
-from conch.library import async_server
+from conch.library import async_server, http_connection
 from conch.library import server as library_server
 from conch.repository.stores import copies, pool, s3, transfer
 from conch.server import core
@@ -78,6 +78,9 @@ def substituted(simulation: Simulation) -> Iterator[None]:
             (ByteBudget, "of", new_budget),
             (async_server, "Application", lambda settings: running(simulation.application)),
             (library_server, "LoopThread", partial(SimulatedLoopThread, loop)),
+            (http_connection, "getaddrinfo", simulation.sockets.getaddrinfo),
+            (http_connection, "create_connection", simulation.sockets.create_connection),
+            (http_connection, "select", simulation.sockets),
             (app, "heap_trimmer", lambda: None),
             (app, "remove_orphans", lambda: []),
             *_processes(simulation),
