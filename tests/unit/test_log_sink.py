@@ -108,6 +108,19 @@ def test_lines_that_are_kept_have_a_limit_of_bytes(target: FakeTarget) -> None:
     sink.close()
 
 
+def test_nothing_is_written_to_a_target_that_was_closed(target: FakeTarget) -> None:
+    target.room = 0
+    sink = Sink(target, notice)
+    for _ in range(MOST_LINES + 2):
+        sink.put(b"line\n")
+    writers = [thread for thread in threading.enumerate() if thread.name == "log"]
+    target.room = None
+    sink.close()
+    for writer in writers:
+        writer.join()
+    assert writers and target.written == b""
+
+
 def test_full_disk_loses_lines_and_nothing_else(target: FakeTarget) -> None:
     sink = Sink(target, notice)
     target.error = OSError(errno.ENOSPC, "No space left on device")

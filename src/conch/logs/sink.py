@@ -77,6 +77,7 @@ class Sink:
         """Forget what is kept, and close what was opened to write."""
         with self._lock:
             self._waiting.clear()
+            self._lost = 0  # the writer writes nothing more: the descriptor may be another file's by then
             self._target.close()
 
     def _start_writer(self) -> None:
