@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from conch.checkpoints.gguf.config import rope_scaling
 from conch.checkpoints.gguf.reader import GgufFile, block_bytes, type_name
 
 Floats = npt.NDArray[np.float32]
@@ -111,6 +112,9 @@ def openvino_problem(file: GgufFile, model_type: str, adapters: bool) -> str:
         return "OpenVINO GenAI ignores LoRA adapters of a GGUF file"
     if model_type not in _MODELS:
         return f"OpenVINO GenAI reads GGUF files of {', '.join(_MODELS)}, not of '{model_type}'"
+    scaling, _ = rope_scaling(file)
+    if scaling != "none":
+        return f"OpenVINO GenAI ignores its scaling of rotary frequencies, '{scaling}'"
     for tensor in file.tensors.values():
         kind = type_name(tensor.type)
         if not _TENSORS.fullmatch(tensor.name):

@@ -88,3 +88,16 @@ def config_of(file: GgufFile) -> dict[str, Any]:
             config[key] = id
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     return config
+
+
+def rope_scaling(file: GgufFile) -> tuple[str, float]:
+    """How a file's model scales its rotary frequencies (``none``, ``linear``, ``yarn``, ``longrope``), and the factor.
+
+    Source of the defaults: llama.cpp's llama-model.cpp.
+    """
+    name = file.text("general.architecture")
+    factor = file.number(f"{name}.rope.scaling.factor") or file.number(f"{name}.rope.scale_linear") or 1.0
+    kind = file.text(f"{name}.rope.scaling.type", "linear")
+    if any(tensor.startswith("rope_factors_") for tensor in file.tensors):
+        kind = "longrope"
+    return ("none", 1.0) if kind == "none" or (kind == "linear" and factor == 1) else (kind, factor)

@@ -85,6 +85,13 @@ class GgufFile:
         value: int = self._typed(key, default, int, "a whole number")
         return value
 
+    def number(self, key: str, default: float = 0.0) -> float:
+        """A number of the metadata, as ``text``."""
+        value = self.metadata.get(key, default)
+        if type(value) not in (int, float):
+            raise invalid(f"{self.path}: {key} must be a number")
+        return float(value)
+
     def flag(self, key: str, default: bool = False) -> bool:
         """A truth value of the metadata, as ``text``."""
         value: bool = self._typed(key, default, bool, "true or false")

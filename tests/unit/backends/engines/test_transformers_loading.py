@@ -152,8 +152,8 @@ def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) ->
     assert error.message == f"LoRA adapter 'none' cannot be loaded from '{missing}': it has no adapter_config.json"
 
 
-def as_gguf(folder: Path, target: Path, **tensors: Any) -> GgufFile:
-    """The weights of a small Llama's folder as a GGUF file, with other tensors."""
+def as_gguf(folder: Path, target: Path, scaling: str = "", factor: float = 0.0, **tensors: Any) -> GgufFile:
+    """The weights of a small Llama's folder as a GGUF file, with a scaling of rotary frequencies and other tensors."""
     gguf = pytest.importorskip("gguf")
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(target, "llama")
@@ -166,6 +166,10 @@ def as_gguf(folder: Path, target: Path, **tensors: Any) -> GgufFile:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_rope_dimension_count(8)
+    if scaling:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    if factor:
+        writer.add_rope_scaling_factor(factor)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     for name, weight in load_file(folder / "model.safetensors").items():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -232,4 +236,28 @@ def test_a_gguf_file_scales_rotary_frequencies(tmp_path: Path) -> None:
     assert logprobs(opened(tmp_path, gguf=file)) == pytest.approx(logprobs(opened(scaled)), abs=1e-5)
 
     wrong = as_gguf(scaled, tmp_path / "wrong.gguf", rope_freqs__weight=torch.ones(3))
-    assert "its model has no rotary embedding for 'rope_freqs.weight'" in refusal(tmp_path, gguf=wrong).message
+    assert (
+        "its model has no rotary embedding with the frequencies that it scales" in refusal(tmp_path, gguf=wrong).message
+    )
+
+
+def test_a_gguf_file_scales_all_rotary_frequencies_alike(tmp_path: Path) -> None:
+    scaled = write(
+        tmp_path / "scaled", "llama", rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    )
+    file = as_gguf(scaled, tmp_path / "tiny.gguf", "linear", 4.0)
+    assert logprobs(opened(tmp_path, gguf=file)) == pytest.approx(logprobs(opened(scaled)), abs=1e-5)
+    plain = as_gguf(scaled, tmp_path / "plain.gguf", "none", 4.0)
+    assert logprobs(opened(tmp_path, gguf=plain)) != pytest.approx(logprobs(opened(scaled)), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "tensors"), [("yarn", {}), ("longrope", {}), ("longrope", {"rope_factors_long__weight": torch.ones(4)})]
+)
+def test_another_scaling_of_rotary_frequencies_is_refused(
+    folder: Path, tmp_path: Path, scaling: str, tensors: dict[str, Any]
+) -> None:
+    file = as_gguf(folder, tmp_path / "tiny.gguf", "" if tensors else scaling, 4.0, **tensors)
+    assert (
+        f"transformers ignores its scaling of rotary frequencies, '{scaling}'" in refusal(tmp_path, gguf=file).message
+    )

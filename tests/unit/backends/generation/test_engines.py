@@ -51,6 +51,36 @@ def test_files_with_adapters_are_served_by_transformers_and_refused_by_openvino(
 
 
 @pytest.mark.parametrize(
+    ("metadata", "scaling"),
+    [
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, "linear"),
+        ({"scaling.factor": 4.0}, "linear"),
+        ({"scale_linear": 4.0}, "linear"),
+        ({"scaling.type": "yarn", "scaling.factor": 1.0}, "yarn"),
+        ({"scaling.type": "linear", "scaling.factor": 1.0}, ""),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, ""),
+        ({"scaling.factor": 0.0}, ""),
+    ],
+)
+def test_files_that_scale_rotary_frequencies_are_not_served_by_openvino(
+    tmp_path: Path, metadata: dict[str, object], scaling: str
+) -> None:
+    metadata = {f"llama.rope.{key}": value for key, value in metadata.items()}
+    write(tmp_path / "m.gguf", {**LLAMA, **metadata}, tensors=[(MATRIX, (256, 1), 8, 0)], data=2048)
+    checkpoint = Checkpoint.open(tmp_path, Options())
+    assert choose_engine(checkpoint, on_gpu=False) == ("transformers" if scaling else "openvino")
+    problem = f"OpenVINO GenAI ignores its scaling of rotary frequencies, '{scaling}'"
+    assert checkpoint.openvino_problem == (problem if scaling else "")
+
+
+def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", {**LLAMA, "llama.rope.scaling.factor": "4"})
+    with pytest.raises(ConchError, match=f"{path}: llama.rope.scaling.factor must be a number") as refused:
+        choose_engine(Checkpoint.open(tmp_path, Options()), on_gpu=False)
+    assert refused.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize(
     ("name", "kind", "architecture", "problem"),
     [
         (MATRIX, 0, "llama", "OpenVINO GenAI does not read matrices of type F32, such as 'blk.0.ffn_up.weight'"),

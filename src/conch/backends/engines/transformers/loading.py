@@ -13,6 +13,7 @@ import transformers
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.weights import example_ids, require_tensors
+from conch.checkpoints.gguf.config import rope_scaling
 from conch.checkpoints.gguf.reader import GgufFile
 from conch.errors import ConchError, invalid, one_line
 
@@ -20,6 +21,8 @@ _logger = logging.getLogger(__name__)
 
 #: Flags of CPUs that multiply bfloat16 in hardware; others are several times slower with it than with float32.
 _NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
+#: The buffers with rotary frequencies; Gemma 3 has others for its sliding windows, which are not scaled.
+_FREQUENCIES: Final = ("inv_freq", "full_attention_inv_freq")
 #: The context of a model without a limit of positions.
 _ENDLESS: Final = 2**31 - 1
 
@@ -64,18 +67,34 @@ def _model(spec: EngineSpec) -> Any:
 
 
 def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
-    """Divide the frequencies by the tensor that files of Llama 3 models have for it, which transformers 5 ignores."""
-    tensor = file.tensors.get("rope_freqs.weight")
-    if tensor is None:
+    """Divide the frequencies by what a file has for it, which transformers 5 ignores.
+
+    Files of Llama 3 models have a tensor with a divisor for each frequency, others have a factor.  Raises INVALID_ARG
+    for another scaling.
+    """
+    (scaling, factor), tensor = rope_scaling(file), file.tensors.get("rope_freqs.weight")
+    if scaling not in ("none", "linear"):
+        raise invalid(
+            f"engine 'transformers' cannot load '{file.path}': transformers ignores its scaling of rotary frequencies, "
+            f"'{scaling}'"
+        )
+    divisors = torch.tensor(factor)
+    if tensor is not None:
+        divisors = factor * torch.from_numpy(np.fromfile(file.path, np.float32, tensor.size // 4, offset=tensor.offset))
+    elif scaling == "none":
         return
-    divisors = torch.from_numpy(np.fromfile(file.path, np.float32, tensor.size // 4, offset=tensor.offset))
-    rotary = [module for module in model.modules() if getattr(module, "inv_freq", divisors[:0]).shape == divisors.shape]
+    rotary = [
+        buffer
+        for name, buffer in model.named_buffers()
+        if name.rpartition(".")[2] in _FREQUENCIES and divisors.shape in ((), buffer.shape)
+    ]
     if not rotary:
         raise invalid(
-            f"engine 'transformers' cannot load '{file.path}': its model has no rotary embedding for '{tensor.name}'"
+            f"engine 'transformers' cannot load '{file.path}': its model has no rotary embedding with the frequencies "
+            "that it scales"
         )
-    for module in rotary:
-        module.inv_freq /= divisors
+    for frequencies in rotary:
+        frequencies /= divisors
 
 
 def _scores(model: Any) -> Any:
