@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -217,7 +218,7 @@ class ModelRepository:
         call = partial(self.describe, name, override)
         if override is not None:
             return await asyncio.wrap_future(self._descriptions.submit(call))
-        return await asyncio.shield(asyncio.wrap_future(self._shared_descriptions.submit(name, call)))
+        return await asyncio.shield(_awaitable(self._shared_descriptions.submit(name, call)))
 
     async def aside(self, look: Callable[[], T]) -> T:
         """Run another method of this object in a thread."""
@@ -228,8 +229,7 @@ class ModelRepository:
 
         If that takes too long and an earlier listing exists, returns the earlier one.
         """
-        look = asyncio.wrap_future(self._listings.submit("", self.names))
-        look.add_done_callback(_retrieve)
+        look = _awaitable(self._listings.submit("", self.names))
         await asyncio.wait([look], timeout=None if self._listed is None else _LISTING_SECONDS)
         if look.done():
             self._listed = look.result()
@@ -257,7 +257,8 @@ class ModelRepository:
         self._looks.close()
 
 
-def _retrieve(look: asyncio.Future[list[str]]) -> None:
-    """Retrieve the error of a listing that no caller may have awaited."""
-    if not look.cancelled():
-        look.exception()
+def _awaitable(shared: Future[T]) -> asyncio.Future[T]:
+    """A future for a shared call, whose error is not logged if no caller awaits it any more."""
+    future = asyncio.wrap_future(shared)
+    future.add_done_callback(lambda future: future.cancelled() or future.exception())
+    return future

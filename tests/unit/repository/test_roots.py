@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from pathlib import Path
 
@@ -170,4 +171,29 @@ async def test_descriptions_of_a_model_that_hang_and_are_given_up_leave_threads_
     assert (await asyncio.wait_for(repository.described("other"), 10)).name == "other"
     end.set()
     assert (await asyncio.wait_for(last, 10)).name == "hangs"
+    repository.close()
+
+
+async def test_error_of_a_download_that_no_caller_awaits_is_not_logged(
+    store: FakeStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def fail(*arguments: object) -> None:
+        begun.set()
+        end.wait(30)
+        raise OSError("unplugged")
+
+    store.fetch = fail  # type: ignore[method-assign]
+    repository = ModelRepository([URL], cache=str(tmp_path / "cache"))
+    first = asyncio.ensure_future(repository.described("m"))
+    await asyncio.to_thread(begun.wait, 10)
+    first.cancel()
+    second = asyncio.ensure_future(repository.described("m"))  # begins when the first has failed
+    await asyncio.wait([first])
+    end.set()
+    with pytest.raises(PollError):
+        await asyncio.wait_for(second, 10)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
     repository.close()
