@@ -38,6 +38,7 @@ class SimulatedRepository:
                     "calls": spec.get("calls", ""),
                     "load_seconds": spec.get("load_seconds", 0),
                     "modules": spec.get("modules", []),
+                    "metrics": spec.get("metrics", False),
                 }
                 self._replace(directory / str(version) / "model.py", json.dumps(behaviour))
         self._replace(directory / "config.pbtxt", config_of(name, spec))

@@ -17,7 +17,7 @@ REGIONS = ("s0", "s1")
 PLATFORMS = ("sagemaker", "vertex-ai", "oci")
 #: Programs of smaller seeds have none of the later features, so that known seeds mean what they did before.
 _FIRST_WITH_LATER_FEATURES = 1_000_000
-_LATER_FEATURES = ("platforms", "descriptors", "client")
+_LATER_FEATURES = ("platforms", "descriptors", "client", "metrics")
 #: A step: seconds to wait before it, what is done, and its arguments by name.
 Step = tuple[float, str, dict[str, Any]]
 
@@ -213,6 +213,8 @@ class _Generator:
                 spec["resources"] = {"R": draw.choice([1, 1, 2])}
             if "descriptors" in features:
                 spec["modules"] = draw.choice([[], [], ["x"], ["y"]])
+            if "metrics" in features:
+                spec["metrics"] = draw.random() < 0.7
             self._models[name] = spec
         plain = [name for name, spec in self._models.items() if spec["kind"] == "plain"]
         if plain and draw.random() < 0.3:
@@ -243,6 +245,8 @@ class _Generator:
             weights |= {"break_off": 1.0}
         if "descriptors" in features:
             weights |= {"descriptors": 1.5, "template": 0.5, "kill": 1.0}
+        if "metrics" in features:
+            weights |= {"kill": 1.5}
         if "hangs" in features:
             weights |= {"hang": 0.5}
         if "slow" in features:

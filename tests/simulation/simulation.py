@@ -21,6 +21,8 @@ from conch.frontends.budget import ByteBudget
 from conch.inference import InferResponse
 from conch.server.regions.system import SystemRegion
 from conch.settings import Resource, Setting, Settings
+from conch.telemetry.exposition import label_text
+from conch.telemetry.metrics import Registry
 from tests.simulation import virtual_time
 from tests.simulation.addresses import ADDRESSES
 from tests.simulation.clients import Clients
@@ -36,7 +38,7 @@ from tests.simulation.shared_memory import SIZE, ClientMemory
 from tests.simulation.sockets import BlockingSockets
 from tests.simulation.stores import SimulatedStore
 from tests.simulation.substitutes import InjectedError, SimulatedMemory, substituted
-from tests.simulation.workers import SimulatedWorkers
+from tests.simulation.workers import METRIC, SimulatedWorkers
 
 #: The most virtual time that anything may take to end (s): longer than all timeouts of a program together.
 PATIENCE = 400.0
@@ -81,6 +83,7 @@ class Simulation:
         self._specs = {name: dict(spec) for name, spec in program.models.items()}
         self._tasks: set[asyncio.Task[None]] = set()
         self.application: Application
+        self.registry: Registry
         self.budgets: list[ByteBudget] = []
         self._clients: Clients
 
@@ -173,6 +176,19 @@ class Simulation:
             outcome = self._infer({"model": name, "value": 7, "milliseconds": 0, "count": 1, "timeout": 0})
             await self._quiet()
             self.promises.check_probe(outcome)
+        if "metrics" in self.program.features:
+            await asyncio.sleep(30.0)  # what a probe has evicted ends
+            self._check_metrics()
+
+    def _check_metrics(self) -> None:
+        """A model's metric has what its workers have added, and is there as long as any of them."""
+        families = self.registry.custom.joined(iter(()))
+        shown = {sample.labels: sample.value for _, samples in families for sample in samples}
+        for name in self._specs:
+            least, most = self.workers.least_value(name), self.workers.updates[name]
+            value = shown.get(label_text({"model": name}))
+            if (value is None) != (least is None) or not (least or 0) <= (value or 0) <= most:
+                self.promises.broken(f"the metric of '{name}' is {value}, and should be from {least} to {most}")
 
     async def _quiet(self) -> None:
         """Wait for everything that was begun."""
@@ -231,6 +247,10 @@ class Simulation:
             gc.collect()
             if self._memory.open_files:
                 self.promises.broken("shared memory is still open after the end")
+        try:
+            self.registry.custom.hold_family(METRIC, "", "GAUGE")
+        except ConchError:
+            self.promises.broken("the family of models' metrics is there after the end")
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in left:
             self.promises.broken(f"a task is left after the end: {task.get_name()} {_stack(task)}")

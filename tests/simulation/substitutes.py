@@ -16,6 +16,7 @@ from conch.library import server as library_server
 from conch.repository.stores import copies, pool, s3, transfer
 from conch.server import core
 from conch.server.remote import grpc_calls
+from conch.telemetry.metrics import Registry
 from conch.telemetry.processes import ProcessMemory
 from conch.workers.host import output, processes, spawn, templates
 from conch.workers.host.process import WorkerProcess
@@ -57,6 +58,10 @@ def substituted(simulation: Simulation) -> Iterator[None]:
         simulation.budgets.append(make_budget(setting))
         return simulation.budgets[-1]
 
+    def new_registry(*arguments: Any, **options: Any) -> Registry:
+        simulation.registry = Registry(*arguments, **options)
+        return simulation.registry
+
     threads = Threading(loop)
     platforms = {
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": simulation.program.settings.get("oci_default_model", ""),
@@ -81,6 +86,7 @@ def substituted(simulation: Simulation) -> Iterator[None]:
             (http_connection, "getaddrinfo", simulation.sockets.getaddrinfo),
             (http_connection, "create_connection", simulation.sockets.create_connection),
             (http_connection, "select", simulation.sockets),
+            (app, "Registry", new_registry),
             (app, "heap_trimmer", lambda: None),
             (app, "remove_orphans", lambda: []),
             *_processes(simulation),

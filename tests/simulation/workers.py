@@ -1,14 +1,15 @@
 """Worker processes of a simulation: they speak the worker protocol over a simulated socket, and run simulated models.
 
 A model's input ``IN`` is ``[value, milliseconds, responses]``; its output ``OUT`` is ``[value, stamp, position]``: the
-stamp of the files that the worker has loaded, and the place of the response in its sequence or stream.
+stamp of the files that the worker has loaded, and the place of the response in its sequence or stream.  A model with
+metrics adds one to :data:`METRIC` for each of its requests.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,10 @@ from conch.workers.child.packing import Packer, Unpacker
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.sockets import SimulatedSocket
 
+#: The metric of models, which has the label ``model``.
+METRIC = "executions"
+#: What a worker has written so long ago has reached the server (s).
+_SETTLED_SECONDS = 0.1
 _HEAD = struct.Struct("<II")
 _INPUT = struct.Struct("<3q")
 #: Ids of simulated processes begin here: no real process has them.
@@ -46,6 +51,24 @@ class SimulatedWorkers:
         self.surroundings = surroundings
         self.alive: list[SimulatedWorker] = []
         self.started = 0
+        #: How often workers of each model have changed its metric, and how often those did that have ended while
+        #: others of the model had it.
+        self.updates: Counter[str] = Counter()
+        self._kept: Counter[str] = Counter()
+
+    def least_value(self, model: str) -> int | None:
+        """The least value that the metric of a model must have; None where no worker has it."""
+        holders = [worker for worker in self.alive if worker.model == model and worker.has_metric]
+        return self._kept[model] + sum(len(worker.updates) for worker in holders) if holders else None
+
+    def ended(self, worker: SimulatedWorker) -> None:
+        """A worker has ended."""
+        self.alive.remove(worker)
+        settled = self.surroundings.loop.clock.now_ns - int(_SETTLED_SECONDS * 1e9)
+        if self.least_value(worker.model) is None:
+            self._kept[worker.model] = 0
+        elif worker.has_metric:
+            self._kept[worker.model] += sum(when < settled for when in worker.updates)
 
     def idle(self, model: str) -> bool:
         """Whether a worker of ``model`` is ready for a request, and no worker of any model does anything."""
@@ -94,6 +117,9 @@ class SimulatedWorker:
         self.stalled = False
         #: Whether its model is loaded.
         self.ready = False
+        #: Whether it has its model's metric, and when it has changed that (ns).
+        self.has_metric = False
+        self.updates: list[int] = []
         self._workers = workers
         self._surroundings = workers.surroundings
         self._loop = workers.surroundings.loop
@@ -126,7 +152,7 @@ class SimulatedWorker:
     def _end(self, status: int) -> None:
         if self.status is None:
             self.status = status
-            self._workers.alive.remove(self)
+            self._workers.ended(self)
             self.socket.hang_up()
             self._loop.later(self._loop.latency(0.001), lambda: self._loop.arrive(self._exited))
 
@@ -200,6 +226,8 @@ class SimulatedWorker:
             self.socket.deliver(b"".join(bytes(part) for part in encode_frame(header, payload, size)))
 
     def _stop(self) -> None:
+        if self.has_metric and len(self.updates) % 2:  # others leave it to their end
+            self._send({"op": "metrics_drop", "family": 1})
         self._send({"op": "stopped"})
         self._end(0)
 
@@ -222,11 +250,26 @@ class SimulatedWorker:
             case "slow":
                 seconds += 30 * self._loop.random.random()
 
-        def done() -> None:
+        def done(*ignored: object) -> None:
             self.ready = answer["op"] == "ready"
             self._send(answer)
 
-        self._after(seconds, done)
+        makes_metrics = answer["op"] == "ready" and self._spec.get("metrics")
+        self._after(seconds, partial(self._make_metric, done) if makes_metrics else done)
+
+    def _make_metric(self, then: Callable[..., None]) -> None:
+        def made(*ignored: object) -> None:
+            self.has_metric = True
+            then()
+
+        family = {"do": "family", "number": 1, "name": METRIC, "description": "", "kind": "COUNTER"}
+        series = {"do": "series", "number": 2, "family": 1, "labels": {"model": self.model}, "bounds": []}
+        self._control_metrics(family, lambda *ignored: self._control_metrics(series, made))
+
+    def _control_metrics(self, fields: dict[str, Any], answered: Callable[..., None]) -> None:
+        self._call_count += 1
+        self._calls[self._call_count] = answered
+        self._send({"op": "metric_control", "call": self._call_count, **fields})
 
     def _execute(self, header: dict[str, Any], payload: bytes) -> None:
         unpacker = Unpacker(payload, RegionMap())
@@ -237,6 +280,10 @@ class SimulatedWorker:
             inputs.append(_INPUT.unpack(bytes(tensors["IN"].data)))
             self._surroundings.executed(self.model, request["id"])
         places = [self._position(request) for request in requests]
+        if self.has_metric:
+            self._workers.updates[self.model] += len(requests)
+            self.updates += [self._loop.clock.now_ns] * len(requests)
+            self._send({"op": "metrics", "series": [[2, False, len(requests), []]]})
         seconds = self._loop.latency(0.002) + max(milliseconds for _, milliseconds, _ in inputs) / 1000
         match self._surroundings.next_fault(self.model, "execute"):
             case "fail":
