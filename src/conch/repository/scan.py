@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, did_you_mean
@@ -217,19 +217,20 @@ class ModelRepository:
         """
         call = partial(self.describe, name, override)
         if override is not None:
-            return await asyncio.wrap_future(self._descriptions.submit(call))
-        return await asyncio.shield(_awaitable(self._shared_descriptions.submit(name, call)))
+            return await _result(self._descriptions.submit(call))
+        return await _result(self._shared_descriptions.submit(name, call), shared=True)
 
     async def aside(self, look: Callable[[], T]) -> T:
         """Run another method of this object in a thread."""
-        return await asyncio.wrap_future(self._looks.submit(look))
+        return await _result(self._looks.submit(look))
 
     async def listed(self) -> list[str]:
         """Run :meth:`names` once for all concurrent callers.
 
         If that takes too long and an earlier listing exists, returns the earlier one.
         """
-        look = _awaitable(self._listings.submit("", self.names))
+        look = asyncio.wrap_future(self._listings.submit("", self.names))
+        look.add_done_callback(_retrieve)
         await asyncio.wait([look], timeout=None if self._listed is None else _LISTING_SECONDS)
         if look.done():
             self._listed = look.result()
@@ -257,8 +258,17 @@ class ModelRepository:
         self._looks.close()
 
 
-def _awaitable(shared: Future[T]) -> asyncio.Future[T]:
-    """A future for a shared call, whose error is not logged if no caller awaits it any more."""
-    future = asyncio.wrap_future(shared)
-    future.add_done_callback(lambda future: future.cancelled() or future.exception())
-    return future
+async def _result(future: Future[T], *, shared: bool = False) -> T:
+    """Wait for a thread; cancelling the caller does not cancel a ``shared`` call, and leaves no error to be logged."""
+    look = asyncio.wrap_future(future)
+    look.add_done_callback(_retrieve)
+    if shared:
+        look = asyncio.shield(look)
+        look.add_done_callback(_retrieve)
+    return await look
+
+
+def _retrieve(look: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a look that no caller may await any more."""
+    if not look.cancelled():
+        look.exception()

@@ -70,7 +70,6 @@ class RunningLoads:
     def add(self, name: str, task: asyncio.Task[None]) -> None:
         self._names[task] = name
         task.add_done_callback(self._names.pop)
-        task.add_done_callback(_retrieve)
 
     def includes(self, name: str) -> bool:
         """Whether a load of the model has not ended."""
@@ -89,8 +88,16 @@ class RunningLoads:
         return self._reasons.get(task, "")
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a load, which has been logged, as the caller may have been cancelled."""
+async def _shielded(task: asyncio.Task[None]) -> None:
+    """Wait for a task, which goes on if the caller is cancelled; its error, which has been logged, is then ignored."""
+    task.add_done_callback(_retrieve)
+    outer = asyncio.shield(task)
+    outer.add_done_callback(_retrieve)
+    await outer
+
+
+def _retrieve(task: asyncio.Future[None]) -> None:
+    """Retrieve the error of a task that no caller may await any more."""
     if not task.cancelled():
         task.exception()
 
@@ -138,7 +145,7 @@ class LoadOperation:
             task = self._tasks[name] = asyncio.get_running_loop().create_task(self._load_locked(name))
             self._running.add(name, task)
         try:
-            await asyncio.shield(task)
+            await _shielded(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if task.cancelled() and caller is not None and not caller.cancelling():
@@ -366,7 +373,7 @@ class Lifecycle:
         task = asyncio.get_running_loop().create_task(work)
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
-        await asyncio.shield(task)
+        await _shielded(task)
 
     def external_files(self) -> dict[str, ExternalFiles]:
         """By model, the files outside of its directory that its versions were loaded from."""
