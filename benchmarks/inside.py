@@ -27,7 +27,7 @@ from typing import Any, Final
 from benchmarks import converted
 from benchmarks.offline import Alone
 from benchmarks.peers.servers import python_path
-from conch.backends.native.arrays import Request
+from conch.backends.base.arrays import Request
 from conch.backends.tasks.base import ExecutionWork
 from conch.tensors import WireTensor, pack_bytes
 from tests.servers import ConchServer

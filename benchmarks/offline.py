@@ -54,7 +54,7 @@ class Alone:
         self.engine = self.task.engine
 
     def prepared(self, text: str) -> Any:
-        from conch.backends.native.arrays import Request
+        from conch.backends.base.arrays import Request
         from conch.tensors import WireTensor, pack_bytes
 
         tensor = WireTensor("text_input", "BYTES", (1, 1), pack_bytes([text.encode()]))

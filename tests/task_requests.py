@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.native.arrays import DTYPES, Request, Result
+from conch.backends.base.arrays import DTYPES, Request, Result
 from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import ExecutionWork, Task
 from conch.checkpoints.folder import Checkpoint

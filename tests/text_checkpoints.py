@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertTokenizer, PreTrainedConfig, RobertaConfig, RobertaTokenizer
 from transformers.models.auto import modeling_auto
 
-from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.base.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import ExecutionWork, Task
 from conch.backends.tasks.engines.base import NetworkEngine

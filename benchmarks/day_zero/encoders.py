@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.day_zero.outcome import Outcome
-from conch.backends.native.arrays import DTYPES, Request, Result, Strings
+from conch.backends.base.arrays import DTYPES, Request, Result, Strings
 from conch.backends.tasks.backend import EngineOpener, make_task
 from conch.backends.tasks.base import ExecutionWork, Task
 from conch.backends.tasks.encoders.question_answering import answers, windows

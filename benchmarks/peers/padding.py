@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from conch.backends.base.backend import BackendBase
 from conch.backends.huggingface import open_huggingface
-from conch.backends.native.backend import NativeBackend
 from conch.backends.table import BACKENDS, Backend
 from conch.backends.tasks.encoders import base
 from conch.schedulers.batching import BatchDecision
@@ -52,7 +52,7 @@ def replace(module: ModuleType, name: str, value: Any) -> None:
     setattr(module, name, value)
 
 
-def open_padding(channel: Channel, init: Header) -> NativeBackend:
+def open_padding(channel: Channel, init: Header) -> BackendBase:
     """conch's backend, whose tasks compute a batch in one run; what the worker calls to make it."""
     replace(base, "runs", one_run)
     return open_huggingface(channel, init)

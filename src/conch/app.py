@@ -20,7 +20,6 @@ from conch import __version__, logs
 from conch.backends.table import BACKENDS
 from conch.errors import Code, ConchError, internal, invalid
 from conch.frontends import exposure
-from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.platforms import OciDataScience, PlatformRouter, SageMaker, VertexAi, check_ports, only_model
 from conch.frontends.http.routes import Router
@@ -28,9 +27,10 @@ from conch.frontends.http.sagemaker_models import SageMakerModels
 from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.frontends.limits import ClientLimits
 from conch.frontends.listening import PortTakenError
+from conch.frontends.offloading.pool import Codec
 from conch.frontends.ports import holder
 from conch.frontends.tls import make_context
-from conch.repository.backends import BackendPlaces
+from conch.repository.backends import BackendDirectories
 from conch.repository.errors import NotFoundError, PollError
 from conch.repository.roots import read_place
 from conch.repository.scan import ModelRepository
@@ -192,7 +192,7 @@ class Application:
             interval_ms=settings.metrics_interval_ms,
         )
         places = [read_place(path) for path in settings.model_repository]
-        backends = BackendPlaces.beginning_with(settings.backend_directory)
+        backends = BackendDirectories.beginning_with(settings.backend_directory)
         if backends.first is not None and not backends.first.is_dir():
             LOG.warning("--backend-directory: %s is not a directory", backends.first)
         repository = ModelRepository(

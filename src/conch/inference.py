@@ -112,7 +112,7 @@ class InferResponse:
             self.error.__traceback__ = None
 
 
-class OutputPlace(Protocol):
+class OutputTarget(Protocol):
     """Where an output goes whose client wants it in shared memory."""
 
     def check(self, output: str, size: int) -> None:
@@ -135,7 +135,7 @@ class SharedTensors:
     __slots__ = ("copies", "places", "sources")
 
     def __init__(self) -> None:
-        self.places: dict[str, OutputPlace] = {}
+        self.places: dict[str, OutputTarget] = {}
         self.sources: list[CheckedData] = []
         self.copies = False
 

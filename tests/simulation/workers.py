@@ -32,7 +32,7 @@ _INPUT = struct.Struct("<3q")
 _FIRST_PID = 1 << 30
 
 
-class Surroundings(Protocol):
+class LevelEnvironment(Protocol):
     """What decides about workers, and watches them."""
 
     loop: SimulatedLoop
@@ -47,7 +47,7 @@ class Surroundings(Protocol):
 class SimulatedWorkers:
     """Starts workers; ``alive`` are those that have not ended."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: LevelEnvironment) -> None:
         self.surroundings = surroundings
         self.alive: list[SimulatedWorker] = []
         self.started = 0

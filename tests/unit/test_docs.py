@@ -12,11 +12,11 @@ from typing import Any
 import click
 import pytest
 
-from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.graphs.onnxruntime.backend import PARAMETERS as ONNXRUNTIME_PARAMETERS
 from conch.backends.graphs.openvino.backend import PARAMETERS as OPENVINO_PARAMETERS
 from conch.backends.graphs.pytorch.backend import PARAMETERS as PYTORCH_PARAMETERS
+from conch.backends.io_formats.text.interface import INPUTS, OUTPUTS
 from conch.backends.tasks.backend import TASKS
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS

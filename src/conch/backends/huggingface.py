@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Final
 
+from conch.backends.base.backend import BackendBase
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
-from conch.backends.native.backend import NativeBackend
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, read_model_file
@@ -26,7 +26,7 @@ PARAMETERS: Final = ParameterTable(
 )
 
 
-def open_huggingface(channel: Channel, init: Header) -> NativeBackend:
+def open_huggingface(channel: Channel, init: Header) -> BackendBase:
     """The backend for the checkpoint of a model.
 
     Raises INVALID_ARG for a parameter that is not known, and otherwise as :meth:`Checkpoint.open` does.
@@ -41,7 +41,7 @@ def open_huggingface(channel: Channel, init: Header) -> NativeBackend:
         raise ConchError(f"{directory / MODEL_FILE}: {error.message}", error.code) from None
     checkpoint = Checkpoint.open(directory, Options.from_config(config), model_file=document)
     if checkpoint.task == TEXT_GENERATION:
-        from conch.backends.contracts.text.backend import TextBackend
+        from conch.backends.io_formats.text.backend import TextBackend
 
         return TextBackend(channel, init, checkpoint)
     from conch.backends.tasks.backend import HuggingFaceBackend

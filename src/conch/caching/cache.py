@@ -9,7 +9,7 @@ from conch.caching.entries import CachedResponse
 from conch.telemetry.exposition import Family
 
 
-class CacheArea(Protocol):
+class CacheScope(Protocol):
     """The entries of one loaded model version, by the digests of its requests."""
 
     def find(self, key: bytes) -> CachedResponse | Awaitable[CachedResponse | None] | None:
@@ -39,7 +39,7 @@ class ResponseCache(Protocol):
 
     lasting: bool
 
-    def area(self, model: str, version: int, identity: bytes) -> CacheArea:
+    def area(self, model: str, version: int, identity: bytes) -> CacheScope:
         """The entries of a version that is being loaded; ``identity`` is a digest of what it answers from."""
 
     def families(self) -> Iterable[Family]:

@@ -37,7 +37,7 @@ MOST_MESSAGES: Final = 4
 class _Kept:
     """An entry in its place; ``size`` includes the messages and the answers that are kept beside it."""
 
-    area: LocalArea
+    area: LocalScope
     entry: CachedResponse
     size: int
     messages: tuple[Hashable, ...] = ()
@@ -62,9 +62,9 @@ class LocalCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def area(self, model: str, version: int, identity: bytes) -> LocalArea:
+    def area(self, model: str, version: int, identity: bytes) -> LocalScope:
         self._areas += 1
-        return LocalArea(self, self._areas, f"'{model}' version {version}")
+        return LocalScope(self, self._areas, f"'{model}' version {version}")
 
     def find(self, key: tuple[int, bytes]) -> CachedResponse | None:
         begun = monotonic_ns()
@@ -76,7 +76,7 @@ class LocalCache:
         self._lookup_ns += monotonic_ns() - begun
         return found.entry if found is not None else None
 
-    def insert(self, key: tuple[int, bytes], area: LocalArea, entry: CachedResponse) -> bool:
+    def insert(self, key: tuple[int, bytes], area: LocalScope, entry: CachedResponse) -> bool:
         """Keep an entry that is not larger than the whole cache; False when there is one with this key."""
         if key in self._entries:
             return False
@@ -135,7 +135,7 @@ class LocalCache:
             self.remove(key)
 
 
-class LocalArea:
+class LocalScope:
     """The entries of one loaded version.  Each load has a number of its own, so that none answers for another."""
 
     def __init__(self, cache: LocalCache, number: int, title: str) -> None:

@@ -64,7 +64,7 @@ def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
                 yield model.warning(problem, ("backend",), command)
         return
     for version in model.versions:
-        place = _Place(model, model.files.version_directory(version))
+        place = _OptionsFile(model, model.files.version_directory(version))
         document = place.document()
         if document is None:
             continue  # said where names are checked
@@ -78,7 +78,7 @@ def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _OptionsFile:
     """Where the options of one version are written: its ``model.json``, or the configuration's parameters."""
 
     model: CheckedModel
@@ -112,7 +112,7 @@ class _Place:
         return path, read_small(path).decode("utf-8", "replace") if option in (self.document() or {}) else ""
 
 
-def _check_named(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_named(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
     """A ``model.json`` of the backend ``vllm``, which holds an engine's arguments and has to name the model."""
     model = document.get("model")
     if isinstance(model, str):
@@ -123,7 +123,7 @@ def _check_named(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding
         yield Finding(path, line, "error", "it must name the model", '{"model": "org/name"}, or a folder')
 
 
-def _check_checkpoint(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_checkpoint(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
     given = Options.from_values(parameters(place.model.config))
     options = given.over(document)
     if nearest := misspelt(options.task):
@@ -149,7 +149,7 @@ def _check_checkpoint(place: _Place, document: Mapping[str, Any]) -> Iterator[Fi
         yield replace(place.finding(problem, command), severity="warning")
 
 
-def _check_path(place: _Place, model: str) -> Iterator[Finding]:
+def _check_path(place: _OptionsFile, model: str) -> Iterator[Finding]:
     """A model that is neither a path from the version's or the model's directory nor an id on the Hub."""
     from_there = f"paths begin at {place.directory} or {place.directory.parent}"
     try:

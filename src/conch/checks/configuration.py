@@ -16,7 +16,7 @@ from conch.config.validate_instances import instance_problems, warmup_problems
 from conch.config.validate_io import written_io_problems
 from conch.config.validate_scheduling import state_problems
 from conch.errors import did_you_mean
-from conch.repository.backends import BackendPlaces
+from conch.repository.backends import BackendDirectories
 from conch.repository.model_files import CONFIG_FILE
 from conch.server.devices import visible_gpus
 from conch.server.scheduling import no_sequences, takes_sequences
@@ -99,7 +99,7 @@ def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
             )
 
 
-def check_backend(model: CheckedModel, backends: BackendPlaces) -> Iterator[Finding]:
+def check_backend(model: CheckedModel, backends: BackendDirectories) -> Iterator[Finding]:
     """A backend or a scheduler that this server does not have."""
     config = model.config
     backend = BACKENDS.get(implementation(config))
@@ -113,7 +113,7 @@ def check_backend(model: CheckedModel, backends: BackendPlaces) -> Iterator[Find
         yield model.finding(Problem(problem.message.removesuffix(f": {hint}"), problem.field, hint=hint))
 
 
-def _other_backend(backend: str, backends: BackendPlaces) -> str:
+def _other_backend(backend: str, backends: BackendDirectories) -> str:
     """What to do about a backend that is not there."""
     if backend in WAYS_OUT:
         return WAYS_OUT[backend]

@@ -10,8 +10,8 @@ from conch.checks.finding import Finding
 from conch.config.reading import read_json
 from conch.config.remote import is_remote
 from conch.errors import nearest
+from conch.repository.directory_kinds import is_checkpoint, is_model_directory, repository_problem
 from conch.repository.model_files import CONFIG_FILE, ModelFiles
-from conch.repository.places import is_checkpoint, is_model_directory, repository_problem
 from conch.repository.scan import ModelRepository
 
 #: The files by which a version directory's model is told.

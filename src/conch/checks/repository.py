@@ -29,7 +29,7 @@ from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.config.validate_ensemble import cycle_problem, member_problems, version_problem
 from conch.errors import ConchError, did_you_mean
-from conch.repository.backends import USUAL_PLACES, BackendPlaces
+from conch.repository.backends import USUAL_PLACES, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.model_files import ModelFiles, read_labels
 from conch.repository.roots import Place
@@ -220,7 +220,7 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
         for problem in value_problems(config):
             yield _in_config(files, str(problem.field[1]), "error", problem.message, "")
     if config.backend in ("huggingface", "vllm"):
-        arguments = table if table.strict else _table("conch.backends.contracts.vllm:ENGINE_ARGUMENTS")
+        arguments = table if table.strict else _table("conch.backends.io_formats.vllm:ENGINE_ARGUMENTS")
         for version in versions:
             path = files.version_directory(version) / _MODEL_FILE
             if path.exists():
@@ -276,7 +276,7 @@ _NUMBER = "name it by a number, such as 1"
 
 
 def check(
-    places: Sequence[Place], config_name: str | None = None, backends: BackendPlaces = USUAL_PLACES
+    places: Sequence[Place], config_name: str | None = None, backends: BackendDirectories = USUAL_PLACES
 ) -> list[Finding]:
     """All faults of the models in the repositories at ``places``, sorted by path and line.
 
@@ -360,7 +360,7 @@ def _unless_unreadable(place: Path, findings: Iterator[Finding]) -> Iterator[Fin
         yield Finding(Path(error.filename or place), 0, "error", f"cannot be read: {error.strerror}")
 
 
-def _check_model(model: CheckedModel, names: Collection[str], backends: BackendPlaces) -> Iterator[Finding]:
+def _check_model(model: CheckedModel, names: Collection[str], backends: BackendDirectories) -> Iterator[Finding]:
     """All faults of a model that its own files show; ``names`` are those of all models."""
     yield from check_configuration(model)
     yield from check_backend(model, backends)

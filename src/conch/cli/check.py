@@ -44,11 +44,11 @@ def check_command(directories: tuple[str, ...], config_name: str | None, backend
     The exit status is 1 when there is an error.
     """
     from conch.checks.repository import check
-    from conch.repository.backends import BackendPlaces
+    from conch.repository.backends import BackendDirectories
     from conch.repository.roots import read_place
 
     places = [read_place(directory) for directory in directories]
-    findings = check(places, config_name, BackendPlaces.beginning_with(backend_directory))
+    findings = check(places, config_name, BackendDirectories.beginning_with(backend_directory))
     for finding in findings:
         click.echo(shown(finding, [place for place in places if isinstance(place, Path)]))
     errors = sum(finding.severity == "error" for finding in findings)

@@ -74,14 +74,14 @@ def _faults(settings: Settings, error: ConchError) -> list[str]:
     """What ``conch check`` says of the models that could not be loaded, which is more than Triton's errors say."""
     from conch.app import LoadFailed
     from conch.checks.repository import check
-    from conch.repository.backends import BackendPlaces
+    from conch.repository.backends import BackendDirectories
     from conch.repository.stores.urls import is_url
 
     # Models in stores would be downloaded for this with all of their versions.
     roots = [Path(path) for path in settings.model_repository if not is_url(path)]
     if not isinstance(error, LoadFailed) or not roots:
         return []
-    backends = BackendPlaces.beginning_with(settings.backend_directory)
+    backends = BackendDirectories.beginning_with(settings.backend_directory)
     directories = [root.resolve() / name for root in roots for name in error.names]
     return [
         f"conch check: {shown(finding, roots)}"

@@ -26,7 +26,7 @@ from conch.errors import invalid
 
 DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
 #: How the names of parameters begin with which the server shows what a model runs with.
-RUNS_WITH: Final = "conch."
+RUNTIME_FACT_PREFIX: Final = "conch."
 
 #: Among what a text model runs with: ``yes`` where it takes conversations, else ``none``.
 CHAT_TEMPLATE: Final = "chat_template"
@@ -101,7 +101,7 @@ def complete(
     runs_on = implementation(completed)
     if runs_on != "python":
         # Clients may give back a configuration as they were shown it.
-        for parameter in [one for one in completed.parameters if one.startswith(RUNS_WITH)]:
+        for parameter in [one for one in completed.parameters if one.startswith(RUNTIME_FACT_PREFIX)]:
             del completed.parameters[parameter]
     normalise(completed)
     complete_instances(completed, gpus, preference or _PREFERENCES.get(runs_on, ANY))

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.checkpoints.contrasts import Contrast, Contrasts
 
 #: Differences that are kept of any number, and the texts that are shown.

@@ -18,7 +18,7 @@ from conch.convert.layout.huggingface import checkpoint_files, write_huggingface
 from conch.convert.measure import Run
 from conch.convert.plan import Plan
 from conch.convert.variant import BuiltVariant, FailedVariant
-from conch.machine.bystanders import Interference
+from conch.machine.interference import Interference
 from conch.texts.shapes import Shape
 
 Network = TypeVar("Network")

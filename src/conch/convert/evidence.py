@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.convert.statistics import wilson
 
 #: Samples without which precisions below fp32 are not judged.  Where 35 agree without exception, Wilson's interval

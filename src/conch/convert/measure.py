@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.checkpoints.manifest import Latency
-from conch.machine.bystanders import Interference
+from conch.machine.interference import Interference
 from conch.texts.shapes import Shape
 
 #: The length of a network's turn, and the most runs in it.  The first run of a turn is not counted: threads of the

@@ -16,7 +16,7 @@ from platform import python_version
 from typing import Any, Final
 
 from conch import __version__, extras
-from conch.backends.native.threads import usable_cores
+from conch.backends.base.threads import usable_cores
 from conch.checkpoints.by_shape import Companion, Gain
 from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
@@ -37,8 +37,8 @@ from conch.convert.statistics import SEED
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
-from conch.machine.bystanders import Bystanders, Interference
 from conch.machine.facts import description, load_average
+from conch.machine.interference import Interference, InterferenceMeter
 from conch.reports.writing import write_page
 from conch.sampling import TEXT_GENERATION
 from conch.texts.shapes import Mix, Shape
@@ -366,7 +366,7 @@ def _measure(
     conversion: Conversion[Any, Any], networks: Mapping[str, Any], seconds: float, judged: dict[str, Variant]
 ) -> None:
     """Add the latencies of ``networks`` to their entries, in about ``seconds``."""
-    together, bystanders = conversion.in_memory_together, Bystanders()
+    together, bystanders = conversion.in_memory_together, InterferenceMeter()
     start = time.perf_counter()
     if networks and not together:
         conversion.progress(f"measuring {', '.join(networks)}")

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 
 #: Samples are drawn with this seed, so that a conversion that is repeated finds the same intervals.
 SEED: Final = 20_240_229

@@ -14,7 +14,7 @@ from conch.convert.expected import speed_up_for
 from conch.convert.measure import speed_up
 from conch.convert.variant import REFERENCE
 from conch.errors import invalid
-from conch.machine.bystanders import Interference
+from conch.machine.interference import Interference
 from conch.texts.shapes import Mix
 
 #: Why the reference does not serve when nobody asked for torch.

@@ -24,8 +24,8 @@ from conch.config.schema import ModelConfig
 from conch.config.signature import full_shape, parameters, signature
 from conch.deploy.contents import Contents, contents
 from conch.deploy.endpoint import EMBEDDINGS, endpoint_for
-from conch.deploy.needs import Needs, needs
 from conch.deploy.rendering import shown
+from conch.deploy.requirements import RepositoryRequirements, needs
 from conch.deploy.trial import Runner, try_artifact
 from conch.errors import Code, ConchError, invalid
 
@@ -204,7 +204,7 @@ class Deployment:
     name: str
     model: str
     endpoint: str
-    needs: Needs
+    needs: RepositoryRequirements
     contents: Contents
     example: str
 

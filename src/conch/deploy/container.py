@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from conch.deploy.needs import Needs
+from conch.deploy.requirements import RepositoryRequirements
 
 #: Where checkpoints from the Hub go: a folder that every user may write to.
 HUB_CACHE: Final = "/tmp/huggingface"
@@ -20,7 +20,7 @@ RUN python -m pip --python /opt/conch/bin/python install --no-cache-dir --disabl
 """
 
 
-def containerfile(platform: str, needs: Needs, steps: Iterable[str]) -> str:
+def containerfile(platform: str, needs: RepositoryRequirements, steps: Iterable[str]) -> str:
     """The container file with the platform's own ``steps`` at the end, instructions with their comments."""
     lines = [
         f"# conch on {platform}.  Build the image that this begins with in a checkout of conch:",
@@ -42,7 +42,7 @@ def containerfile(platform: str, needs: Needs, steps: Iterable[str]) -> str:
     return "\n".join([*lines, f"ENV HF_HOME={HUB_CACHE}", *steps]) + "\n"
 
 
-def base_commands(needs: Needs) -> list[str]:
+def base_commands(needs: RepositoryRequirements) -> list[str]:
     """The command lines that build the image which a container file begins with."""
     extras = f" --build-arg EXTRAS={','.join(needs.extras)}" if needs.extras else ""
     return ["make wheel", f"docker build -f deploy/container/Containerfile{extras} -t conch ."]

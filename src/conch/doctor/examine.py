@@ -17,7 +17,7 @@ from typing import Any, Final
 import psutil
 
 from conch import __version__, extras
-from conch.backends.native.threads import usable_cores
+from conch.backends.base.threads import usable_cores
 from conch.doctor.cache import cache
 from conch.doctor.facts import Facts, GpuFact, GpusFact, LimitsFact, MemoryFact, PackageFact, PortFact, ProcessorFact
 from conch.frontends.ports import holder, is_free

@@ -28,7 +28,7 @@ FOR_OTHERS: Final = 128
 LOG_SECONDS: Final = 60.0
 
 
-class Place(Enum):
+class AdmissionResult(Enum):
     """What a new connection may do."""
 
     SERVED = "served"
@@ -55,12 +55,12 @@ class Admission:
         self._clock = clock
         self._logged = -LOG_SECONDS
 
-    def place(self, protocol: Protocol, descriptor: int) -> Place:
+    def place(self, protocol: Protocol, descriptor: int) -> AdmissionResult:
         """Where a connection belongs that has just been opened, and counted; -1 for an unknown ``descriptor``."""
         too_many = self._counts.total - self._most if self._most else 0
         over = max(too_many, descriptor - self._end + FOR_HEALTH + 1)
         if over <= 0:
-            return Place.SERVED
+            return AdmissionResult.SERVED
         self._counts.closed_for(protocol, "connections")
         now = self._clock()
         if now - self._logged >= LOG_SECONDS:
@@ -70,7 +70,7 @@ class Admission:
                 self._counts.total - max(too_many, 1),
                 "--max-connections allows" if too_many > 0 else "the limit of open files (ulimit -n) leaves room for",
             )
-        return Place.HEALTH_ONLY if over <= FOR_HEALTH else Place.REFUSED
+        return AdmissionResult.HEALTH_ONLY if over <= FOR_HEALTH else AdmissionResult.REFUSED
 
     @staticmethod
     def refusal() -> ConchError:

@@ -12,8 +12,8 @@ from typing import Final
 
 from conch.frontends.admission import Admission
 from conch.frontends.budget import ByteBudget
-from conch.frontends.slices import Slices
-from conch.frontends.turns import LoopTurns
+from conch.frontends.loop_budget import EventLoopBudget
+from conch.frontends.yielding import YieldingLister
 from conch.settings import Settings
 from conch.telemetry.traffic import ConnectionCounts
 
@@ -63,8 +63,8 @@ class ClientLimits:
         self.times = times
         self.counts = ConnectionCounts()
         self.admission = Admission(max_connections, self.counts)
-        self.slices = Slices()
-        self.turns = LoopTurns(loop or asyncio.get_running_loop())
+        self.slices = YieldingLister()
+        self.turns = EventLoopBudget(loop or asyncio.get_running_loop())
 
     @classmethod
     def of(cls, settings: Settings) -> ClientLimits:

@@ -18,7 +18,7 @@ from conch.perf.figures.stability import WINDOWS, Stability
 from conch.perf.plan import PerfPlan
 from conch.perf.senders.recording import Collected, Recording
 from conch.perf.senders.records import Span
-from conch.perf.watching import Sight
+from conch.perf.watching import WindowReading
 
 #: Silence of fewer seconds may be one slow answer, however many windows it lasts.
 _SILENCE_SECONDS: Final = 5.0
@@ -49,18 +49,18 @@ class MeasuredWindow:
 
     span: Span
     figures: WindowFigures
-    sight: Sight
+    sight: WindowReading
     statistics: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LevelEnvironment:
     """What a level asks besides the senders: ``statistics`` of the server, the ``sight`` of the machine since it was
     asked before, and ``gone``: why the server does not answer at all, empty while it does.  ``begin`` is called when
     what is measured begins, ``on_collected`` is told of all that the senders noted."""
 
     statistics: Callable[[], Sequence[Mapping[str, Any]]]
-    sight: Callable[[], Sight]
+    sight: Callable[[], WindowReading]
     gone: Callable[[], str]
     clock: Callable[[], int] = monotonic_ns
     sleep: Callable[[float], None] = sleep
@@ -72,7 +72,7 @@ class LevelRun:
     """One run of a level, which :meth:`take` carries out."""
 
     def __init__(
-        self, plan: PerfPlan, senders: Senders, surroundings: Surroundings, inferences: NDArray[np.int64]
+        self, plan: PerfPlan, senders: Senders, surroundings: LevelEnvironment, inferences: NDArray[np.int64]
     ) -> None:
         self.windows: list[MeasuredWindow] = []
         self.stability = Stability(plan.share, plan.trials)
@@ -183,7 +183,7 @@ class LevelRun:
                 return True
         return self.stability.over
 
-    def _figures(self, spans: Sequence[Span], sight: Sight | None = None) -> WindowFigures:
+    def _figures(self, spans: Sequence[Span], sight: WindowReading | None = None) -> WindowFigures:
         records, _ = self.recording.within(spans)
         interference = sight.interference if sight is not None else None
         return figures_of(records, spans, self._inferences, self._plan.percentiles, interference)

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.machine.bystanders import THROTTLED, Interference
 from conch.machine.facts import MachineFacts
+from conch.machine.interference import THROTTLED, Interference
 from conch.machine.processes import Rival
 from conch.perf.figures.confidence import Confidence
 from conch.perf.figures.generation import GenerationFigures

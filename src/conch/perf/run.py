@@ -16,13 +16,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.backends.native.threads import usable_cores
+from conch.backends.base.threads import usable_cores
 from conch.errors import ConchError, invalid
 from conch.perf.figures.confidence import confidence_of
 from conch.perf.figures.generation import generation_of
 from conch.perf.figures.latency import figures_of
 from conch.perf.inputs.specs import ModelSpec, read_model
-from conch.perf.level import LevelRun, OnCollected, OnWindow, Surroundings
+from conch.perf.level import LevelEnvironment, LevelRun, OnCollected, OnWindow
 from conch.perf.measured import LevelRecords, MachineFigures, Measured
 from conch.perf.plan import Levels, PerfPlan
 from conch.perf.requests.shared_memory import MemoryLayout, SharedRegion
@@ -234,7 +234,7 @@ class Measurement:
         server = find_server(self.plan.address)
         watch = MachineWatch(server)
         gpus, metrics = self._samplers(server)
-        around = Surroundings(
+        around = LevelEnvironment(
             self._statistics, watch.since_last, self._gone, begin=partial(self._load, level), on_collected=on_collected
         )
         with gpus or nullcontext(), metrics or nullcontext():
@@ -253,7 +253,7 @@ class Measurement:
         return measured
 
     def _runs(
-        self, level: float, around: Surroundings, on_window: OnWindow, before_rest: Callable[[], object]
+        self, level: float, around: LevelEnvironment, on_window: OnWindow, before_rest: Callable[[], object]
     ) -> list[LevelRun]:
         """The runs of a level, one at least; fewer than planned where one was ended before its time."""
         runs: list[LevelRun] = []

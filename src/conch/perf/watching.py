@@ -11,8 +11,8 @@ from statistics import fmean
 from time import monotonic
 from typing import Any, Final
 
-from conch.machine.bystanders import Bystanders, CpuClocks, Interference
 from conch.machine.facts import MachineFacts, load_average
+from conch.machine.interference import CpuClocks, Interference, InterferenceMeter
 from conch.machine.processes import ProcessTimes
 from conch.machine.throttling import seconds_throttled
 from conch.perf.measured import MachineFigures
@@ -25,7 +25,7 @@ _MEMORY_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class WindowReading:
     """What was seen of a window: what others took, the cores that the server used on average, its memory (bytes)."""
 
     interference: Interference
@@ -50,9 +50,9 @@ class MachineWatch:
         #: When the server's memory was read last (s, monotonic), and what it was (bytes).
         self._memory = (-_MEMORY_SECONDS, 0)
         self._used = (monotonic(), 0.0)
-        self._bystanders = Bystanders(self._clocks)
+        self._bystanders = InterferenceMeter(self._clocks)
 
-    def since_last(self) -> Sight:
+    def since_last(self) -> WindowReading:
         """What happened since the call before."""
         before = self._used
         interference = self._bystanders.since_last()
@@ -60,16 +60,16 @@ class MachineWatch:
             interference = replace(interference, others=0.0)
         wall = self._used[0] - before[0]
         cores = (self._used[1] - before[1]) / wall if wall > 0 else 0.0
-        return Sight(interference, cores, self._resident())
+        return WindowReading(interference, cores, self._resident())
 
-    def machine(self, sights: Sequence[Sight]) -> MachineFigures:
+    def machine(self, sights: Sequence[WindowReading]) -> MachineFigures:
         """The machine during the windows of ``sights``."""
         return MachineFigures(
             self._facts, self._load_before, load_average(), _mean(one.interference for one in sights),
             () if self.unseen else self._times.rivals(monotonic() - self._begun), self.unseen,
         )  # fmt: skip
 
-    def resources(self, sights: Sequence[Sight]) -> ResourceFigures | None:
+    def resources(self, sights: Sequence[WindowReading]) -> ResourceFigures | None:
         """What the server used in the windows of ``sights``; None where it was not seen."""
         if not self._server or not sights:
             return None

@@ -29,7 +29,7 @@ ENVIRONMENT_ARCHIVE: Final = "pb_exec_env_model.py.tar.gz"
 
 
 @dataclass(frozen=True)
-class BackendPlaces:
+class BackendDirectories:
     """The directories of backends; ``first`` is that of ``--backend-directory``, if it was given.
 
     What is in ``first`` goes before the server's own backends; these go before what Triton's usual directory has, which
@@ -39,7 +39,7 @@ class BackendPlaces:
     first: Path | None = None
 
     @classmethod
-    def beginning_with(cls, directory: str) -> BackendPlaces:
+    def beginning_with(cls, directory: str) -> BackendDirectories:
         """The places with the value of ``--backend-directory``, which may be empty."""
         return cls(Path(directory).absolute() if directory else None)
 
@@ -158,7 +158,7 @@ def _names(place: Path) -> list[str]:
 
 
 #: The places without ``--backend-directory``.
-USUAL_PLACES: Final = BackendPlaces()
+USUAL_PLACES: Final = BackendDirectories()
 
 
 def _library(backend: str) -> str:

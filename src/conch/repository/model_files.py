@@ -14,7 +14,7 @@ from conch.config.reading import read_small
 from conch.config.remote import ONLY_VERSION, REMOTE
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
-from conch.repository.backends import ENVIRONMENT_ARCHIVE, USUAL_PLACES, BackendPlaces
+from conch.repository.backends import ENVIRONMENT_ARCHIVE, USUAL_PLACES, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.listing import directories_in
@@ -92,7 +92,7 @@ def describe(
     directory: Path,
     config_name: str | None = None,
     override: ModelConfig | None = None,
-    backends: BackendPlaces = USUAL_PLACES,
+    backends: BackendDirectories = USUAL_PLACES,
     namespace: str = "",
     located: Located | None = None,
 ) -> ModelFiles:

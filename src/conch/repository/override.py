@@ -16,7 +16,7 @@ from conch.config import render
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
-from conch.repository.backends import USUAL_PLACES, BackendPlaces
+from conch.repository.backends import USUAL_PLACES, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.model_files import ModelFiles, describe
 from conch.temporary import TemporaryFolder
@@ -123,7 +123,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def describe_override(
-    name: str, directory: Path, config: str | None, backends: BackendPlaces = USUAL_PLACES, namespace: str = ""
+    name: str, directory: Path, config: str | None, backends: BackendDirectories = USUAL_PLACES, namespace: str = ""
 ) -> ModelFiles:
     """What ``directory`` holds for ``name`` under the overriding configuration.
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, did_you_mean
-from conch.repository.backends import USUAL_PLACES, BackendPlaces
+from conch.repository.backends import USUAL_PLACES, BackendDirectories
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
 from conch.repository.located import Located
@@ -58,7 +58,7 @@ class ModelRepository:
         self,
         paths: Sequence[Place],
         config_name: str | None = None,
-        backends: BackendPlaces = USUAL_PLACES,
+        backends: BackendDirectories = USUAL_PLACES,
         *,
         namespacing: bool = False,
         cache: str = "",

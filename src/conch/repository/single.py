@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.errors import invalid, nearest, unsupported
+from conch.repository.directory_kinds import is_model_directory, is_version_directory
 from conch.repository.names import is_directory_name
-from conch.repository.places import is_model_directory, is_version_directory
 from conch.repository.stores.urls import is_url, parse_url
 from conch.settings import Settings
 from conch.temporary import TemporaryFolder

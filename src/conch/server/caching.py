@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, Final, cast
 
-from conch.caching.cache import CacheArea
+from conch.caching.cache import CacheScope
 from conch.caching.entries import CachedResponse, kept
 from conch.caching.keys import input_bytes, request_key
-from conch.caching.local import LocalArea
+from conch.caching.local import LocalScope
 from conch.errors import ConchError, cancelled
 from conch.inference import InferRequest, InferResponse
 from conch.schedulers.ordering import InOrder
+from conch.server.cached_messages import CachedMessages
 from conch.server.model import Executor
-from conch.server.repeats import RepeatedMessages
 from conch.telemetry.statistics import ModelStatistics
 from conch.threads import compute
 from conch.workers.host.process import WorkerProcess
@@ -36,7 +36,7 @@ class CachedExecutor:
     """
 
     def __init__(
-        self, inner: Executor, area: Callable[[], CacheArea], statistics: ModelStatistics, order: InOrder | None = None
+        self, inner: Executor, area: Callable[[], CacheScope], statistics: ModelStatistics, order: InOrder | None = None
     ) -> None:
         self.inner = inner
         self.area = area
@@ -113,13 +113,15 @@ class CachedExecutor:
         self.area().forget()
         await self.inner.stop(seconds)
 
-    def _look_up_later(self, request: InferRequest, area: CacheArea, key: bytes, begun: int, found: Any = None) -> None:
+    def _look_up_later(
+        self, request: InferRequest, area: CacheScope, key: bytes, begun: int, found: Any = None
+    ) -> None:
         request.on_cancel = _give_up
         task = self._loop.create_task(self._look_up(request, area, key, begun, found))
         self._looking_up[request] = task
         task.add_done_callback(lambda task: self._looking_up.pop(request, None))
 
-    async def _look_up(self, request: InferRequest, area: CacheArea, key: bytes, begun: int, found: Any) -> None:
+    async def _look_up(self, request: InferRequest, area: CacheScope, key: bytes, begun: int, found: Any) -> None:
         if not key:
             key = await compute(request_key, request)
             found = area.find(key)
@@ -138,7 +140,7 @@ class CachedExecutor:
         except ConchError as error:
             request.fail(error)
 
-    def _run(self, request: InferRequest, area: CacheArea, key: bytes, lookup: int) -> None:
+    def _run(self, request: InferRequest, area: CacheScope, key: bytes, lookup: int) -> None:
         _Miss(area, self.area, self.statistics, key, lookup, request)
         self._submit(request)
 
@@ -161,8 +163,8 @@ class _Miss:
 
     def __init__(
         self,
-        area: CacheArea,
-        now: Callable[[], CacheArea],
+        area: CacheScope,
+        now: Callable[[], CacheScope],
         statistics: ModelStatistics,
         key: bytes,
         lookup: int,
@@ -198,10 +200,10 @@ def uncached(executor: Executor) -> Executor:
     return executor.inner if isinstance(executor, CachedExecutor) else executor
 
 
-def repeats_of(executor: Executor) -> RepeatedMessages | None:
+def repeats_of(executor: Executor) -> CachedMessages | None:
     """What answers repeated messages, where the cache is in the server and answers need not wait for others."""
-    if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.area(), LocalArea):
-        return RepeatedMessages(cast(Callable[[], LocalArea], executor.area), executor.statistics)
+    if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.area(), LocalScope):
+        return CachedMessages(cast(Callable[[], LocalScope], executor.area), executor.statistics)
     return None
 
 

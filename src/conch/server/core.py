@@ -24,22 +24,22 @@ from conch.repository.names import check_model_name
 from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
 from conch.server.bls import BlsModels
+from conch.server.concurrency import end_all
 from conch.server.devices import visible_gpus
 from conch.server.extensions import EXTENSIONS
-from conch.server.gathering import end_all
+from conch.server.footprints import LoadFootprints
 from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
-from conch.server.needs import LoadNeeds
 from conch.server.on_demand import LoadNeeded, OnDemand, on_demand_limits
 from conch.server.overrides import check_allowed
-from conch.server.patience import patience_of
 from conch.server.polling import RepositoryPolling
 from conch.server.regions.registry import ClientRegions
 from conch.server.rollout import Rollout
 from conch.server.starting import log_levels
 from conch.server.states import ModelTable
+from conch.server.worker_timeouts import worker_timeouts
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry import families
 from conch.telemetry.exposition import Family
@@ -66,7 +66,7 @@ class InferenceServer:
         self._table = ModelTable(repository.naming)
         self._table.starting = None
         self._environments = Environments()
-        self._processes = WorkerProcesses(patience=patience_of(settings), metrics=registry.custom)
+        self._processes = WorkerProcesses(patience=worker_timeouts(settings), metrics=registry.custom)
         self._templates = Templates(settings.worker_template_secs)
         self.regions = ClientRegions(settings.allow_client_shm, lambda: self._processes.pids, visible_gpus())
         self._cache = make_cache(settings.cache_config)
@@ -110,7 +110,7 @@ class InferenceServer:
                 repository,
                 self._table,
                 self._lifecycle,
-                LoadNeeds(repository, self.ledger, visible_gpus()),
+                LoadFootprints(repository, self.ledger, visible_gpus()),
             )
             registry.add(self._on_demand.families)
 

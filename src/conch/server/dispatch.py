@@ -19,7 +19,7 @@ from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.schedulers.batching import Scheduler
 from conch.schedulers.ordering import InOrder
-from conch.server.runs_with import RunsWith, merged
+from conch.server.runtime_facts import RuntimeFacts, merged
 from conch.server.starting import WorkerPlacement
 from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
@@ -104,7 +104,7 @@ class Dispatcher:
         return ""
 
     @property
-    def runs_with(self) -> RunsWith:
+    def runs_with(self) -> RuntimeFacts:
         """What the workers run with, together."""
         return merged(worker.runs_with for worker in self._workers)
 

@@ -23,7 +23,7 @@ from conch.config.schema import ModelConfig, copied, implementation, with_placem
 from conch.config.signature import first_response_buckets, parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load, validate_written
 from conch.config.validate_scheduling import response_cache_problems
-from conch.repository.backends import BackendPlaces
+from conch.repository.backends import BackendDirectories
 from conch.repository.fingerprint import ExternalFiles, take_external
 from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.model_files import ModelFiles
@@ -33,10 +33,11 @@ from conch.schedulers.ordering import InOrder
 from conch.schedulers.rate_limiter import InstanceRateLimiter
 from conch.schedulers.sequences.scheduler import SequenceScheduler
 from conch.schedulers.sequences.states import StateTensor
+from conch.server.cache_scopes import EnsembleCacheScope, entries_of, version_identity
 from conch.server.caching import CachedExecutor, repeats_of, uncached
+from conch.server.concurrency import gather_all
 from conch.server.dispatch import Dispatcher
 from conch.server.ensemble import EnsembleExecutor
-from conch.server.gathering import gather_all
 from conch.server.initial_states import read_states
 from conch.server.limited import (
     LimitedDispatcher,
@@ -44,9 +45,8 @@ from conch.server.limited import (
     LimitedSequenceDispatcher,
     LimitsResources,
 )
+from conch.server.load_slots import ReleaseLoadSlot
 from conch.server.model import Executor, Model, origins_of
-from conch.server.origins import MembersArea, entries_of, version_identity
-from conch.server.places import LeavePlace
 from conch.server.remote.executor import RemoteSequences
 from conch.server.remote.loading import complete_remote, make_executor
 from conch.server.resources import is_limited
@@ -94,7 +94,7 @@ class Loader:
         cache: ResponseCache | None = None,
     ) -> None:
         self._settings = settings
-        self._backends = BackendPlaces.beginning_with(settings.backend_directory)
+        self._backends = BackendDirectories.beginning_with(settings.backend_directory)
         self._gpus = gpus
         self._find_member = find_member
         self._new_statistics = new_statistics
@@ -124,7 +124,7 @@ class Loader:
             LOG.warning("model '%s' enables the response cache; the server has none (--cache-config)", config.name)
         return config
 
-    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> Model:
+    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> Model:
         """Start one version of a model that is not an ensemble.  Raises the reason why it cannot run.
 
         ``on_stalled`` is called while a worker stands still.
@@ -204,7 +204,7 @@ class Loader:
         limits = self._limiter is not None and is_limited(config)
         return isinstance(uncached(model.executor), LimitsResources) == limits
 
-    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: LeavePlace) -> None:
+    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> None:
         """Give a running version the instances that ``config`` asks for; those that stay are not touched."""
         changed = with_placement(model.config, config)
         validate_load(changed, self._gpus)
@@ -327,10 +327,12 @@ class Loader:
         cache, key = self._cache_of(config), qualified(namespace, config.name)
         if cache is None:
             return executor
-        area = MembersArea(origins, lambda found: entries_of(cache, key, version, identity, found))
+        area = EnsembleCacheScope(origins, lambda found: entries_of(cache, key, version, identity, found))
         return CachedExecutor(executor, area, statistics, InOrder() if preserves_ordering(config) else None)
 
-    def _starter(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> WorkerStarter:
+    def _starter(
+        self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot
+    ) -> WorkerStarter:
         new_process, templates = self._new_process, self._templates
         if self._debugs(config):
             new_process, templates = partial(self._new_process, debugged=True), None

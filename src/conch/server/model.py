@@ -26,8 +26,8 @@ from conch.inference import InferRequest, InferResponse, ModelSignature
 from conch.repository.fingerprint import ExternalFiles
 from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.naming import qualified
-from conch.server.repeats import RepeatedMessages
-from conch.server.runs_with import RunsWith, shown
+from conch.server.cached_messages import CachedMessages
+from conch.server.runtime_facts import RuntimeFacts, shown
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 from conch.tensors import WireTensor
 from conch.validation import validate_request
@@ -176,7 +176,7 @@ class Model:
         self.stopping = False
         self._stopped = False
         #: What the loader gives a model whose responses are cached in the server.
-        self.repeats: RepeatedMessages | None = None
+        self.repeats: CachedMessages | None = None
         self.in_flight = 0
         #: When its last request ended (ns, monotonic).
         self.last_ended = 0
@@ -227,7 +227,7 @@ class Model:
         """Take over a configuration that differs in nothing that requests depend on."""
         self.config = config
 
-    def tell(self, runs_with: RunsWith) -> None:
+    def tell(self, runs_with: RuntimeFacts) -> None:
         """Show what the model runs with in its configuration and its statistics."""
         self.statistics.runs_with = dict(runs_with)
         self.shown_config = shown(self.config, runs_with)

@@ -1,7 +1,7 @@
 """Load on demand: requests for models that are not loaded wait here, and models that are not in use make room.
 
 Owned by the server in ``--model-control-mode=on-demand``; runs on the event loop.  What is decided is up to
-:class:`conch.schedulers.residency.machine.Residency`; this tells it what happens and carries its decisions out.
+:class:`conch.schedulers.eviction.machine.Residency`; this tells it what happens and carries its decisions out.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from conch.inference import ModelSignature
 from conch.repository.errors import NotFoundError, without_directories
 from conch.repository.names import is_directory_name
 from conch.repository.scan import ModelRepository
-from conch.schedulers.residency.machine import Residency
-from conch.schedulers.residency.room import Room
-from conch.schedulers.residency.vocabulary import (
+from conch.schedulers.eviction.capacity import Room
+from conch.schedulers.eviction.machine import Residency
+from conch.schedulers.eviction.vocabulary import (
+    CapacityLimits,
     Decision,
     Evict,
     Load,
     Need,
     Phase,
-    Proceed,
-    ReadNeeds,
-    ResidencyLimits,
+    ReadFootprints,
+    ResumeRequest,
     Waiter,
 )
+from conch.server.footprints import LoadFootprints
 from conch.server.lifecycle import Lifecycle
 from conch.server.model import Model
-from conch.server.needs import LoadNeeds
 from conch.server.rollout import asked_by_model
 from conch.server.states import ModelTable
 from conch.settings import Settings
@@ -84,12 +84,12 @@ class OnDemand:
 
     def __init__(
         self,
-        limits: ResidencyLimits,
+        limits: CapacityLimits,
         pinned: tuple[str, ...],
         repository: ModelRepository,
         table: ModelTable,
         lifecycle: Lifecycle,
-        needs: LoadNeeds,
+        needs: LoadFootprints,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.residency = Residency(limits, self, pinned)
@@ -239,14 +239,14 @@ class OnDemand:
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case ReadNeeds(name):
+            case ReadFootprints(name):
                 self._run(self._plan(name))
             case Load(name):
                 self._run(self._load(name))
             case Evict(name, reason):
                 LOG.info("unloading '%s' %s", name, reason)
                 self._run(self._unload(name))
-            case Proceed(waiter, error):
+            case ResumeRequest(waiter, error):
                 if not waiter.withdrawn:
                     self._proceed(waiter, error)
 
@@ -376,9 +376,9 @@ class OnDemand:
             LOG.error("loading on demand failed", exc_info=error)
 
 
-def on_demand_limits(settings: Settings) -> ResidencyLimits:
+def on_demand_limits(settings: Settings) -> CapacityLimits:
     """What the flags say."""
-    return ResidencyLimits(
+    return CapacityLimits(
         room=Room(settings.max_loaded_models, read_size(settings.memory_budget, usable_memory())),
         min_loaded=settings.min_loaded_secs,
         wait=settings.load_wait_secs,

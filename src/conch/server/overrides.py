@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from conch.config.complete import RUNS_WITH
+from conch.config.complete import RUNTIME_FACT_PREFIX
 from conch.config.schema import ModelConfig
 from conch.errors import invalid
 
@@ -45,7 +45,7 @@ def check_same_code(config: ModelConfig, known: Iterable[ModelConfig]) -> None:
         if value and all(value != getattr(one, field) for one in of_server):
             raise _chooses_code(field)
     for name, parameter in config.parameters.items():
-        if name.startswith(RUNS_WITH):
+        if name.startswith(RUNTIME_FACT_PREFIX):
             continue  # shown by the server, and without effect when it is given back
         if all(name not in one.parameters or one.parameters[name] != parameter for one in of_server):
             raise _chooses_code(f"parameters['{name[:100]}']")

@@ -23,11 +23,11 @@ from conch.repository.override import UploadedModel
 from conch.repository.scan import ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
 from conch.server.caching import uncached
-from conch.server.gathering import end_all, gather_all
+from conch.server.concurrency import end_all, gather_all
+from conch.server.load_slots import LoadSlots, no_load_slot
 from conch.server.loading import Loader
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
-from conch.server.places import LoadPlaces, no_place
 from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState, at_state
 from conch.telemetry.metrics import Registry
 
@@ -58,7 +58,7 @@ class Rollout:
         self._loader = loader
         self._table = table
         self._registry = registry
-        self._places = LoadPlaces(parallel_loads)
+        self._places = LoadSlots(parallel_loads)
         self._retries = retries
         self._ledger = ledger or MemoryLedger(table)
         self._unload_seconds = unload_seconds
@@ -146,7 +146,7 @@ class Rollout:
     async def _load_version(
         self, files: ModelFiles, version: int, config: ModelConfig, steps: Mapping[str, str], running: Model | None
     ) -> Model:
-        async with no_place() if asked_by_model.get() else self._places.take() as leave_place:
+        async with no_load_slot() if asked_by_model.get() else self._places.take() as leave_place:
             if running is not None:
                 await self._loader.rescale(running, files, config, leave_place)
                 return running

@@ -30,9 +30,9 @@ from conch.errors import ConchError, internal, invalid
 from conch.inference import InferRequest, InferResponse
 from conch.repository.model_files import ModelFiles
 from conch.server.devices import environment_for
-from conch.server.patience import with_stub_timeout
-from conch.server.places import LeavePlace
-from conch.server.runs_with import sentence
+from conch.server.load_slots import ReleaseLoadSlot
+from conch.server.runtime_facts import sentence
+from conch.server.worker_timeouts import with_stub_timeout
 from conch.telemetry.processes import resident_bytes
 from conch.tensors import ELEMENT_SIZE, WireTensor
 from conch.workers.host.bls import BlsServer
@@ -223,7 +223,7 @@ class WorkerStarter:
         models: BlsServer | None = None,
         environments: Environments | None = None,
         new_process: Callable[..., WorkerProcess] = WorkerProcess,
-        on_stalled: LeavePlace = lambda: None,
+        on_stalled: ReleaseLoadSlot = lambda: None,
         *,
         templates: Templates | None = None,
         warmup_limit: int = 128 << 20,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from conch.errors import ConchError
 from conch.inference import InferRequest, InferResponse
-from conch.server.runs_with import RunsWith
+from conch.server.runtime_facts import RuntimeFacts
 from conch.server.starting import WorkerPlacement
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import not_ended
@@ -108,7 +108,7 @@ class SupervisedWorker:
         return (self._process.slots if self._process is not None else 0) or self.placement.count
 
     @property
-    def runs_with(self) -> RunsWith:
+    def runs_with(self) -> RuntimeFacts:
         """What its model runs with; nothing while it restarts."""
         return self._process.runs_with if self._process is not None else {}
 

@@ -14,7 +14,6 @@ import httptools
 
 from conch.errors import ConchError
 from conch.frontends.budget import ByteBudget
-from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.pings import PingLimits
@@ -22,8 +21,9 @@ from conch.frontends.grpc.service import GrpcService
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpConnection
 from conch.frontends.limits import ClientLimits
-from conch.frontends.slices import Slices
-from conch.frontends.turns import LoopTurns
+from conch.frontends.loop_budget import EventLoopBudget
+from conch.frontends.offloading.pool import Codec
+from conch.frontends.yielding import YieldingLister
 from conch.settings import Settings
 from tests.fuzz.target import target
 from tests.unit.frontends.grpc.conftest import models, text_request
@@ -233,9 +233,9 @@ def http2_connection(data: bytes) -> None:
 
     async def talk() -> None:
         loop = asyncio.get_running_loop()
-        service = GrpcService(server, loop, Codec(1 << 30, 30, budget), Slices())  # type: ignore[arg-type]
+        service = GrpcService(server, loop, Codec(1 << 30, 30, budget), YieldingLister())  # type: ignore[arg-type]
         limits, pings = ClientLimits(budget), PingLimits.of(Settings())
-        connection = Http2Connection(service, loop, seen, LoopTurns(loop), limits, pings)
+        connection = Http2Connection(service, loop, seen, EventLoopBudget(loop), limits, pings)
         connection.connection_made(transport)
         await _send(connection, transport, data[1:], piece)
         session = connection.session

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.native.backend import NativeBackend
+from conch.backends.base.backend import BackendBase
 
 
 class Log:
@@ -25,7 +25,7 @@ class Log:
 
 
 def initialise(
-    kind: type[NativeBackend],
+    kind: type[BackendBase],
     directory: Path,
     config: Mapping[str, Any] | None = None,
     *,

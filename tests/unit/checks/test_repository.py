@@ -14,7 +14,7 @@ from conch.checks import checkpoints
 from conch.checks.finding import Finding
 from conch.checks.repository import check
 from conch.cli.check import check_command
-from conch.repository.backends import BackendPlaces
+from conch.repository.backends import BackendDirectories
 
 GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 COMPLETE = GOOD + "    @staticmethod\n    def auto_complete_config(config): ...\n"
@@ -196,7 +196,7 @@ def test_model_of_a_python_based_backend_is_checked_with_the_backends_source(rep
     put(tmp_path.parent, "backends/mine/model.py", BACKEND)
     put(repository, "based/config.pbtxt", f'backend: "mine"\n{IO}')
     put(repository, "based/1/weights.bin")
-    places = BackendPlaces.beginning_with(str(repository.parent / "backends"))
+    places = BackendDirectories.beginning_with(str(repository.parent / "backends"))
 
     found = [str(finding) for finding in check([repository], None, places)]
 
@@ -209,7 +209,7 @@ def test_model_of_a_python_based_backend_is_checked_with_the_backends_source(rep
 def test_model_of_a_python_based_backend_whose_source_is_not_there_is_found(repository: Path) -> None:
     put(repository, "based/config.pbtxt", f'backend: "mine"\nruntime: "model.py"\n{IO}')
     put(repository, "based/1/weights.bin")
-    [found] = [str(finding) for finding in check([repository], None, BackendPlaces.beginning_with("/nowhere"))]
+    [found] = [str(finding) for finding in check([repository], None, BackendDirectories.beginning_with("/nowhere"))]
     assert "config.pbtxt:2: error: unable to find Python backend based backend library 'model.py'" in found
     assert "(fix: put it at /nowhere/mine/model.py, or start the server with --backend-directory)" in found
 

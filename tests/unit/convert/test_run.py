@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import open_engine
 from conch.checkpoints.folder import Checkpoint

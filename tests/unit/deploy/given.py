@@ -7,10 +7,10 @@ from typing import Any
 from conch.config.schema import ModelConfig
 from conch.deploy.bundle import Deployment
 from conch.deploy.contents import Contents, Entry
-from conch.deploy.needs import Needs
+from conch.deploy.requirements import RepositoryRequirements
 
 
 def given(model: str = "m", endpoint: str = "infer", size: int = 10, **needs: Any) -> Deployment:
-    """One of a model of ``size`` bytes; ``needs`` are fields of ``Needs``."""
-    found = Needs({model: ModelConfig()}, **needs)
+    """One of a model of ``size`` bytes; ``needs`` are fields of ``RepositoryRequirements``."""
+    found = RepositoryRequirements({model: ModelConfig()}, **needs)
     return Deployment("a-name", model, endpoint, found, Contents((Entry("m/1/x", None, size),)), "{}")

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from conch.frontends.admission import FOR_HEALTH, FOR_OTHERS, Admission, Place
+from conch.frontends.admission import FOR_HEALTH, FOR_OTHERS, Admission, AdmissionResult
 from conch.telemetry.traffic import ConnectionCounts
 
 
-def places(admission: Admission, counts: ConnectionCounts, number: int, first: int = 10) -> list[Place]:
+def places(admission: Admission, counts: ConnectionCounts, number: int, first: int = 10) -> list[AdmissionResult]:
     """What becomes of ``number`` connections that are opened one after another and stay."""
     found = []
     for descriptor in range(first, first + number):
@@ -20,7 +20,10 @@ def places(admission: Admission, counts: ConnectionCounts, number: int, first: i
 def test_the_flag_says_how_many_connections_are_served() -> None:
     counts = ConnectionCounts()
     found = places(Admission(5, counts, descriptors=lambda: 10_000), counts, 5 + FOR_HEALTH + 2)
-    assert found == [Place.SERVED] * 5 + [Place.HEALTH_ONLY] * FOR_HEALTH + [Place.REFUSED] * 2
+    assert (
+        found
+        == [AdmissionResult.SERVED] * 5 + [AdmissionResult.HEALTH_ONLY] * FOR_HEALTH + [AdmissionResult.REFUSED] * 2
+    )
     counts.ended("http")
     assert dict(counts.families())  # the gauge and the counter
 
@@ -30,13 +33,16 @@ def test_connections_leave_descriptors_to_others() -> None:
     limit = 2000
     served = limit - FOR_OTHERS - FOR_HEALTH
     admission = Admission(0, counts, descriptors=lambda: limit)
-    assert places(admission, counts, 2, first=served - 1) == [Place.SERVED, Place.HEALTH_ONLY]
-    assert places(admission, counts, 2, first=limit - FOR_OTHERS - 1) == [Place.HEALTH_ONLY, Place.REFUSED]
+    assert places(admission, counts, 2, first=served - 1) == [AdmissionResult.SERVED, AdmissionResult.HEALTH_ONLY]
+    assert places(admission, counts, 2, first=limit - FOR_OTHERS - 1) == [
+        AdmissionResult.HEALTH_ONLY,
+        AdmissionResult.REFUSED,
+    ]
 
 
 def test_a_small_limit_leaves_room_for_connections() -> None:
     counts = ConnectionCounts()
-    assert places(Admission(0, counts, descriptors=lambda: 256), counts, 1, first=200) == [Place.SERVED]
+    assert places(Admission(0, counts, descriptors=lambda: 256), counts, 1, first=200) == [AdmissionResult.SERVED]
 
 
 def test_the_log_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conch.machine.bystanders import Interference
 from conch.machine.facts import MachineFacts
+from conch.machine.interference import Interference
 from conch.perf.figures.latency import WindowFigures
-from conch.perf.level import LevelRun, Surroundings
+from conch.perf.level import LevelEnvironment, LevelRun
 from conch.perf.measured import MachineFigures, Measured
 from conch.perf.plan import Levels, PerfPlan
 from conch.perf.run import Observed, sum_up
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.recording import Collected, Recording
 from conch.perf.senders.records import RECORD, Outcome, Unfinished
-from conch.perf.watching import Sight
+from conch.perf.watching import WindowReading
 
 PLAN = PerfPlan("m", Address("h", 1), interval=1.0, warm_up=2.0)
 SECOND = 10**9
@@ -66,10 +66,10 @@ def take(
     senders: FakeSenders, plan: PerfPlan = PLAN, sights: Iterator[Interference] | None = None,
     gone: Callable[[], str] = lambda: "", on_window: Callable[[WindowFigures], object] = lambda window: None,
 ) -> tuple[LevelRun, Measured]:  # fmt: skip
-    def sight() -> Sight:
-        return Sight(next(sights) if sights is not None else Interference(), 1.5, 100)
+    def sight() -> WindowReading:
+        return WindowReading(next(sights) if sights is not None else Interference(), 1.5, 100)
 
-    around = Surroundings(lambda: [], sight, gone, senders.clock, senders.sleep)
+    around = LevelEnvironment(lambda: [], sight, gone, senders.clock, senders.sleep)
     run = LevelRun(plan, senders, around, np.array([1]))
     run.take(on_window)
     level = plan.rates.first if plan.rates is not None else 1
@@ -233,8 +233,8 @@ def test_a_window_begins_with_its_first_request() -> None:
 
     senders = FakeSenders(lambda second: 10)
     begun: list[int] = []
-    around = Surroundings(
-        statistics, lambda: Sight(Interference()), lambda: "", senders.clock, senders.sleep,
+    around = LevelEnvironment(
+        statistics, lambda: WindowReading(Interference()), lambda: "", senders.clock, senders.sleep,
         begin=lambda: begun.append(senders.now),
     )  # fmt: skip
     plan = PerfPlan("m", Address("h", 1), requests=2, total_requests=2, trials=1)
@@ -246,8 +246,8 @@ def test_a_window_begins_with_its_first_request() -> None:
 def test_long_windows_are_handed_over_in_parts() -> None:
     handed: list[int] = []
     senders = FakeSenders(lambda second: 100)
-    around = Surroundings(
-        lambda: [], lambda: Sight(Interference()), lambda: "", senders.clock, senders.sleep,
+    around = LevelEnvironment(
+        lambda: [], lambda: WindowReading(Interference()), lambda: "", senders.clock, senders.sleep,
         on_collected=lambda collected: handed.append(len(collected.records)),
     )  # fmt: skip
     run = LevelRun(PerfPlan("m", Address("h", 1), interval=10.0, trials=1), senders, around, np.array([1]))

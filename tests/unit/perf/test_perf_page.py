@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from conch.cli import main
-from conch.machine.bystanders import Interference
 from conch.machine.facts import MachineFacts
+from conch.machine.interference import Interference
 from conch.perf.figures.generation import GenerationFigures
 from conch.perf.figures.latency import LatencyFigures
 from conch.perf.measured import MachineFigures

@@ -8,18 +8,18 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from conch.perf.requests.payload import Payload
-from conch.perf.requests.sequences import SequencePlan, SequenceTurns, grpc_fields, json_fields
+from conch.perf.requests.sequences import SequencePlan, SequenceSource, grpc_fields, json_fields
 
 PAYLOADS = [Payload(json_fields(0), fields_at=0) for _ in range(5)]
 
 
-def _take(turns: SequenceTurns, slot: int) -> tuple[int, int, bool, bool]:
+def _take(turns: SequenceSource, slot: int) -> tuple[int, int, bool, bool]:
     number, payload = turns.take(slot, PAYLOADS)
     said = json.loads(b"{%b}" % payload.data)
     return number, said["sequence_id"], said["sequence_start"], said["sequence_end"]
 
 
-def _ended(turns: SequenceTurns, slot: int) -> None:
+def _ended(turns: SequenceSource, slot: int) -> None:
     turns.ended(slot, well=True, lost=False)
 
 
@@ -36,7 +36,7 @@ def test_both_protocols_say_the_same_in_as_many_bytes(identity: int) -> None:
 
 
 def test_streams_of_the_data_are_sequences_in_turn() -> None:
-    turns = SequenceTurns(SequencePlan([[0, 1, 2], [3]], "json"))
+    turns = SequenceSource(SequencePlan([[0, 1, 2], [3]], "json"))
     seen = []
     for _ in range(5):
         seen.append(_take(turns, 0))
@@ -46,7 +46,7 @@ def test_streams_of_the_data_are_sequences_in_turn() -> None:
 
 
 def test_lengths_vary_around_the_one_that_is_given() -> None:
-    turns = SequenceTurns(SequencePlan([[0]], "json", length=10, variation=0.2))
+    turns = SequenceSource(SequencePlan([[0]], "json", length=10, variation=0.2))
     lengths = [0]
     while len(lengths) <= 200:
         lengths[-1] += 1
@@ -57,7 +57,9 @@ def test_lengths_vary_around_the_one_that_is_given() -> None:
 
 
 def test_ids_of_a_range_are_used_again_but_never_by_two_at_a_time() -> None:
-    shares = [SequenceTurns(SequencePlan([[0]], "json", length=3, variation=0, first=5, last=11), n, 2) for n in (0, 1)]
+    shares = [
+        SequenceSource(SequencePlan([[0]], "json", length=3, variation=0, first=5, last=11), n, 2) for n in (0, 1)
+    ]
     for turns in shares:
         _take(turns, 0)  # and never goes on
     running = [[_take(turns, slot)[1] for slot in (1, 2) for turns in shares]]
@@ -73,7 +75,7 @@ def test_ids_of_a_range_are_used_again_but_never_by_two_at_a_time() -> None:
 
 
 def test_a_sequence_that_failed_at_the_start_or_lost_its_connection_begins_anew() -> None:
-    turns = SequenceTurns(SequencePlan([[0, 1, 2]], "json"))
+    turns = SequenceSource(SequencePlan([[0, 1, 2]], "json"))
     assert _take(turns, 0)[1:3] == (1, True)
     turns.ended(0, well=False, lost=False)
     assert _take(turns, 0)[1:3] == (2, True)
@@ -88,7 +90,7 @@ def test_a_sequence_that_failed_at_the_start_or_lost_its_connection_begins_anew(
 
 
 def test_what_was_begun_can_be_ended_early() -> None:
-    turns = SequenceTurns(SequencePlan([[0, 1, 2]], "json"))
+    turns = SequenceSource(SequencePlan([[0, 1, 2]], "json"))
     assert not turns.finish(0)
     _take(turns, 0)
     _ended(turns, 0)

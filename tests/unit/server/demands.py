@@ -11,8 +11,8 @@ from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError, invalid, unavailable
 from conch.inference import InferRequest
 from conch.repository.errors import NotFoundError
-from conch.schedulers.residency.room import Room
-from conch.schedulers.residency.vocabulary import Need, Needs, ResidencyLimits
+from conch.schedulers.eviction.capacity import Room
+from conch.schedulers.eviction.vocabulary import CapacityLimits, Need, Needs
 from conch.server.model import Model
 from conch.server.on_demand import LoadNeeded, OnDemand
 from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState
@@ -144,7 +144,7 @@ class FakeNeeds:
 class Market:
     """A server that loads on demand, as front ends see it."""
 
-    def __init__(self, limits: ResidencyLimits, pinned: tuple[str, ...] = ()) -> None:
+    def __init__(self, limits: CapacityLimits, pinned: tuple[str, ...] = ()) -> None:
         self.table = ModelTable()
         self.needs = FakeNeeds()
         self.lifecycle = FakeLifecycle(self.table, self.needs.members)

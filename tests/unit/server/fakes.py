@@ -8,7 +8,7 @@ from conch.errors import ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import StoredData, WireTensor
 from conch.workers.host.execution import Execution
-from conch.workers.host.liveness import DEFAULT_PATIENCE, Verdict
+from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Verdict
 from conch.workers.host.model_calls import ModelCalls
 
 
@@ -26,7 +26,7 @@ class FakeWorker:
         self.stopped = False
         self.verdict = Verdict()
         self.calls = ModelCalls(lambda header, packer: None)
-        self.patience = DEFAULT_PATIENCE
+        self.patience = DEFAULT_WORKER_TIMEOUTS
         self.on_exit: Callable[[FakeWorker], None] | None = None
         self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None
         self.batches: list[Execution] = []

@@ -14,8 +14,8 @@ from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
 from conch.server.lifecycle import Lifecycle
+from conch.server.load_slots import ReleaseLoadSlot
 from conch.server.model import Model
-from conch.server.places import LeavePlace
 from conch.server.rollout import Rollout
 from conch.server.states import ModelTable, State
 from conch.telemetry.metrics import Registry
@@ -81,7 +81,7 @@ class FakeLoader:
         config.name = files.name
         return config
 
-    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> Model:
+    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> Model:
         key = f"{files.name}:{version}"
         self.log.append(f"load {key}")
         if files.name in self.stalled:
@@ -115,7 +115,7 @@ class FakeLoader:
     def can_rescale(self, model: Model, config: ModelConfig) -> bool:
         return not self.limited
 
-    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: LeavePlace) -> None:
+    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> None:
         self.rescaled.append((model, config))
 
     def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from conch.caching.cache import CacheArea
+from conch.caching.cache import CacheScope
 from conch.caching.entries import CachedResponse
 from conch.caching.local import LocalCache
 from conch.config.pbtxt import parse
@@ -28,7 +28,7 @@ class Rig:
         self.inner = FakeExecutor()
         self.cache = LocalCache(1 << 20)
         self.statistics = ModelStatistics("m", 3)
-        self.area: CacheArea = self.cache.area("m", 3, b"")
+        self.area: CacheScope = self.cache.area("m", 3, b"")
         self.executor = CachedExecutor(self.inner, lambda: self.area, self.statistics, order)
         self.model = Model(parse(CONFIG, "x"), 3, self.executor, self.statistics, {})
 

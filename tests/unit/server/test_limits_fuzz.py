@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.caching.entries import CachedResponse
-from conch.caching.local import LocalArea, LocalCache
+from conch.caching.local import LocalCache, LocalScope
 from conch.config.pbtxt import parse
 from conch.errors import ConchError
 from conch.inference import InferRequest, ModelSignature
@@ -65,7 +65,7 @@ def _config(name: str, need: int) -> str:
 class SlowArea:
     """A cache that answers later, or at once."""
 
-    def __init__(self, area: LocalArea) -> None:
+    def __init__(self, area: LocalScope) -> None:
         self._area = area
         self.lookups: list[tuple[asyncio.Future[CachedResponse | None], bytes]] = []
         self.slow = False

@@ -421,7 +421,7 @@ async def test_load_that_is_given_up_after_its_workers_started_ends_them(
     def read(*arguments: object, **options: object) -> None:
         reading.wait(30)
 
-    monkeypatch.setattr("conch.server.origins.identity_of", read)
+    monkeypatch.setattr("conch.server.cache_scopes.identity_of", read)
     bench = Bench(tmp_path, CACHED, cache=SharedCache())
     load = asyncio.create_task(bench.load())
     await until(lambda: bench.processes and "start" in bench.processes[0].asked)

@@ -8,8 +8,8 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest
-from conch.schedulers.residency.room import Room
-from conch.schedulers.residency.vocabulary import Phase, ResidencyLimits
+from conch.schedulers.eviction.capacity import Room
+from conch.schedulers.eviction.vocabulary import CapacityLimits, Phase
 from conch.server.bls import BlsModels
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import WireTensor
@@ -17,8 +17,8 @@ from tests.unit.fake_clock import fake_clock, settle
 from tests.unit.server.demands import Market
 from tests.unit.server.fakes import Answers
 
-ONE = ResidencyLimits(Room(models=1), min_loaded=10, wait=60)
-TWO = ResidencyLimits(Room(models=2), min_loaded=10, wait=60)
+ONE = CapacityLimits(Room(models=1), min_loaded=10, wait=60)
+TWO = CapacityLimits(Room(models=2), min_loaded=10, wait=60)
 
 
 @fake_clock
@@ -320,7 +320,7 @@ async def test_files_that_cannot_be_read_fail_what_waits() -> None:
 
 @fake_clock
 async def test_loaded_models_are_measured_again_after_a_measurement_that_failed() -> None:
-    market = Market(ResidencyLimits(Room(memory=100), min_loaded=10, wait=60))
+    market = Market(CapacityLimits(Room(memory=100), min_loaded=10, wait=60))
     await market.load("a", "b")
     market.needs.failures = 3
     market.demand.start(poll_seconds=1000)

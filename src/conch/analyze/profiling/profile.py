@@ -22,7 +22,7 @@ from conch.analyze.servers.choice import open_server, repository_of
 from conch.analyze.servers.copies import write_repository
 from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.analyze.storage.conditions import conditions
-from conch.backends.native.threads import usable_cores
+from conch.backends.base.threads import usable_cores
 from conch.checkpoints.manifest import Manifest
 from conch.errors import ConchError
 from conch.perf.inputs.specs import read_model

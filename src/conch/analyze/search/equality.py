@@ -12,7 +12,7 @@ from copy import deepcopy
 from typing import Any, Final
 
 from conch.analyze.search.model_facts import ModelFacts
-from conch.backends.native.threads import pooled
+from conch.backends.base.threads import pooled
 from conch.backends.table import BACKENDS, Backend, backend_of
 
 _PYTHON: Final = "python"

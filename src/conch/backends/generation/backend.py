@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from time import monotonic_ns
 from typing import Any, Final, Protocol
 
+from conch.backends.base.arrays import Request
+from conch.backends.base.backend import BackendBase
+from conch.backends.base.libraries import versioned
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.options import engine_spec
 from conch.backends.generation.request_state import RequestState, ResponseBuilder
 from conch.backends.generation.service import GenerationService
-from conch.backends.native.arrays import Request
-from conch.backends.native.backend import NativeBackend
-from conch.backends.native.libraries import versioned
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import cancelled, invalid
@@ -86,7 +86,7 @@ class Contract(Protocol):
         """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
 
 
-class GenerationBackend(NativeBackend):
+class GenerationBackend(BackendBase):
     """One language model on one device: the threads that read frames check and encode, the service runs the engine.
 
     While one thread reads a long text, the other goes on with frames, which may be about the same request.  ``slots``

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any, Final
 
+from conch.backends.base.arrays import failure
+from conch.backends.base.processor_time import ThreadGroup
+from conch.backends.base.threads import usable_cores
 from conch.backends.generation.engine import GenerationEngine
-from conch.backends.native.arrays import failure
-from conch.backends.native.processor_time import ThreadGroup
-from conch.backends.native.threads import usable_cores
 from conch.errors import Code, ConchError, invalid, unavailable
 from conch.sampling.structures import Structure
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
+from conch.backends.base.arrays import Request, Result
 from conch.backends.generation.engine import Progress
-from conch.backends.native.arrays import Request, Result
 from conch.sampling.parameters import SamplingParams
 from conch.sampling.structures import Structure
 

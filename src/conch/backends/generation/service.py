@@ -16,10 +16,10 @@ from queue import Empty, SimpleQueue
 from time import monotonic_ns, sleep
 from typing import Any, Final
 
+from conch.backends.base.arrays import Request, Result, failure
 from conch.backends.generation.compilation import COMPILE_SECONDS, Compilations
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.backends.generation.request_state import RequestState
-from conch.backends.native.arrays import Request, Result, failure
 from conch.errors import ConchError, cancelled, internal, unavailable
 from conch.workers.child.channel import Channel
 from conch.workers.child.heartbeat import HEARTBEAT

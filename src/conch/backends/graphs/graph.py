@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conch.backends.base.arrays import Array, Strings
+from conch.backends.base.backend import TensorBackend
 from conch.backends.graphs import signature
 from conch.backends.graphs.sequence_tensors import SequenceTensors
 from conch.backends.graphs.signature import GraphTensor
-from conch.backends.native.arrays import Array, Strings
-from conch.backends.native.backend import TensorBackend
 from conch.errors import unavailable
 
 

@@ -14,10 +14,10 @@ from importlib import import_module
 from time import monotonic_ns
 from typing import Any, Final
 
-from conch.backends.native.arrays import Request, Result, failure
-from conch.backends.native.backend import BatchBackend
-from conch.backends.native.libraries import TRANSFORMERS, versioned
-from conch.backends.native.threads import openmp, usable_cores
+from conch.backends.base.arrays import Request, Result, failure
+from conch.backends.base.backend import BatchBackend
+from conch.backends.base.libraries import TRANSFORMERS, versioned
+from conch.backends.base.threads import openmp, usable_cores
 from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import PRECISIONS, choose, open_engine

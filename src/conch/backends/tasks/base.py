@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from conch.backends.native.arrays import Request, Result
+from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
-from conch.backends.native.arrays import Request
+from conch.backends.base.arrays import Request
 from conch.errors import invalid
 from conch.inference import TensorSpec
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
-from conch.backends.native.likeness import unlike
+from conch.backends.base.arrays import Array
+from conch.backends.base.likeness import unlike
 
 #: How far apart two answers to the same may be for rounding, as a part of the greatest number.
 _ROUNDING: Final[Mapping[str, float]] = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}

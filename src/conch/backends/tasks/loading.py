@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from conch import extras
-from conch.backends.native.weights import example_ids, report_of, require_tensors
+from conch.backends.base.weights import example_ids, report_of, require_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, one_line

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conch import extras
-from conch.backends.native.arrays import Request
+from conch.backends.base.arrays import Request
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid
 from conch.inference import TensorSpec

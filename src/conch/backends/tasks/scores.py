@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array, Strings
+from conch.backends.base.arrays import Array, Strings
 from conch.errors import ConchError, invalid
 
 #: The option that chooses one of ``FUNCTIONS``.

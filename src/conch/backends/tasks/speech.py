@@ -15,7 +15,7 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Any, Final
 
-from conch.backends.native.arrays import Request, Result, Strings
+from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks import media
 from conch.backends.tasks.base import (
     ExecutionWork,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array, Request, Result
+from conch.backends.base.arrays import Array, Request, Result
 from conch.backends.tasks import media
 from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.backends.tasks.loading import loading

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.convert.statistics import Z
 
 

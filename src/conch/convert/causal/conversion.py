@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.backends.base.arrays import Array
 from conch.backends.engines.openvino import pipelines, vocabulary
-from conch.backends.native.arrays import Array
 from conch.checkpoints.contrasts import Contrast, Contrasts
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.open import open_tokenizer

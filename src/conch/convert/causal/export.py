@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.convert.causal.network import CausalNetwork, not_convertible
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.errors import internal

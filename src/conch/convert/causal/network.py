@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.checkpoints.folder import Checkpoint
 from conch.convert.libraries import load_pretrained, silence_libraries
 from conch.errors import ConchError, unsupported

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.backends.base.arrays import Array
 from conch.backends.generation.engine import EngineSpec
-from conch.backends.native.arrays import Array
 from conch.convert.libraries import silence_libraries
 from conch.sampling.parameters import SamplingParams
 

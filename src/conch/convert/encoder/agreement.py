@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.convert.sentences import TextSample
 from conch.convert.statistics import RESAMPLES, bootstrap, kendall, paired, spearman, wilson
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.checkpoints.contrasts import Contrast, Contrasts
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.contrasting import kept, shortened

@@ -9,7 +9,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import open_engine
 from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine

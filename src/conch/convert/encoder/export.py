@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.convert.encoder import onnx_graph
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.libraries import describe_error, silence_libraries

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import original_tokenizer

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.libraries import silence_libraries
 from conch.errors import internal

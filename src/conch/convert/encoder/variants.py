@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.checkpoints.folder import Checkpoint
 from conch.convert.encoder import export, network, onnx_graph, optimise
 from conch.convert.encoder import export as openvino

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from conch.frontends.codec.pool import Codec
 from conch.frontends.forwarding import HeaderForwarding
+from conch.frontends.offloading.pool import Codec
 from conch.server.core import InferenceServer
 
 

@@ -20,7 +20,7 @@ from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
-from conch.frontends.slices import Slices
+from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
@@ -34,7 +34,7 @@ Respond = Callable[[Any], Message | Awaitable[Message]]
 class ControlMethods:
     """The methods; each makes the message of a response out of that of a request, or raises ``ConchError``."""
 
-    def __init__(self, server: InferenceServer, slices: Slices) -> None:
+    def __init__(self, server: InferenceServer, slices: YieldingLister) -> None:
         self._server = server
         self._slices = slices
 

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
-from conch.frontends.codec.pool import Codec
-from conch.frontends.codec.requests import decode_grpc, has_many_strings
 from conch.frontends.grpc.messages import WBITS, decompress, encode
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
+from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.requests import decode_grpc, has_many_strings
 from conch.tensors import Buffer
 from conch.threads import compute
 from conch.wire.grpc.fields import split_message

@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import Collection
 from time import monotonic
 
-from conch.frontends.admission import Admission, Place
-from conch.frontends.codec.pool import Codec
+from conch.frontends.admission import Admission, AdmissionResult
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.limits import SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
+from conch.frontends.offloading.pool import Codec
 from conch.frontends.tls import make_context
 from conch.server.core import InferenceServer
 from conch.settings import Settings
@@ -149,7 +149,7 @@ class GrpcFrontend:
     def on_connection_made(self, connection: Http2Connection) -> None:
         self._limits.counts.opened("grpc")
         self._lifetimes[connection] = Lifetime(connection, self._settings)
-        if self._limits.admission.place("grpc", connection.descriptor) is not Place.SERVED:
+        if self._limits.admission.place("grpc", connection.descriptor) is not AdmissionResult.SERVED:
             connection.fail(Http2ErrorCode.ENHANCE_YOUR_CALM, str(Admission.refusal()))
         if self._stopping:
             connection.drain()

@@ -19,7 +19,6 @@ from tritonclient.grpc import service_pb2 as pb
 from conch import logs
 from conch.errors import ConchError, unavailable
 from conch.frontends.access_log import AccessRecord
-from conch.frontends.codec.pool import Codec
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.grpc.calls import Call, UnaryCall
 from conch.frontends.grpc.context import ServingContext
@@ -32,7 +31,8 @@ from conch.frontends.grpc.reflection import VERSIONS, ReflectionCall
 from conch.frontends.grpc.requests import RequestHead, check_trailers, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
-from conch.frontends.slices import Slices
+from conch.frontends.offloading.pool import Codec
+from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.registry import ClientRegions
@@ -209,7 +209,9 @@ class Method(NamedTuple):
 class GrpcService:
     """Opens a call on each stream."""
 
-    def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec, slices: Slices) -> None:
+    def __init__(
+        self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec, slices: YieldingLister
+    ) -> None:
         self._server = server
         self._slices = slices
         forwarding = HeaderForwarding(server.settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from conch.errors import invalid, unavailable, unsupported
-from conch.frontends.codec.pool import LARGE, Codec
-from conch.frontends.codec.requests import decode_load
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
-from conch.frontends.slices import Slices
+from conch.frontends.offloading.pool import LARGE, Codec
+from conch.frontends.offloading.requests import decode_load
+from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.registry import ClientRegions
@@ -85,7 +85,7 @@ _REPOSITORY: Final = "'repository_name' specification is not supported"
 class ControlRoutes:
     """The handlers; each answers its exchange, now or later, or raises :class:`ConchError`."""
 
-    def __init__(self, server: InferenceServer, codec: Codec, slices: Slices) -> None:
+    def __init__(self, server: InferenceServer, codec: Codec, slices: YieldingLister) -> None:
         self._server = server
         self._slices = slices
         self._codec = codec

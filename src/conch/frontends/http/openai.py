@@ -13,14 +13,14 @@ from time import time
 from typing import Final
 
 from conch.errors import Code, ConchError, internal
-from conch.frontends.codec import answers as large
-from conch.frontends.codec.pool import LARGE, Codec
-from conch.frontends.codec.requests import decode_openai
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_status import STATUS, refuse
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
 from conch.frontends.http.tasks import ExchangeTasks, content_encoding, given_up_by_client, small_body
 from conch.frontends.http.traced import begin_trace
+from conch.frontends.offloading import answers as large
+from conch.frontends.offloading.pool import LARGE, Codec
+from conch.frontends.offloading.requests import decode_openai
 from conch.inference import InferRequest, InferResponse, ModelSignature
 from conch.server.core import InferenceServer
 from conch.server.model import Model

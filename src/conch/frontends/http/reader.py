@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import httptools
 
 from conch.errors import ConchError, invalid
-from conch.frontends.admission import Admission, Place
+from conch.frontends.admission import Admission, AdmissionResult
 from conch.frontends.budget import SMALL, BudgetWait
 from conch.frontends.http.exchange import ExchangeOwner, HttpExchange
 
@@ -57,7 +57,7 @@ class HttpApplication(Protocol):
 class RequestReceiver(ExchangeOwner, Protocol):
     """The connection of a reader; ``place`` says what it may ask for."""
 
-    place: Place
+    place: AdmissionResult
 
     @property
     def has_room(self) -> bool:
@@ -242,7 +242,7 @@ class RequestReader:
         if self._names is not None:
             exchange.names, self._names = self._names, {}
         self._limit = limit = self._application.open(exchange)
-        if receiver.place is not Place.SERVED:
+        if receiver.place is not AdmissionResult.SERVED:
             exchange.keep_alive = False
             if not exchange.urgent:
                 exchange.refusal = (Admission.refusal(), 503)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from conch.errors import ConchError, internal, invalid
-from conch.frontends.codec import answers as large
-from conch.frontends.codec.pool import Codec
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import STATUS, refuse
 from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
 from conch.frontends.http.traced import begin_trace
+from conch.frontends.offloading import answers as large
+from conch.frontends.offloading.pool import Codec
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.telemetry.tracing.tracing import Tracing

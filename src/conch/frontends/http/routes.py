@@ -19,7 +19,6 @@ from urllib.parse import unquote
 from conch import logs
 from conch.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
-from conch.frontends.codec.pool import Codec
 from conch.frontends.exposure import is_local
 from conch.frontends.http.control import ControlRoutes, RegionRoutes
 from conch.frontends.http.exchange import HttpExchange
@@ -27,7 +26,8 @@ from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
 from conch.frontends.http.openai_status import refuse as refuse_openai
 from conch.frontends.http.status import refuse as refuse_kserve
-from conch.frontends.slices import Slices
+from conch.frontends.offloading.pool import Codec
+from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.on_demand import LoadNeeded
 
@@ -172,7 +172,7 @@ class Router:
         self,
         server: InferenceServer,
         codec: Codec,
-        slices: Slices,
+        slices: YieldingLister,
         *,
         openai_only: bool = False,
         further: Iterable[HttpEndpoint] = (),

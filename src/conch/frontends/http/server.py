@@ -10,14 +10,14 @@ from time import monotonic
 from typing import Final
 
 from conch.errors import ConchError, invalid
-from conch.frontends.admission import Place, descriptor_of
+from conch.frontends.admission import AdmissionResult, descriptor_of
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.reader import HttpApplication, RequestReader
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks
 from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
-from conch.frontends.slices import Slices
+from conch.frontends.yielding import YieldingLister
 from conch.telemetry.metrics import Registry
 from conch.telemetry.traffic import Reason
 from conch.tensors import Buffer
@@ -45,7 +45,7 @@ class HttpConnection(asyncio.Protocol):
         self._limits = limits
         self.budget = limits.budget
         self._turns = limits.turns
-        self.place = Place.SERVED
+        self.place = AdmissionResult.SERVED
         self._current: HttpExchange | None = None
         self._waiting: deque[HttpExchange] = deque()
         self._reader = RequestReader(application, self)
@@ -72,7 +72,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.add(self)
         self._limits.counts.opened("http")
         self.place = self._limits.admission.place("http", descriptor_of(transport))
-        if self.place is Place.REFUSED:
+        if self.place is AdmissionResult.REFUSED:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -184,7 +184,7 @@ class HttpConnection(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         """End the connection if its client has taken too long for something."""
         times, reader = self._limits.times, self._reader
-        if self.place is not Place.SERVED and now - self._active > _LINGER_SECONDS:
+        if self.place is not AdmissionResult.SERVED and now - self._active > _LINGER_SECONDS:
             self.transport.abort()
             return
         if self._lingering:
@@ -345,7 +345,7 @@ class MetricsPage:
     keeps_names = False
     _TEXT = (b"Content-Type", b"text/plain; charset=utf-8")
 
-    def __init__(self, registry: Registry, slices: Slices) -> None:
+    def __init__(self, registry: Registry, slices: YieldingLister) -> None:
         self._registry = registry
         self._slices = slices
         self._tasks = ExchangeTasks(refuse)

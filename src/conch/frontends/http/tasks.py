@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from conch.errors import ConchError, internal
-from conch.frontends.codec.pool import LARGE
 from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.offloading.pool import LARGE
 from conch.tensors import Buffer
 from conch.wire import compression
 

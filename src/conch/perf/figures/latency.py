@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.machine.bystanders import Interference
+from conch.machine.interference import Interference
 from conch.perf.senders.records import Outcome, Records, Span, ended_in, seconds_of
 
 PERCENTILES: Final = (50, 90, 95, 99)

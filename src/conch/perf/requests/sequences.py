@@ -61,7 +61,7 @@ class _Running:
     sent: int = 0
 
 
-class SequenceTurns:
+class SequenceSource:
     """The sequences of one of ``count`` processes that send, ``number``; callers are known by their slots."""
 
     def __init__(self, plan: SequencePlan, number: int = 0, count: int = 1) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from conch.errors import internal
 from conch.perf.requests.payload import Payloads
-from conch.perf.requests.sequences import SequencePlan, SequenceTurns
+from conch.perf.requests.sequences import SequencePlan, SequenceSource
 from conch.perf.senders.calls import CallChannel, Judge
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.channels.events import EventChannel, ReadEvent
@@ -282,8 +282,8 @@ class _Sender:
             self._open = OpenLoad(self._sending, self._turns(), most)
         return self._open
 
-    def _turns(self) -> SequenceTurns | None:
-        return SequenceTurns(self._sequences, self._number, self._count) if self._sequences is not None else None
+    def _turns(self) -> SequenceSource | None:
+        return SequenceSource(self._sequences, self._number, self._count) if self._sequences is not None else None
 
     def _loads(self) -> list[ClosedLoad | OpenLoad]:
         return [load for load in (self._closed, self._open) if load is not None]

@@ -18,7 +18,7 @@ from time import monotonic_ns
 from typing import Final
 
 from conch.perf.requests.payload import Payloads
-from conch.perf.requests.sequences import SequenceTurns
+from conch.perf.requests.sequences import SequenceSource
 from conch.perf.senders.calls import CallChannel, TimedCall
 from conch.perf.senders.records import Outcome, RecordBuffer, Unfinished
 
@@ -98,7 +98,7 @@ class OfferedLoad:
     message.
     """
 
-    def __init__(self, sending: Sending, turns: SequenceTurns | None) -> None:
+    def __init__(self, sending: Sending, turns: SequenceSource | None) -> None:
         self.errors: dict[str, int] = {}
         self._loop = sending.loop
         self._connect = sending.connect
@@ -170,7 +170,7 @@ class OfferedLoad:
 class ClosedLoad(OfferedLoad):
     """``concurrency`` callers, numbered by their slots from ``first_slot`` on."""
 
-    def __init__(self, sending: Sending, turns: SequenceTurns | None = None, first_slot: int = 0) -> None:
+    def __init__(self, sending: Sending, turns: SequenceSource | None = None, first_slot: int = 0) -> None:
         super().__init__(sending, turns)
         self._first_slot = first_slot
         self._calls: list[TimedCall] = []
@@ -227,7 +227,7 @@ class OpenLoad(OfferedLoad):
     ``waiting`` are those that are due and for which no call is free.
     """
 
-    def __init__(self, sending: Sending, turns: SequenceTurns | None, most: int) -> None:
+    def __init__(self, sending: Sending, turns: SequenceSource | None, most: int) -> None:
         super().__init__(sending, turns)
         self.waiting: deque[int] = deque()
         self._free = deque(TimedCall(slot, self._ended) for slot in range(most))

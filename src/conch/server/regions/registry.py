@@ -178,7 +178,7 @@ class HeldRegions(Regions):
         return data
 
     def place(self, output: str, name: str, offset: int, size: int) -> None:
-        self.places[output] = RegionPlace(self._find(name, offset, size), offset, size)
+        self.places[output] = RegionTarget(self._find(name, offset, size), offset, size)
 
     def _find(self, name: str, offset: int, size: int) -> ClientRegion:
         region = self._regions.get(name)
@@ -230,7 +230,7 @@ class RegionData(StoredData):
             self._region.require(self._offset + self._size)
 
 
-class RegionPlace:
+class RegionTarget:
     """A part of a region for an output; keeps the region."""
 
     __slots__ = ("_offset", "_region", "_size")

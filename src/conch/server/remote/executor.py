@@ -98,7 +98,7 @@ class _Server:
         self.health = health
 
 
-class _Passage:
+class _InFlightRequest:
     """A request on its way: the server that has it, the one before it in its sequence, the servers that were tried."""
 
     __slots__ = ("assignment", "before", "request", "tried")
@@ -204,7 +204,7 @@ class RemoteExecutor:
         request.on_cancel = self._cancel
         sequence = self._key, request.correlation_id
         before = self._last_of.get(sequence) if assignment.sequence is not None else None
-        passage = _Passage(request, assignment, before)
+        passage = _InFlightRequest(request, assignment, before)
         task = self._tasks[request] = self._loop.create_task(self._run(passage))
         if assignment.sequence is not None:
             self._last_of[sequence] = task
@@ -306,7 +306,7 @@ class RemoteExecutor:
         if task is not None:
             task.cancel()
 
-    def _ended(self, passage: _Passage, task: asyncio.Task[None]) -> None:
+    def _ended(self, passage: _InFlightRequest, task: asyncio.Task[None]) -> None:
         """Whatever became of a request, also if it was cancelled before it was sent."""
         request = passage.request
         del self._tasks[request]
@@ -317,7 +317,7 @@ class RemoteExecutor:
         if self._last_of.get(sequence) is task:
             del self._last_of[sequence]
 
-    async def _run(self, passage: _Passage) -> None:
+    async def _run(self, passage: _InFlightRequest) -> None:
         """Pass a request on, after the one before it in its sequence, and see to it that it ends."""
         request = passage.request
         try:
@@ -339,7 +339,7 @@ class RemoteExecutor:
             LOG.exception("a request could not be passed on to %s", url)
             request.fail(internal(f"the request could not be passed on to {url}: {error!r}"))
 
-    async def _attempt(self, passage: _Passage, ends: float | None) -> None:
+    async def _attempt(self, passage: _InFlightRequest, ends: float | None) -> None:
         """Send a request to a server, and to another one if it could not be reached.
 
         Where there is no other, the same one is tried once more.
@@ -370,7 +370,7 @@ class RemoteExecutor:
             waited = True
             await asyncio.sleep(_BACK_OFF)
 
-    async def _send(self, passage: _Passage, url: str, ends: float | None) -> None:
+    async def _send(self, passage: _InFlightRequest, url: str, ends: float | None) -> None:
         """Pass a request on to one server, and its responses back."""
         request = passage.request
         seconds = None if ends is None else max(ends - monotonic(), 0.001)
@@ -388,7 +388,7 @@ class RemoteExecutor:
                 self._suspect(url)
             raise
 
-    def _too_late(self, passage: _Passage) -> ConchError:
+    def _too_late(self, passage: _InFlightRequest) -> ConchError:
         """The error for a request whose deadline has passed."""
         request, url = passage.request, passage.assignment.url
         self.endpoints.fail(request, passage.assignment, f"{url} has not answered a request before this one in time")
@@ -430,7 +430,7 @@ class RemoteExecutor:
         if server is not None:
             server.health.look()
 
-    def _moved(self, passage: _Passage) -> bool:
+    def _moved(self, passage: _InFlightRequest) -> bool:
         """Give a request to a server that has not been tried; False where there is none, and for a running sequence."""
         request, assignment = passage.request, passage.assignment
         passage.tried.add(assignment.url)

@@ -25,7 +25,7 @@ _ALL = Struct("=QQQ")
 SIZE = _ALL.size
 
 
-class Pulse(NamedTuple):
+class HeartbeatSample(NamedTuple):
     """What a worker has counted: its beats, and the steps of its engine; ``stepping`` says that one is under way."""
 
     beats: int = 0
@@ -33,10 +33,10 @@ class Pulse(NamedTuple):
     stepping: bool = False
 
 
-def read_pulse(memory: memoryview | bytearray) -> Pulse:
+def read_heartbeat(memory: memoryview | bytearray) -> HeartbeatSample:
     """The counts in a worker's memory, as the server reads them."""
     beats, steps, stepping = _ALL.unpack_from(memory)
-    return Pulse(beats, steps, bool(stepping))
+    return HeartbeatSample(beats, steps, bool(stepping))
 
 
 class Heartbeat:

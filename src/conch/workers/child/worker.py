@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conch.workers.child.channel import Channel
-    from conch.workers.child.turns import Turns
+    from conch.workers.child.receive_lock import ReceiveLock
 
 #: The argument that leaves the server's terminal to the model.
 AT_TERMINAL = "--at-terminal"
@@ -66,7 +66,7 @@ def work(fd: int, at_terminal: bool = False) -> None:
     from conch.workers.child.heartbeat import HEARTBEAT
     from conch.workers.child.messages import send_messages
     from conch.workers.child.parentage import take_name
-    from conch.workers.child.turns import Turns
+    from conch.workers.child.receive_lock import ReceiveLock
 
     take_name("conch-worker")
     if not at_terminal:  # which is for the server's process group alone
@@ -80,7 +80,7 @@ def work(fd: int, at_terminal: bool = False) -> None:
         debug_at_terminal(channel)
     else:
         pass_breakpoints(channel)
-    Worker(channel, Turns(channel)).serve()
+    Worker(channel, ReceiveLock(channel)).serve()
 
 
 def find_conch() -> None:
@@ -100,7 +100,7 @@ class Worker:
     only fight for the interpreter.  One alone keeps the turn.
     """
 
-    def __init__(self, channel: Channel, turns: Turns) -> None:
+    def __init__(self, channel: Channel, turns: ReceiveLock) -> None:
         self._channel = channel
         self._backend: Any = None
         self._open_error: Exception | None = None  # why there is no backend

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from conch.errors import ConchError, internal
-from conch.workers.child.heartbeat import Pulse
+from conch.workers.child.heartbeat import HeartbeatSample
 from conch.workers.host.activity import TICKS, Activity
 
 #: How long a worker that is stopped, or waits for a disk or memory, counts as responsive (s).
@@ -27,7 +27,7 @@ _WAITING: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WorkerTimeouts:
     """How long the server waits for workers (s) before it kills them; 0 is for ever, but for ``finalize``.
 
     See the group "Workers" of the server's options.  ``start`` is the time until the first heartbeat, without that in
@@ -45,7 +45,7 @@ class Patience:
     finalize: float = 10.0
 
 
-DEFAULT_PATIENCE: Final = Patience()
+DEFAULT_WORKER_TIMEOUTS: Final = WorkerTimeouts()
 
 
 class Cause(StrEnum):
@@ -85,11 +85,11 @@ def unhealthy(name: str, kill: Kill | None) -> ConchError:
     return internal(f"Stub process '{name}' is not healthy.{why}")
 
 
-class Signs(NamedTuple):
+class LivenessSample(NamedTuple):
     """What the server knows of a worker: its pulse, the number of the execution that has run longest (0 for none), and
     whether its model is loading, with its warm-up, and whether it may be waiting for other models."""
 
-    pulse: Pulse
+    pulse: HeartbeatSample
     execution: int = 0
     loading: bool = False
     calling: bool = False
@@ -120,7 +120,7 @@ class Since:
 class Liveness:
     """What is known of one worker.  ``patience`` may be replaced while it runs."""
 
-    def __init__(self, now: float, patience: Patience) -> None:
+    def __init__(self, now: float, patience: WorkerTimeouts) -> None:
         self.patience = patience
         self._alive = self._looked = now
         self._started = 0.0
@@ -137,7 +137,7 @@ class Liveness:
     def look(
         self,
         now: float,
-        signs: Signs,
+        signs: LivenessSample,
         read: Callable[[], Activity | None],
         read_children: Callable[[], Activity | None] = lambda: None,
     ) -> Verdict:
@@ -195,7 +195,7 @@ class Liveness:
             return Kill(Cause.STOPPED, f"it was stopped by a signal for {silence:.0f} s (--stopped-worker-secs)")
         return None
 
-    def _waiting(self, now: float, signs: Signs, silence: float, idle: float) -> Kill | None:
+    def _waiting(self, now: float, signs: LivenessSample, silence: float, idle: float) -> Kill | None:
         """What has taken too long, if anything has."""
         patience = self.patience
         executing = self._execution.seconds(signs.execution, now)

@@ -16,11 +16,20 @@ from conch import logs
 from conch.errors import Code, ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse
 from conch.workers.child.channel import Frame
-from conch.workers.child.heartbeat import SIZE, Pulse, read_pulse
+from conch.workers.child.heartbeat import SIZE, HeartbeatSample, read_heartbeat
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.execution import Execution, description, response_of, responses_of, take_times
 from conch.workers.host.link import Link
-from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Kill, Patience, Signs, Verdict, not_ended, unhealthy
+from conch.workers.host.liveness import (
+    DEFAULT_WORKER_TIMEOUTS,
+    Cause,
+    Kill,
+    LivenessSample,
+    Verdict,
+    WorkerTimeouts,
+    not_ended,
+    unhealthy,
+)
 from conch.workers.host.model_calls import ANSWERS, ModelCalls
 from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
@@ -58,7 +67,7 @@ def _expire(request: InferRequest, cancel: Callable[[InferRequest], None]) -> No
 # Belongs to a ``WorkerProcess``; on the event loop.
 
 
-class Speech:
+class WorkerLog:
     """The log lines of one worker."""
 
     def __init__(self) -> None:
@@ -103,7 +112,7 @@ class WorkerProcess:
     was called before.
     """
 
-    def __init__(self, name: str, spawn: Spawn = spawn, patience: Patience = DEFAULT_PATIENCE) -> None:
+    def __init__(self, name: str, spawn: Spawn = spawn, patience: WorkerTimeouts = DEFAULT_WORKER_TIMEOUTS) -> None:
         self.name = name
         #: The model that it runs, for metrics.
         self.model = ""
@@ -126,7 +135,7 @@ class WorkerProcess:
         self.dependencies: list[tuple[str, str]] = []
         #: What has been logged for the model once and for all; its workers share it.
         self.said: set[str] = set()
-        self._speech = Speech()
+        self._speech = WorkerLog()
         self.alive = False
         #: Whether its model is being loaded, from the first frame to the end of its warm-up.
         self.loading = False
@@ -166,12 +175,12 @@ class WorkerProcess:
         return self._link.shared_bytes if self.alive else 0
 
     @property
-    def signs(self) -> Signs:
+    def signs(self) -> LivenessSample:
         """What tells whether the worker runs; read several times a second."""
-        pulse = read_pulse(self._heartbeat) if self._heartbeat is not None else Pulse()
+        pulse = read_heartbeat(self._heartbeat) if self._heartbeat is not None else HeartbeatSample()
         # One that generates has its requests for as long as they generate: the steps of its engine are watched instead.
         execution = 0 if self.slots else next(iter(self._executions), 0)
-        return Signs(pulse, execution, self.loading, self.calls.busy)
+        return LivenessSample(pulse, execution, self.loading, self.calls.busy)
 
     @property
     def idle(self) -> bool:

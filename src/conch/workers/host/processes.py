@@ -23,7 +23,7 @@ from conch.errors import unavailable
 from conch.telemetry.custom import CustomMetrics
 from conch.workers.child import guard as program
 from conch.workers.host.activity import Activity, activity, children_activity
-from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Liveness, Patience
+from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause, Liveness, WorkerTimeouts
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn, spawn_at_terminal
 
@@ -188,7 +188,7 @@ class WorkerProcesses:
     def __init__(
         self,
         new: Callable[[str, Spawn], WorkerProcess] = WorkerProcess,
-        patience: Patience = DEFAULT_PATIENCE,
+        patience: WorkerTimeouts = DEFAULT_WORKER_TIMEOUTS,
         metrics: CustomMetrics | None = None,
     ) -> None:
         self._new = new

@@ -8,7 +8,7 @@ import pytest
 
 from conch.analyze.profiling.measurement import WindowsSoFar, share_of_error
 from conch.analyze.results import Point
-from conch.machine.bystanders import Interference
+from conch.machine.interference import Interference
 from conch.perf.figures.confidence import mean_interval, student
 from conch.perf.figures.latency import WindowFigures
 

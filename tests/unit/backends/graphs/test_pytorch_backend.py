@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from conch.backends.base.arrays import DTYPES, Strings
 from conch.backends.graphs.pytorch.backend import PyTorchBackend, indices, torch_settings
-from conch.backends.native.arrays import DTYPES, Strings
 from conch.errors import Code, ConchError
 from tests.torch_programs import (
     Accumulate,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conch.backends.base.arrays import Request
 from conch.backends.graphs.onnxruntime.backend import OnnxRuntimeBackend
 from conch.backends.graphs.openvino.backend import OpenVinoBackend
 from conch.backends.graphs.pytorch.backend import PyTorchBackend
-from conch.backends.native.arrays import Request
 from conch.tensors import WireTensor
 from tests import onnx_graphs
 from tests.torch_programs import Ragged, save_script

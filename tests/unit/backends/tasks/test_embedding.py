@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoTokenizer, pipeline
 
-from conch.backends.native.arrays import Array, Result
+from conch.backends.base.arrays import Array, Result
 from conch.backends.tasks.backend import describe_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.backends.native.arrays import Request, Result
+from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import ExecutionWork, PreparedRequest
 from conch.backends.tasks.encoders.base import EncoderTask, PaddedBatch

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import pipeline
 
-from conch.backends.native.arrays import Array, Strings
+from conch.backends.base.arrays import Array, Strings
 from conch.backends.tasks.base import Task
 from conch.errors import ConchError
 from tests.text_checkpoints import TEXTS, answer, open_task, request, strings, write

@@ -20,7 +20,7 @@ import torch
 from onnx import helper
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import EnginesByShape, choose, open_engine

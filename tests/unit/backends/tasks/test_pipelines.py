@@ -16,7 +16,7 @@ import torch
 import transformers
 from PIL import Image
 
-from conch.backends.native.arrays import Result
+from conch.backends.base.arrays import Result
 from conch.backends.tasks.backend import describe_task
 from conch.backends.tasks.pipelines.task import arguments, inputs_of
 from conch.checkpoints.folder import Checkpoint

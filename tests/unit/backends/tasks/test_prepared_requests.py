@@ -2,7 +2,7 @@
 
 import threading
 
-from conch.backends.native.arrays import Request
+from conch.backends.base.arrays import Request
 from conch.backends.tasks.backend import PreparedRequests
 from conch.backends.tasks.base import PreparedRequest
 

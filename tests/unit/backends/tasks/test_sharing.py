@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from conch.backends.native.arrays import Result
+from conch.backends.base.arrays import Result
 from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import ExecutionWork
 from conch.backends.tasks.encoders.base import EncoderTask

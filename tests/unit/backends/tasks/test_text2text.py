@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from conch.backends.native.arrays import Result
+from conch.backends.base.arrays import Result
 from conch.backends.tasks.base import ExecutionWork, Task
 from conch.errors import Code, ConchError
 from tests import task_checkpoints

@@ -12,7 +12,7 @@ import torch
 import transformers
 from PIL import Image
 
-from conch.backends.native.arrays import Result
+from conch.backends.base.arrays import Result
 from conch.backends.tasks.base import ExecutionWork, Task
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import Code, ConchError

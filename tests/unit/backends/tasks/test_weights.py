@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conch.backends.native.weights import require_tensors
+from conch.backends.base.weights import require_tensors
 from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import Task
 from conch.backends.tasks.engines.choice import open_engine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs
 from conch.convert.encoder.conversion import missed_tolerances
 from conch.convert.encoder.evaluate import TokenBatch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import BertConfig
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.convert.encoder import export, variants
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.variant import BuiltVariant, FailedVariant

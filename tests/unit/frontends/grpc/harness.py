@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import uvloop
 
 from conch.frontends.budget import ByteBudget
-from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.limits import ClientLimits, TimeLimits
+from conch.frontends.offloading.pool import Codec
 from conch.settings import Settings
 from tests.unit.frontends.grpc.fake_core import FakeModel, FakeServer
 from tests.unit.frontends.grpc.raw_client import RawClient

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conch.frontends.budget import ByteBudget
-from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
@@ -20,8 +19,9 @@ from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.limits import ClientLimits
-from conch.frontends.slices import Slices
-from conch.frontends.turns import LoopTurns
+from conch.frontends.loop_budget import EventLoopBudget
+from conch.frontends.offloading.pool import Codec
+from conch.frontends.yielding import YieldingLister
 from conch.inference import InferRequest
 from conch.settings import Settings
 from tests.unit.frontends.grpc.conftest import models, text_request
@@ -64,10 +64,10 @@ class Wire:
         self.lost: list[Http2Connection] = []
         self.transport = MemoryTransport()
         codec = Codec(1 << 30, 30, ByteBudget(1 << 40))
-        service = GrpcService(self.server, loop, codec, Slices())  # type: ignore[arg-type]
+        service = GrpcService(self.server, loop, codec, YieldingLister())  # type: ignore[arg-type]
         limits, pings = ClientLimits(ByteBudget(1 << 40), loop=loop), PingLimits.of(Settings())
         # The clock stands still: the loop does not run, so no turn of it ends.
-        self.connection = Http2Connection(service, loop, self, LoopTurns(loop, clock=lambda: 0.0), limits, pings)
+        self.connection = Http2Connection(service, loop, self, EventLoopBudget(loop, clock=lambda: 0.0), limits, pings)
         self.connection.connection_made(self.transport)
 
     def on_connection_made(self, connection: Http2Connection) -> None:

@@ -13,7 +13,7 @@ from conch.frontends.budget import SMALL
 from conch.frontends.http.reader import MAX_IGNORED_BODY
 from conch.frontends.http.server import MAX_PIPELINED, HttpConnection, HttpListener
 from conch.frontends.limits import ClientLimits
-from conch.frontends.turns import SHARE
+from conch.frontends.loop_budget import SHARE
 from tests.unit.frontends.http.site import Client, Site, closed, post, swept, turns, until
 
 GET = b"GET /p HTTP/1.1\r\n\r\n"

@@ -11,8 +11,8 @@ import pytest
 
 from conch.errors import not_found, unavailable
 from conch.frontends.budget import ByteBudget
-from conch.frontends.codec.pool import Codec
 from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.offloading.pool import Codec
 from tests.unit.frontends.http.test_replaced_models import CHAT, INFER, Client, Core
 from tests.unit.frontends.on_demand import LateModels
 

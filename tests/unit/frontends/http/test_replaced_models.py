@@ -11,12 +11,12 @@ import pytest
 
 from conch.config.pbtxt import parse
 from conch.frontends.budget import ByteBudget
-from conch.frontends.codec.memory import Header
-from conch.frontends.codec.pool import LARGE as LARGE_SIZE
-from conch.frontends.codec.pool import Codec
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
-from conch.frontends.slices import Slices
+from conch.frontends.offloading.memory import Header
+from conch.frontends.offloading.pool import LARGE as LARGE_SIZE
+from conch.frontends.offloading.pool import Codec
+from conch.frontends.yielding import YieldingLister
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.regions.registry import ClientRegions
@@ -140,7 +140,7 @@ class Client:
 
     def __init__(self, core: Core, codec: Codec) -> None:
         self.budget = ByteBudget(1 << 30)
-        self.router = Router(core, codec, Slices())  # type: ignore[arg-type]
+        self.router = Router(core, codec, YieldingLister())  # type: ignore[arg-type]
         self.transport = Transport()
         self.ended = asyncio.Event()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from conch.workers.child.channel import Channel, Endpoint
-from conch.workers.child.heartbeat import SIZE, Heartbeat, Pulse, read_pulse
+from conch.workers.child.heartbeat import SIZE, Heartbeat, HeartbeatSample, read_heartbeat
 from tests.events import eventually
 
 
@@ -19,10 +19,10 @@ def test_server_sees_the_beats_and_the_steps_without_a_frame() -> None:
         [(header, _)] = server.receive(ours)
         assert header["op"] == "heartbeat"
         memory = memoryview(server.regions.get(header["region"]))[:SIZE]
-        eventually(lambda: read_pulse(memory).beats >= 2, "two beats")
-        assert read_pulse(memory)[1:] == (0, False)
+        eventually(lambda: read_heartbeat(memory).beats >= 2, "two beats")
+        assert read_heartbeat(memory)[1:] == (0, False)
         heartbeat.step(stepping=True)
-        assert read_pulse(memory)[1:] == (2, True)
+        assert read_heartbeat(memory)[1:] == (2, True)
         heartbeat.step(stepping=False)
-        assert read_pulse(memory)[1:] == (3, False)
-        assert read_pulse(memoryview(bytearray(SIZE))) == Pulse()
+        assert read_heartbeat(memory)[1:] == (3, False)
+        assert read_heartbeat(memoryview(bytearray(SIZE))) == HeartbeatSample()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conch.workers.child.heartbeat import Pulse
+from conch.workers.child.heartbeat import HeartbeatSample
 from conch.workers.host.activity import TICKS, Activity
-from conch.workers.host.liveness import Cause, Liveness, Patience, Signs, Verdict
+from conch.workers.host.liveness import Cause, Liveness, LivenessSample, Verdict, WorkerTimeouts
 from conch.workers.host.processes import INTERVAL, WatchClock
 
 
@@ -15,7 +15,7 @@ class Worker:
 
     def __init__(self, **patience: float) -> None:
         self.now = 0.0
-        self.liveness = Liveness(0.0, Patience(**patience))
+        self.liveness = Liveness(0.0, WorkerTimeouts(**patience))
         self.beats = self.steps = self.execution = 0
         self.cpu = self.moved = 0.0
         #: The processor time of a program that the model has started.
@@ -28,8 +28,8 @@ class Worker:
             self.reads += 1
             return Activity(state, int(self.cpu), int(self.moved))
 
-        pulse = Pulse(self.beats, self.steps, self.stepping)
-        signs = Signs(pulse, self.execution, self.loading, self.calling)
+        pulse = HeartbeatSample(self.beats, self.steps, self.stepping)
+        signs = LivenessSample(pulse, self.execution, self.loading, self.calling)
         return self.liveness.look(self.now, signs, read, self.read_child)
 
     def read_child(self) -> Activity | None:
@@ -127,9 +127,9 @@ def test_threads_that_wait_for_the_interpreter_are_no_sign_of_life() -> None:
 
 
 def test_nothing_is_held_against_a_worker_where_the_system_tells_nothing() -> None:
-    worker = Liveness(0.0, Patience(silent=5))
+    worker = Liveness(0.0, WorkerTimeouts(silent=5))
     for second in range(60):
-        assert worker.look(second, Signs(Pulse(7)), lambda: None) == Verdict()
+        assert worker.look(second, LivenessSample(HeartbeatSample(7)), lambda: None) == Verdict()
 
 
 def test_execution_is_timed_from_its_beginning() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.workers.host.execution import Execution
-from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause
+from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause
 from conch.workers.host.process import WorkerProcess
 from tests.unit.fake_clock import fake_clock, settle
 from tests.unit.workers.host.fakes import EMPTY, Client, make_process
@@ -171,7 +171,7 @@ async def test_worker_that_stops_in_time_is_not_killed() -> None:
     stopping = asyncio.create_task(process.stop())
     await settle()
     assert [header["op"] for header in child.received()] == ["stop"]
-    await asyncio.sleep(DEFAULT_PATIENCE.finalize - 1)
+    await asyncio.sleep(DEFAULT_WORKER_TIMEOUTS.finalize - 1)
     assert not stopping.done()
     child.exit(0)
     await stopping
@@ -184,7 +184,7 @@ async def test_worker_that_does_not_stop_is_killed_at_its_deadline() -> None:
     (client,) = run(process)
     begun = asyncio.get_running_loop().time()
     await process.stop()
-    assert asyncio.get_running_loop().time() - begun == pytest.approx(DEFAULT_PATIENCE.finalize)
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(DEFAULT_WORKER_TIMEOUTS.finalize)
     assert (child.kills, client.finals) == (1, 1)
     assert client.errors == [
         f"{UNHEALTHY} It was killed: its requests had not ended when they had to "

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.backends.base.processor_time import ThreadGroup
 from conch.backends.engines.openvino.config import reason, structured_output
 from conch.backends.engines.openvino.precision import BLOCK
 from conch.backends.generation.compilation import COMPILING
-from conch.backends.native.processor_time import ThreadGroup
 from conch.errors import invalid
 from conch.sampling.structures import Structure
 from conch.temporary import TemporaryFolder

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from conch.backends.base.threads import usable_cores
 from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineSpec
-from conch.backends.native.threads import usable_cores
 from conch.errors import invalid
 from conch.telemetry.memory import free_memory
 

@@ -22,6 +22,8 @@ from typing import Any, Final
 import torch
 import transformers
 
+from conch.backends.base.likeness import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
+from conch.backends.base.threads import usable_cores
 from conch.backends.engines.transformers import structure
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.beams import BeamSearch
@@ -33,8 +35,6 @@ from conch.backends.engines.transformers.sampling import adjust, choose, generat
 from conch.backends.engines.transformers.structure import restrict
 from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
-from conch.backends.native.likeness import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
-from conch.backends.native.threads import usable_cores
 from conch.errors import invalid, one_line
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.sampling.structures import Structure

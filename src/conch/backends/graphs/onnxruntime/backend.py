@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.base.libraries import versioned
+from conch.backends.base.threads import pooled, usable_cores
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.onnxruntime.session import (
     CPU,
@@ -19,8 +21,6 @@ from conch.backends.graphs.onnxruntime.session import (
     SessionSettings,
     model_file,
 )
-from conch.backends.native.libraries import versioned
-from conch.backends.native.threads import pooled, usable_cores
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import invalid
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from conch import extras
+from conch.backends.base.arrays import Array, Strings
 from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
-from conch.backends.native.arrays import Array, Strings
 from conch.errors import ConchError, internal, invalid, unavailable, unsupported
 
 CPU: Final = "CPUExecutionProvider"

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.base.libraries import versioned
+from conch.backends.base.threads import usable_cores
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
-from conch.backends.native.libraries import versioned
-from conch.backends.native.threads import usable_cores
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import unsupported
 

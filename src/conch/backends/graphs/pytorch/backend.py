@@ -20,13 +20,13 @@ from typing import Any, Final
 import numpy as np
 
 from conch import extras
+from conch.backends.base.arrays import DTYPES, Array, Strings
+from conch.backends.base.backend import TensorBackend
+from conch.backends.base.libraries import versioned
+from conch.backends.base.threads import divided, openmp, usable_cores
 from conch.backends.graphs import signature
 from conch.backends.graphs.sequence_tensors import SequenceTensors
 from conch.backends.graphs.signature import GraphTensor
-from conch.backends.native.arrays import DTYPES, Array, Strings
-from conch.backends.native.backend import TensorBackend
-from conch.backends.native.libraries import versioned
-from conch.backends.native.threads import divided, openmp, usable_cores
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import ConchError, internal, invalid, one_line, unavailable, unsupported
 from conch.tensors import CONFIG_NAME

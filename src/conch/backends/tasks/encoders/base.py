@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array, Request, Result, failure
+from conch.backends.base.arrays import Array, Request, Result, failure
 from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task
 from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.encoders.trial import Examples, Sharing, strictest

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.checkpoints.tokenizers.open import TYPES
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 

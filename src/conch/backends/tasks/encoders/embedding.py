@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.base.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, stacked, texts_of
 from conch.backends.tasks.encoders.batch import PaddedBatch

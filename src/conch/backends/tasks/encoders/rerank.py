@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from conch.backends.native.arrays import Array, Request, Result
+from conch.backends.base.arrays import Array, Request, Result
 from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import PAIR, TEXT, EncodedRequest, EncoderTask, stacked, texts_of
 from conch.backends.tasks.encoders.batch import PaddedBatch

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
-from conch.backends.native.likeness import unlike
+from conch.backends.base.arrays import Array
+from conch.backends.base.likeness import unlike
 from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.likeness import distance, require_likeness, rounding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.errors import unsupported
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from conch.backends.native.arrays import Array
+from conch.backends.base.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.files import engines_of
 from conch.checkpoints.folder import Checkpoint

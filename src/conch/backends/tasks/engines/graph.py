@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from conch.backends.base.arrays import DTYPES, Array, Strings
 from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
-from conch.backends.native.arrays import DTYPES, Array, Strings
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import internal, unsupported
 

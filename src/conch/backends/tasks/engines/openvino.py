@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from conch.backends.base.threads import usable_cores
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
-from conch.backends.native.threads import usable_cores
 from conch.backends.tasks.engines.graph import GraphEngine
 from conch.lengths import on_grid
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from conch import extras
-from conch.backends.native.arrays import Array
-from conch.backends.native.threads import divided, usable_cores
-from conch.backends.native.weights import require_tensors
+from conch.backends.base.arrays import Array
+from conch.backends.base.threads import divided, usable_cores
+from conch.backends.base.weights import require_tensors
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import invalid, one_line
 

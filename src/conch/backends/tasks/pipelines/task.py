@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch import extras
-from conch.backends.native.arrays import Request, Result, Strings
+from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks import media
 from conch.backends.tasks.base import (
     ExecutionWork,

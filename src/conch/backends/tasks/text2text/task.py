@@ -13,8 +13,8 @@ from threading import Lock
 from time import monotonic_ns, process_time
 from typing import Any, Final, Protocol
 
-from conch.backends.native.arrays import Request, Result, Strings
-from conch.backends.native.likeness import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
+from conch.backends.base.arrays import Request, Result, Strings
+from conch.backends.base.likeness import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
 from conch.backends.tasks.base import (
     ExecutionWork,
     OpenEngine,

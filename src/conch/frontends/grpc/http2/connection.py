@@ -22,7 +22,7 @@ from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.http2.session import TOO_MANY_PINGS, Http2Session
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.limits import SLOWEST, ClientLimits
-from conch.frontends.turns import LoopTurns
+from conch.frontends.loop_budget import EventLoopBudget
 from conch.telemetry.traffic import Reason
 
 # One ``StallWatch`` for each connection; the front end's sweep asks it once a second, on the event loop.
@@ -186,7 +186,7 @@ class Http2Connection(asyncio.Protocol):
         application: Http2Application,
         loop: asyncio.AbstractEventLoop,
         observer: ConnectionObserver,
-        turns: LoopTurns,
+        turns: EventLoopBudget,
         limits: ClientLimits,
         pings: PingLimits,
     ) -> None:

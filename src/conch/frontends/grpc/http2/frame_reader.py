@@ -23,7 +23,7 @@ from conch.frontends.grpc.http2.frames import (
 )
 from conch.frontends.grpc.http2.limits import MAX_CONTROL_FRAME, MAX_HEADER_BLOCK, RECEIVE_FRAME_SIZE
 from conch.frontends.grpc.http2.streams import Http2Stream
-from conch.frontends.turns import LoopTurns
+from conch.frontends.loop_budget import EventLoopBudget
 
 #: Chunks of at least this many bytes are views of the received buffer, if they are at least a quarter of it.
 _MIN_VIEW: Final = 4096
@@ -56,7 +56,7 @@ class Http2FrameReader:
     ``frames`` counts how often there were complete ones.
     """
 
-    def __init__(self, handler: FrameHandler, turns: LoopTurns) -> None:
+    def __init__(self, handler: FrameHandler, turns: EventLoopBudget) -> None:
         self._handler = handler
         self._turns = turns
         self.frames = 0

@@ -20,7 +20,7 @@ from conch.frontends.grpc.http2.headers import HeaderDecoder, PartialHeaderBlock
 from conch.frontends.grpc.http2.limits import FloodGuard
 from conch.frontends.grpc.http2.pings import PingLimits, PingStrikes
 from conch.frontends.grpc.http2.streams import Http2Stream
-from conch.frontends.turns import LoopTurns
+from conch.frontends.loop_budget import EventLoopBudget
 
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 TOO_MANY_PINGS: Final = "too_many_pings"
@@ -50,7 +50,7 @@ class Http2Session:
         application: Http2Application,
         loop: asyncio.AbstractEventLoop,
         writer: Http2FrameWriter,
-        turns: LoopTurns,
+        turns: EventLoopBudget,
         budget: ByteBudget,
         pings: PingLimits,
     ) -> None:

@@ -22,7 +22,7 @@ from conch.frontends.grpc.http2.frames import (
     window_update,
 )
 from conch.frontends.grpc.http2.limits import STREAM_WINDOW
-from conch.frontends.turns import LoopTurns
+from conch.frontends.loop_budget import EventLoopBudget
 from conch.tensors import Buffer
 
 
@@ -77,7 +77,7 @@ class StreamOwner(Protocol):
     """
 
     budget: ByteBudget
-    turns: LoopTurns
+    turns: EventLoopBudget
 
     def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
         """The server has ended the stream, ``answered``, or reset it."""
@@ -123,7 +123,7 @@ class Http2Stream:
         return self.given - self.receive_window
 
     @property
-    def turns(self) -> LoopTurns:
+    def turns(self) -> EventLoopBudget:
         """What says how much of a body is handled at once."""
         return self._owner.turns
 

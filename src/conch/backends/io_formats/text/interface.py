@@ -1,0 +1,315 @@
+"""The tensors of a model that writes text, and what they mean in a request.
+
+Sources: Triton's vLLM backend for ``sampling_parameters`` and the outputs on request, the ensemble of the in-flight
+batcher for the inputs of one value.  Used by the threads that read the server's frames.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.base.arrays import Array, Request, Result, Strings
+from conch.backends.generation.defaults import Defaults
+from conch.backends.generation.engine import Progress, TokenLogprobs
+from conch.backends.generation.limits import Limits
+from conch.backends.generation.overrides import SamplingOverrides, read_document, refuse_unsupported
+from conch.backends.generation.request_state import ResponseBuilder
+from conch.backends.io_formats.text.stops import StoppingText, StopStrings
+from conch.checkpoints.tokenizers.stream import TextStream
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.errors import invalid
+from conch.inference import TensorSpec
+from conch.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
+from conch.sampling.structures import parsed
+
+#: Tokens at the end of a prompt on which the spelling of the first tokens after it may depend.
+_CONTEXT: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TextOutputOptions:
+    """How the responses of a request are made; ``outputs`` are those that it asks for besides the text.
+
+    ``prefix`` goes before the text: the prompt, where it is wanted back.  ``stream`` asks for a response at every step.
+    """
+
+    stream: bool = False
+    prefix: str = ""
+    stop: StopStrings | None = None
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    outputs: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A continuation of a prompt.
+
+    ``text``, ``count`` (of tokens), ``tokens`` and ``logprobs`` have not been sent yet; ``total`` counts all tokens.
+    Stop strings have no effect in the first ``min_tokens`` of them.
+    """
+
+    stream: TextStream
+    stopping: StoppingText
+    min_tokens: int
+    text: list[str] = field(default_factory=list)
+    count: int = 0
+    total: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    cumulative: float = 0.0
+    finish: str = ""
+
+
+class TextResponseBuilder(ResponseBuilder):
+    """Makes the responses of a request for text."""
+
+    def __init__(
+        self, prompts: Sequence[tuple[list[int], SamplingParams]], options: TextOutputOptions, tokenizer: TextTokenizer
+    ) -> None:
+        self.prompts = prompts
+        self._options = options
+        self._tokenizer = tokenizer
+        self._samples = [
+            _Sample(
+                tokenizer.stream(skip_special_tokens=options.skip_special_tokens, after=prompt[-_CONTEXT:]),
+                StoppingText(options.stop, included=options.include_stop),
+                sampling.min_tokens if sampling.beam_width == 1 else 0,
+                [options.prefix] if options.prefix else [],
+            )
+            for prompt, sampling in prompts
+            for _ in range(sampling.n)
+        ]
+
+    def add(self, index: int, progress: Progress) -> str:
+        sample, options = self._samples[index], self._options
+        tokens = progress.tokens
+        sample.count += len(tokens)
+        sample.total += len(tokens)
+        if "token_ids" in options.outputs:
+            sample.tokens.extend(tokens)
+        if progress.logprobs is not None:
+            sample.cumulative += sum(position.logprob for position in progress.logprobs)
+            if "logprobs" in options.outputs:
+                sample.logprobs += [
+                    self._described(token, logprobs) for token, logprobs in zip(tokens, progress.logprobs, strict=True)
+                ]
+        elif progress.cumulative_logprob is not None:
+            sample.cumulative = progress.cumulative_logprob
+        if progress.finish == "stop" and not options.include_stop:
+            tokens = tokens[:-1]  # what ends a text is not part of it
+        piece = sample.stream.add(tokens)
+        if progress.finish:
+            piece += sample.stream.flush()
+        text = sample.stopping.add(piece) if sample.total > sample.min_tokens else piece
+        if sample.stopping.stopped:
+            sample.finish = "stop"
+        elif progress.finish:
+            text += sample.stopping.flush()
+            sample.finish = progress.finish
+        if text:
+            sample.text.append(text)
+        return sample.finish
+
+    def responses(self, final: bool) -> Sequence[Result]:
+        options, samples = self._options, self._samples
+        if not final and (not options.stream or not any(sample.text for sample in samples)):
+            return ()
+        outputs: dict[str, Array | Strings] = {"text_output": _strings(["".join(sample.text) for sample in samples])}
+        if "finish_reason" in options.outputs:
+            outputs["finish_reason"] = _strings([sample.finish for sample in samples])
+        if "cumulative_logprob" in options.outputs:
+            outputs["cumulative_logprob"] = np.array([sample.cumulative for sample in samples], np.float32)
+        if "logprobs" in options.outputs:
+            outputs["logprobs"] = _strings([json.dumps(sample.logprobs or None) for sample in samples])
+        if "num_input_tokens" in options.outputs:
+            outputs["num_input_tokens"] = np.array([len(self.prompts[0][0])], np.uint32)
+        if "num_output_tokens" in options.outputs:
+            outputs["num_output_tokens"] = np.array([sample.count for sample in samples], np.uint32)
+        if "token_ids" in options.outputs:
+            outputs["token_ids"] = np.array([token for sample in samples for token in sample.tokens], np.int32)
+        for sample in samples:
+            sample.text, sample.tokens, sample.logprobs, sample.count = [], [], [], 0
+        return (Result(outputs),)
+
+    def _described(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+        """The alternatives of a position by token id, as vLLM returns them: the chosen token comes first."""
+        described = {str(token): self._alternative(token, logprobs.logprob, logprobs.rank)}
+        for rank, (other, logprob) in enumerate(logprobs.top, 1):
+            described.setdefault(str(other), self._alternative(other, logprob, rank))
+        return described
+
+    def _alternative(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank or None, "decoded_token": self._tokenizer.piece(token)}
+
+
+def _strings(texts: list[str]) -> Strings:
+    return Strings((len(texts),), texts)
+
+
+#: Parameters with an input of their own: single values, and lists of words.
+_VALUES: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims == (1,))
+_WORDS: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims != (1,))
+#: Flags, and the outputs that each asks for.
+_RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "return_finish_reason": ("finish_reason",),
+    "return_cumulative_logprob": ("cumulative_logprob",),
+    "return_logprobs": ("logprobs",),
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+    "return_token_ids": ("token_ids",),
+    "return_log_probs": ("cumulative_logprob", "logprobs"),
+}
+#: Words that a request may forbid; each is tokenised twice.
+_MOST_WORDS: Final = 4096
+_TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
+
+
+def _input_of(parameter: SamplingParameter) -> TensorSpec:
+    return TensorSpec(parameter.text_input, parameter.type.datatype, parameter.type.dims, optional=True)
+
+
+INPUTS: Final = (
+    *(TensorSpec(name, "BYTES", (1,), optional=True) for name in _TEXTS),
+    *(TensorSpec(name, "BOOL", (1,), optional=True) for name in ("stream", "exclude_input_in_output")),
+    *map(_input_of, _VALUES),
+    TensorSpec("pad_id", "INT32", (1,), optional=True),
+    *map(_input_of, _WORDS),
+    *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _RETURN_FLAGS),
+)
+OUTPUTS: Final = (
+    TensorSpec("text_output", "BYTES", (-1,)),
+    TensorSpec("finish_reason", "BYTES", (-1,)),
+    TensorSpec("cumulative_logprob", "FP32", (-1,)),
+    TensorSpec("logprobs", "BYTES", (-1,)),
+    TensorSpec("num_input_tokens", "UINT32", (1,)),
+    TensorSpec("num_output_tokens", "UINT32", (-1,)),
+    TensorSpec("token_ids", "INT32", (-1,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextInterface:
+    """Reads the requests of a model.
+
+    ``decoupled`` tells whether responses may be streamed, ``truncate`` whether prompts that exceed the context are cut.
+    """
+
+    tokenizer: TextTokenizer
+    defaults: Defaults
+    limits: Limits
+    decoupled: bool
+    truncate: bool = False
+
+    def response_builder(self, request: Request) -> ResponseBuilder:
+        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        overrides = _overrides(request)
+        stream = bool(request.option("stream", False))
+        if stream and not self.decoupled:
+            raise invalid("Streaming is only supported in decoupled mode.")
+        text, prompt = self._prompt(request)
+        chat = "messages" in request.inputs
+        exclude = request.option("exclude_input_in_output", stream or chat)
+        if stream and not exclude:
+            raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
+        prompt, sampling = self._sampling(overrides, prompt, chat)
+        options = TextOutputOptions(
+            stream=stream,
+            prefix="" if exclude else text,
+            stop=StopStrings(sampling.stop) if sampling.stop else None,
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            outputs=frozenset(
+                name for flag, names in _RETURN_FLAGS.items() if request.option(flag, False) for name in names
+            ),
+        )
+        if sampling.logprobs is None and not options.outputs.isdisjoint(("logprobs", "cumulative_logprob")):
+            sampling.logprobs = 0
+            self.limits.check_features(sampling)
+        # The beams of a search are one sequence for the engine, samples are one each.
+        sequences = [sampling] if sampling.beam_width > 1 else [sampling.for_sample(i) for i in range(sampling.n)]
+        return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer)
+
+    def _prompt(self, request: Request) -> tuple[str, list[int]]:
+        """The prompt as text and as token ids.  Raises INVALID_ARG without one."""
+        text = request.option("text_input")
+        messages = request.option("messages")
+        if (text is None) == (messages is None):
+            raise invalid(
+                "either 'text_input' or 'messages' must be given" + (", not both" if text is not None else "")
+            )
+        if text is not None:
+            prompt = self.tokenizer.encode(text)
+            if not prompt:
+                raise invalid("'text_input' is empty: there is nothing to continue")
+            return text, prompt
+        variables = _document(request, "chat_template_kwargs", dict) or {}
+        taken = {"self", "messages", "tools"} & set(variables)
+        if taken:
+            raise invalid(f"input 'chat_template_kwargs' must not have '{taken.pop()}'")
+        conversation = self.tokenizer.chat(
+            _document(request, "messages", list), tools=_document(request, "tools", list), **variables
+        )
+        prompt = self.tokenizer.encode(conversation, special_tokens=False)
+        if not prompt:
+            raise invalid("the chat template makes an empty text of 'messages': there is nothing to continue")
+        return conversation, prompt
+
+    def _sampling(
+        self, overrides: SamplingOverrides, prompt: list[int], chat: bool
+    ) -> tuple[list[int], SamplingParams]:
+        """The prompt, cut where it may be, and how it is to be continued.  Raises what :meth:`Limits.check` raises."""
+        if (last := overrides.get("truncate_prompt_tokens")) is not None:
+            prompt = prompt[-last:]
+        if self.truncate:
+            answer = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
+            prompt = prompt[-max(self.limits.remaining(answer), 1) :]
+        sampling = self.defaults.sampling(overrides, self.limits.remaining(len(prompt)), chat=chat)
+        sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
+        self.limits.check(prompt, sampling)
+        return prompt, sampling
+
+    def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The token ids of the ways to write each word: as it is, and after a space.  Raises INVALID_ARG for many."""
+        if len(words) > _MOST_WORDS:
+            raise invalid(f"'bad_words' has {len(words)} words; at most {_MOST_WORDS} are allowed")
+        forms = [
+            tuple(self.tokenizer.encode(form, special_tokens=False)) for word in words for form in (word, f" {word}")
+        ]
+        return tuple(dict.fromkeys(form for form in forms if form))
+
+
+def _overrides(request: Request) -> SamplingOverrides:
+    """The sampling parameters of a request: of its JSON document, or else its parameters, and of its inputs."""
+    overrides = SamplingOverrides()
+    document = request.option("sampling_parameters")
+    if document is not None:
+        read_document(overrides, document, "sampling_parameters")
+    else:
+        for name, value in request.parameters.items():
+            if not overrides.set(name, value, f"parameter '{name}'"):
+                refuse_unsupported(name, value)
+    for name in (parameter.text_input for parameter in _VALUES):
+        if name in request.inputs:
+            overrides.set(name, request.option(name), f"input '{name}'")
+    for name in (parameter.text_input for parameter in _WORDS):
+        if name in request.inputs:
+            overrides.set(name, request.texts(name), f"input '{name}'")
+    overrides.check()
+    return overrides
+
+
+def _document(request: Request, name: str, kind: type) -> Any:
+    """The value of a JSON input, None without it.  Raises INVALID_ARG where it is not of ``kind``."""
+    text = request.option(name)
+    if text is None:
+        return None
+    document = parsed(f"input '{name}'", text)
+    if not isinstance(document, kind):
+        raise invalid(f"input '{name}' must be a JSON {'list' if kind is list else 'object'}")
+    return document

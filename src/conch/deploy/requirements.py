@@ -1,0 +1,235 @@
+"""What a repository needs to be served: the extras of conch, further packages, checkpoints from the Hub.
+
+Read from configurations, checkpoints and the imports of Python models; no library that runs models is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
+
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, is_hub_id, local_path, read_model_file
+from conch.checkpoints.options import Options, extra_of
+from conch.checkpoints.task import canonical
+from conch.checks.checkpoints import engine_problem
+from conch.checks.configuration import named_gpus
+from conch.checks.missing_imports import packages_of, packages_with
+from conch.checks.model import CheckedModel
+from conch.checks.repository import check
+from conch.config.schema import ModelConfig, implementation, is_ensemble
+from conch.config.signature import parameters
+from conch.errors import invalid, not_found
+from conch.extras import PACKAGES
+from conch.repository.scan import ModelRepository
+from conch.sampling import TEXT_GENERATION
+from conch.server.devices import visible_gpus
+
+#: Parameters that name a checkpoint, an engine's folder, a tokenizer or an environment.
+_PLACES: Final = ("model", "gpt_model_path", "engine_dir", "tokenizer_dir", "EXECUTION_ENV_PATH")
+#: The extra of each backend that runs graphs.
+_GRAPHS: Final = {"onnxruntime": "onnxruntime", "openvino": "openvino", "pytorch": "huggingface"}
+#: The extras of engines that generate text.
+_TEXT: Final = {
+    "vllm": ("vllm", "huggingface"),
+    "transformers": ("huggingface", "structured"),
+    "openvino": ("openvino",),
+}
+#: Parts of the names of tasks that read or write sound, and of those that read images.
+_SOUND: Final = ("audio", "speech")
+_IMAGES: Final = ("image", "visual", "video", "object", "depth", "mask", "keypoint", "document")
+#: The extras of which models need most; one package of another extra is installed alone.
+_SERVING: Final = ("huggingface", "onnxruntime", "openvino", "vllm", "structured", "lora", "audio", "image")
+#: What every installation of conch has.
+_INSTALLED: Final = frozenset({
+    "click", "google", "grpc", "hpack", "httptools", "numpy", "orjson", "psutil", "rich", "tritonclient", "uvloop",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryRequirements:
+    """The models of a repository with their configurations, the ensembles among them, and what they need; all sorted.
+
+    ``writers`` are the language models among those that take text as ``text_input``.
+    ``extras`` are conch's, ``packages`` what pip has to install besides, ``hub`` the ids of checkpoints that are
+    downloaded from the Hugging Face Hub when the server starts; ``tasks`` are those of checkpoints, by their models, as
+    far as the files tell.  ``lacking`` says what this machine would need to serve them.
+    """
+
+    configs: Mapping[str, ModelConfig]
+    ensembles: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    hub: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    lacking: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models."""
+        return tuple(self.configs)
+
+    def chosen(self, name: str) -> str:
+        """The model that a platform's requests go to: ``name``, else the only one, else the only ensemble.
+
+        Raises NOT_FOUND for a name that no model has, INVALID_ARG where one has to be given.
+        """
+        if name and name not in self.models:
+            raise not_found(f"there is no model '{name}' in the repository, which has {', '.join(self.models)}")
+        if name or len(self.models) == 1:
+            return name or self.models[0]
+        if len(self.ensembles) == 1:
+            return self.ensembles[0]
+        raise invalid(f"the repository has several models ({', '.join(self.models)}): choose one with --model")
+
+
+@dataclass
+class _Found:
+    extras: set[str] = field(default_factory=set)
+    packages: set[str] = field(default_factory=set)
+    hub: set[str] = field(default_factory=set)
+    writers: set[str] = field(default_factory=set)
+    tasks: dict[str, str] = field(default_factory=dict)
+    lacking: set[str] = field(default_factory=set)
+
+    def add_engine(self, engine: str, task: str = "") -> None:
+        """Add an engine that serves a model to ``lacking`` if it is not installed here."""
+        problem, command = engine_problem(engine, task)
+        if problem:
+            self.lacking.add(f"engine '{engine}' is not installed here ({command})")
+
+
+def needs(root: Path, mount: str) -> RepositoryRequirements:
+    """What the repository at ``root`` needs, whose files the platform puts below ``mount``.
+
+    Raises INVALID_ARG for a repository in which ``conch check`` finds errors, for one without models, and for a model
+    with files elsewhere that the platform would not have.
+    """
+    errors = [finding for finding in check([root]) if finding.severity == "error"]
+    if errors:
+        more = f" (and {len(errors) - 1} more: conch check {root})" if len(errors) > 1 else ""
+        raise invalid(f"the repository has errors: {errors[0]}{more}")
+    found, ensembles = _Found(), []
+    configs: dict[str, ModelConfig] = {}
+    repository = ModelRepository([root])
+    for name in repository.names():
+        files = repository.describe(name)
+        model = CheckedModel(files, files.completed(named_gpus(files.config)))
+        configs[name] = model.config
+        if is_ensemble(model.config):
+            ensembles.append(name)
+            continue
+        _check_places(model, root.resolve(), mount)
+        _add(model, found)
+        if _needs_gpu(model.config) and not visible_gpus():
+            found.lacking.add(f"model '{name}' runs on a GPU, and this machine has none")
+    if not configs:
+        raise invalid(f"there are no models in {root}")
+    return RepositoryRequirements(
+        configs,
+        tuple(ensembles),
+        tuple(sorted(found.extras)),
+        tuple(sorted(found.packages)),
+        tuple(sorted(found.hub)),
+        tuple(sorted(found.writers)),
+        found.tasks,
+        tuple(sorted(found.lacking)),
+    )
+
+
+def _needs_gpu(config: ModelConfig) -> bool:
+    return any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+
+
+def _check_places(model: CheckedModel, root: Path, mount: str) -> None:
+    """Raise INVALID_ARG for a parameter that names a file or a folder outside of the repository."""
+    for version in model.versions:
+        directory = model.files.version_directory(version)
+        for key, value in {**_document(directory), **parameters(model.config)}.items():
+            if key not in _PLACES or not isinstance(value, str) or not value or value.startswith(mount):
+                continue
+            if _is_outside(value.replace(MODEL_DIRECTORY, str(model.files.directory)), directory, root):
+                raise invalid(
+                    f"model '{model.files.name}': '{key}' names {value}, which is not in the repository, so the "
+                    f"platform would not have it: put it into {directory}, and name it from there"
+                )
+
+
+def _is_outside(named: str, version_directory: Path, root: Path) -> bool:
+    """Whether the file or folder that a parameter names is there, and not below ``root``."""
+    with suppress(OSError, RuntimeError):  # a name that no file system takes, a home that does not exist
+        path = Path(named).expanduser()
+        for place in (version_directory / path, version_directory.parent / path):
+            if place.exists():
+                return not place.resolve().is_relative_to(root)
+    return False
+
+
+def _add(model: CheckedModel, found: _Found) -> None:
+    backend = model.config.backend
+    if implementation(model.config) == "python":
+        modules = packages_of(model) - _INSTALLED
+        found.packages |= packages_with(modules - PACKAGES.keys())
+        for package in map(PACKAGES.__getitem__, modules & PACKAGES.keys()):
+            if package.extras and package.extras[0] in _SERVING:
+                found.extras.add(package.extras[0])
+            else:
+                found.packages.add(package.name)
+    elif backend in _GRAPHS:
+        found.extras.add(_GRAPHS[backend])
+        found.add_engine(backend)
+    elif backend == "vllm":
+        found.extras.update(_TEXT["vllm"])
+        found.add_engine("vllm")
+        found.writers.add(model.files.name)
+        found.hub.update(_hub_ids(model))
+    elif backend == "tensorrtllm":
+        found.extras.update(_TEXT["transformers"])
+        found.add_engine("transformers")
+    elif backend == "huggingface":
+        found.hub.update(_hub_ids(model))
+        given = Options.from_values(parameters(model.config))
+        for version in model.versions:
+            extras, engine, task = _of_checkpoint(model.files.version_directory(version), given)
+            found.add_engine(engine if engine != "auto" else "transformers", task)
+            found.extras.update(extras)
+            if task:
+                found.tasks[model.files.name] = canonical(task)
+            if task == TEXT_GENERATION:
+                found.writers.add(model.files.name)
+
+
+def _hub_ids(model: CheckedModel) -> Iterator[str]:
+    for version in model.versions:
+        directory = model.files.version_directory(version)
+        named = parameters(model.config).get("model") or _document(directory).get("model")
+        if isinstance(named, str) and is_hub_id(named) and local_path(directory, named) is None:
+            yield named
+
+
+def _of_checkpoint(directory: Path, given: Options) -> tuple[set[str], str, str]:
+    """The extras for a checkpoint, its engine and its task; of one on the Hub as far as its options tell."""
+    document = _document(directory)
+    options = given.over(document)
+    engine, task = options.engine, options.task
+    if not options.model or local_path(directory, options.model) is not None:
+        checkpoint = Checkpoint.open(directory, given, model_file=document)
+        engine, task = checkpoint.engine, checkpoint.task
+    wanted = {extra_of(engine), *(_TEXT.get(engine, ()) if task in ("", TEXT_GENERATION) else ())}
+    if any(part in task for part in _SOUND):
+        wanted.add("audio")
+    elif any(part in task for part in _IMAGES):
+        wanted.add("image")
+    if options.adapters:
+        wanted.add("lora")
+    return wanted, engine, task
+
+
+def _document(directory: Path) -> dict[str, Any]:
+    return read_model_file(directory) if (directory / MODEL_FILE).is_file() else {}

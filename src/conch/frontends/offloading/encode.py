@@ -1,0 +1,103 @@
+"""What a codec process does with the answers of models: the functions that front ends call for small ones.
+
+As in ``decode.py``: from a header and tensors to the bytes of a body.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from conch.frontends.offloading.decode import Ask, Result, Work
+from conch.frontends.offloading.documents import read_tensors, tensor_documents
+from conch.frontends.offloading.memory import Header, split
+from conch.inference import InferRequest, InferResponse, SharedTensors
+from conch.tensors import Buffer
+from conch.wire import compression
+from conch.wire.json.generate import Layout, encode_generate
+from conch.wire.json.generate_texts import encode_texts
+from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, encode_infer
+from conch.wire.openai.embeddings import EmbeddingPlan, embedding_body
+
+
+class _WrittenTarget:
+    """The place of an output that the server has put there already."""
+
+    def check(self, output: str, size: int) -> None: ...
+
+    def lend(self) -> None: ...
+
+    def write(self, data: Buffer) -> None: ...
+
+
+def responses_document(
+    request: InferRequest, responses: Sequence[InferResponse], parts: list[Buffer]
+) -> dict[str, Any]:
+    """Responses to a request, or to several that differ in their texts alone; their data is appended to ``parts``."""
+    return {
+        "id": request.id,
+        "model": request.model_name,
+        "version": request.model_version,
+        "batch_size": request.batch_size,
+        "shared": list(request.shared.places) if request.shared is not None else [],
+        "responses": [
+            {"outputs": tensor_documents(response.outputs, parts), "parameters": dict(response.parameters)}
+            for response in responses
+        ],
+        "parts": list(map(len, parts)),
+    }
+
+
+def _read_responses(document: dict[str, Any], body: memoryview) -> tuple[InferRequest, list[InferResponse]]:
+    request = InferRequest(
+        document["model"], {}, lambda response: None, model_version=document["version"], id=document["id"]
+    )
+    request.batch_size = document["batch_size"]
+    if document["shared"]:
+        request.shared = SharedTensors()
+        request.shared.places = dict.fromkeys(document["shared"], _WrittenTarget())
+    parts = split(body, document["parts"])
+    return request, [
+        InferResponse(read_tensors(one["outputs"], parts), parameters=one["parameters"])
+        for one in document["responses"]
+    ]
+
+
+def infer(header: Header, body: memoryview, ask: Ask) -> Result:
+    """The answer of ``infer``, compressed as ``encoding`` says; ``json`` is the size of what is JSON of it."""
+    request, [response] = _read_responses(header["answer"], body)
+    plan = header["plan"]
+    outputs = {name: RequestedOutput(*wanted) for name, wanted in plan["outputs"].items()}
+    document, blobs = encode_infer(
+        request, response, JsonOutputPlan(plan["binary"], plan["batched"], outputs), header["labels"].get
+    )
+    parts: list[Buffer] = [document, *blobs]
+    if header["encoding"] != "identity":
+        parts = [compression.compress(parts, header["encoding"])]
+    return {"json": len(document), "binary": bool(blobs)}, parts
+
+
+def generate(header: Header, body: memoryview, ask: Ask) -> Result:
+    """The answer of ``generate``, or an event of its stream."""
+    request, [response] = _read_responses(header["answer"], body)
+    return {}, [encode_generate(request, response, Layout[header["layout"]])]
+
+
+def texts(header: Header, body: memoryview, ask: Ask) -> Result:
+    """The answer of ``generate`` to several texts."""
+    request, responses = _read_responses(header["answer"], body)
+    return {}, [encode_texts([request], responses)]
+
+
+def embeddings(header: Header, body: memoryview, ask: Ask) -> Result:
+    """The answer of the OpenAI API to a request for embeddings."""
+    vectors = split(body, header["parts"])
+    return {}, [embedding_body(vectors, EmbeddingPlan(**header["plan"]), header["model"], header["tokens"])]
+
+
+WORK: Final[Mapping[str, Work]] = {
+    "encode infer": infer,
+    "encode generate": generate,
+    "encode texts": texts,
+    "encode embeddings": embeddings,
+}

@@ -1,0 +1,35 @@
+"""How long the server waits for its workers, from its settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conch.errors import invalid
+from conch.settings import Settings
+from conch.workers.host.liveness import WorkerTimeouts
+
+
+def worker_timeouts(settings: Settings) -> WorkerTimeouts:
+    """The patience with any worker."""
+    return WorkerTimeouts(
+        stopped=settings.stopped_worker_secs,
+        silent=settings.silent_worker_secs,
+        execution=settings.execute_timeout_secs,
+        step=settings.step_timeout_secs,
+        load_idle=settings.load_idle_secs,
+        load=settings.load_timeout_secs,
+        unload=settings.unload_timeout_secs,
+        finalize=settings.finalize_timeout_secs,
+    )
+
+
+def with_stub_timeout(patience: WorkerTimeouts, text: str | None) -> WorkerTimeouts:
+    """Triton's ``stub-timeout-seconds`` of the Python backend: how long a worker takes to start, without its model.
+
+    Raises INVALID_ARG for what is not a whole number of seconds.
+    """
+    if text is None:
+        return patience
+    if not (text.isascii() and text.isdigit()):
+        raise invalid(f"--backend-config: stub-timeout-seconds is '{text}'; it must be a whole number of seconds")
+    return replace(patience, start=int(text))
