@@ -43,7 +43,7 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
         elif ":" in host:
             host = f"[{host}]"
         root = f"http://{host}:{port}"
-        if model.statistics.runs_with.get(CHAT_TEMPLATE) == "yes":
+        if model.statistics.runtime_facts.get(CHAT_TEMPLATE) == "yes":
             command = chat_example(root, name)
         else:
             command = example(f"{root}/v2/models/{name}", model.signature.inputs.values())

@@ -211,18 +211,18 @@ class Application:
         registry.add(limits.counts.families)
         self._codec = codec = Codec(settings.codec_memory, settings.codec_timeout_secs, limits.budget)
         self._http: HttpListener | None = (
-            HttpListener(Router(server, codec, limits.slices), limits) if settings.allow_http else None
+            HttpListener(Router(server, codec, limits.lister), limits) if settings.allow_http else None
         )
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:
-            self._openai = HttpListener(Router(server, codec, limits.slices, openai_only=True), limits)
+            self._openai = HttpListener(Router(server, codec, limits.lister, openai_only=True), limits)
         self._sagemaker: HttpListener | None = None
         if settings.allow_sagemaker:
             check_ports(settings)
             models = Router(
                 server,
                 codec,
-                limits.slices,
+                limits.lister,
                 further=SageMakerModels(server).endpoints,
                 address=settings.platform_address,
             )
@@ -230,16 +230,16 @@ class Application:
         self._vertex_ai: HttpListener | None = None
         if settings.allow_vertex_ai:
             vertex_ai = VertexAi(os.environ, partial(only_model, server, settings.vertex_ai_default_model))
-            router = Router(server, codec, limits.slices, address=settings.platform_address)
+            router = Router(server, codec, limits.lister, address=settings.platform_address)
             self._vertex_ai = HttpListener(PlatformRouter(router, vertex_ai), limits)
         self._oci: HttpListener | None = None
         if settings.allow_oci:
             named = partial(only_model, server, settings.oci_default_model, flag="oci-default-model")
-            router = Router(server, codec, limits.slices, address=settings.platform_address)
+            router = Router(server, codec, limits.lister, address=settings.platform_address)
             self._oci = HttpListener(PlatformRouter(router, OciDataScience(os.environ, named)), limits)
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits, codec) if settings.allow_grpc else None
         self._metrics: HttpListener | None = (
-            HttpListener(MetricsPage(registry, limits.slices), limits) if settings.allow_metrics else None
+            HttpListener(MetricsPage(registry, limits.lister), limits) if settings.allow_metrics else None
         )
         self._services: list[str] = []
         self._heap = heap_trimmer()

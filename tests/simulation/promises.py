@@ -197,8 +197,8 @@ class Promises:
 
     def check_rest(self, server: InferenceServer) -> None:
         """Nothing is under way any more: nothing may be counted as if it were."""
-        if server.under_way():
-            self.broken(f"{server.under_way()} requests count as in flight at rest")
+        if server.in_flight():
+            self.broken(f"{server.in_flight()} requests count as in flight at rest")
         for name, version, status in server.model_rows():
             if status.startswith(("LOADING", "UNLOADING")):
                 self.broken(f"'{name}' version {version} is {status} at rest")

@@ -39,7 +39,7 @@ class ResponseCache(Protocol):
 
     lasting: bool
 
-    def area(self, model: str, version: int, identity: bytes) -> CacheScope:
+    def scope(self, model: str, version: int, identity: bytes) -> CacheScope:
         """The entries of a version that is being loaded; ``identity`` is a digest of what it answers from."""
 
     def families(self) -> Iterable[Family]:

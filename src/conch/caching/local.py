@@ -37,7 +37,7 @@ MOST_MESSAGES: Final = 4
 class _Kept:
     """An entry in its place; ``size`` includes the messages and the answers that are kept beside it."""
 
-    area: LocalScope
+    scope: LocalScope
     entry: CachedResponse
     size: int
     messages: tuple[Hashable, ...] = ()
@@ -62,7 +62,7 @@ class LocalCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def area(self, model: str, version: int, identity: bytes) -> LocalScope:
+    def scope(self, model: str, version: int, identity: bytes) -> LocalScope:
         self._areas += 1
         return LocalScope(self, self._areas, f"'{model}' version {version}")
 
@@ -76,17 +76,17 @@ class LocalCache:
         self._lookup_ns += monotonic_ns() - begun
         return found.entry if found is not None else None
 
-    def insert(self, key: tuple[int, bytes], area: LocalScope, entry: CachedResponse) -> bool:
+    def insert(self, key: tuple[int, bytes], scope: LocalScope, entry: CachedResponse) -> bool:
         """Keep an entry that is not larger than the whole cache; False when there is one with this key."""
         if key in self._entries:
             return False
         begun = monotonic_ns()
         if entry.size > self.size:
-            area.note_too_large(key[1], entry.size, self.size)
+            scope.note_too_large(key[1], entry.size, self.size)
             return True
         self._make_room(entry.size)
-        self._entries[key] = _Kept(area, entry, entry.size)
-        area.keys.add(key[1])
+        self._entries[key] = _Kept(scope, entry, entry.size)
+        scope.keys.add(key[1])
         self.used += entry.size
         self._insertion_ns += monotonic_ns() - begun
         return True
@@ -99,7 +99,7 @@ class LocalCache:
         If several identical requests end before the first message is attached, only one is stored.
         """
         kept = self._entries.get(key)
-        if kept is None or kept.entry is not entry or message in kept.area.answers:
+        if kept is None or kept.entry is not entry or message in kept.scope.answers:
             return
         if len(kept.messages) == MOST_MESSAGES or kept.size + size > self.size // 2:
             return
@@ -108,14 +108,14 @@ class LocalCache:
         kept.messages += (message,)
         kept.size += size
         self.used += size
-        kept.area.answers[message] = key[1], answer
+        kept.scope.answers[message] = key[1], answer
 
     def remove(self, key: tuple[int, bytes]) -> None:
         kept = self._entries.pop(key)
         self.used -= kept.size
-        kept.area.keys.discard(key[1])
+        kept.scope.keys.discard(key[1])
         for message in kept.messages:
-            del kept.area.answers[message]
+            del kept.scope.answers[message]
 
     def _make_room(self, size: int) -> None:
         while self.used + size > self.size:

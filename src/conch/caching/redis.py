@@ -129,7 +129,7 @@ class RedisCache:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = 0
 
-    def area(self, model: str, version: int, identity: bytes) -> RedisArea:
+    def scope(self, model: str, version: int, identity: bytes) -> RedisArea:
         return RedisArea(self, f"conch:{model}:{version}:{identity.hex()}:".encode(errors="surrogatepass"))
 
     def available(self) -> bool:

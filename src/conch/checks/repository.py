@@ -377,13 +377,13 @@ def _check_model(model: CheckedModel, names: Collection[str], backends: BackendD
 
 
 def _check_ensembles(models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
-    members_of = {
+    step_models = {
         name: [step.model_name for step in model.config.ensemble_scheduling.step] for name, model in models.items()
     }
     for name, model in models.items():
         if is_ensemble(model.config):
             yield from check_ensemble(model, models)
-            if (cycle := cycle_problem(name, members_of)) is not None:
+            if (cycle := cycle_problem(name, step_models)) is not None:
                 yield model.finding(cycle)
 
 

@@ -250,16 +250,16 @@ def _in_order(config: ModelConfig) -> Iterator[int]:
             yield index
 
 
-def cycle_of(name: str, members_of: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+def cycle_of(name: str, step_models: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
     """The ensembles from ``name`` to the one that contains it, each a member of the one before; empty without a cycle.
 
-    ``members_of`` names each ensemble's members.
+    ``step_models`` names each ensemble's members.
     """
     paths: dict[str, tuple[str, ...]] = {name: (name,)}
     waiting = [name]
     while waiting:
         ensemble = waiting.pop()
-        for member in members_of.get(ensemble, ()):
+        for member in step_models.get(ensemble, ()):
             if member == name:
                 return paths[ensemble]
             if member not in paths:
@@ -274,9 +274,9 @@ def circular_dependency(name: str, cycle: Sequence[str]) -> Problem:
     return Problem(f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}", _SCHEDULING)
 
 
-def cycle_problem(name: str, members_of: Mapping[str, Iterable[str]]) -> Problem | None:
-    """The refusal of ensemble ``name`` when it contains itself; ``members_of`` names each ensemble's members."""
-    cycle = cycle_of(name, members_of)
+def cycle_problem(name: str, step_models: Mapping[str, Iterable[str]]) -> Problem | None:
+    """The refusal of ensemble ``name`` when it contains itself; ``step_models`` names each ensemble's members."""
+    cycle = cycle_of(name, step_models)
     return circular_dependency(name, cycle) if cycle else None
 
 

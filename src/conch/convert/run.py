@@ -366,17 +366,17 @@ def _measure(
     conversion: Conversion[Any, Any], networks: Mapping[str, Any], seconds: float, judged: dict[str, Variant]
 ) -> None:
     """Add the latencies of ``networks`` to their entries, in about ``seconds``."""
-    together, bystanders = conversion.in_memory_together, InterferenceMeter()
+    together, meter = conversion.in_memory_together, InterferenceMeter()
     start = time.perf_counter()
     if networks and not together:
         conversion.progress(f"measuring {', '.join(networks)}")
     measured = measure(
         {shape: conversion.runs(networks, shape) for shape in conversion.shapes},
         seconds,
-        others=bystanders.since_last,
+        others=meter.since_last,
         progress=conversion.progress if together else lambda step: None,
     )
-    conversion.interference.append(bystanders.since_first())
+    conversion.interference.append(meter.since_first())
     taken = time.perf_counter() - start
     if networks and seconds > 0 and taken > LATE * seconds:
         conversion.warn(

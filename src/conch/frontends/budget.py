@@ -50,14 +50,14 @@ class BudgetWait:
 class ByteBudget:
     """Counts the bytes in flight: ``used`` of ``size``.
 
-    ``refused`` counts requests that were refused for it; ``patience`` is how long those who wait are left alone (s).
+    ``refused`` counts requests that were refused for it; ``timeout`` is how long those who wait are left alone (s).
     """
 
-    def __init__(self, size: int, *, patience: float = PATIENCE, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, size: int, *, timeout: float = PATIENCE, clock: Callable[[], float] = monotonic) -> None:
         self.size = size
         self.used = 0
         self.refused = 0
-        self.patience = patience
+        self.timeout = timeout
         self._clock = clock
         self._waiting: list[BudgetWait] = []
         self._let_go = 0.0  # when one who waited went on
@@ -133,7 +133,7 @@ class ByteBudget:
             self._let_go = now
             waiting.pop(0).on_room()
             room = min(room - _TURN, self.size - self.used)
-        while waiting and self.used >= self.size and now - max(self._let_go, waiting[0].began) >= self.patience:
+        while waiting and self.used >= self.size and now - max(self._let_go, waiting[0].began) >= self.timeout:
             waiting.pop().on_refused(self.refusal())
         if waiting and self._look is None:
             self._look_in(_LOOK_SECONDS)

@@ -63,8 +63,8 @@ class ClientLimits:
         self.times = times
         self.counts = ConnectionCounts()
         self.admission = Admission(max_connections, self.counts)
-        self.slices = YieldingLister()
-        self.turns = EventLoopBudget(loop or asyncio.get_running_loop())
+        self.lister = YieldingLister()
+        self.loop_budget = EventLoopBudget(loop or asyncio.get_running_loop())
 
     @classmethod
     def of(cls, settings: Settings) -> ClientLimits:

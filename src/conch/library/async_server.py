@@ -153,9 +153,9 @@ class AsyncServer(AsyncInferenceService):
         addresses = {} if self._application is None else self._application.addresses
         return {kind: _url(kind, host, port) for kind, (host, port) in addresses.items()}
 
-    def under_way(self, models: Collection[str] = ()) -> int:
+    def in_flight(self, models: Collection[str] = ()) -> int:
         """How many requests of ``models`` wait or run; without names of all, and an ensemble's beside its steps."""
-        return self._core.under_way(models)
+        return self._core.in_flight(models)
 
     async def live(self, *, timeout: float | None = None) -> bool:
         Deadline.after(timeout)  # only checks it: this returns at once

@@ -96,7 +96,7 @@ class Server(InferenceService):
         """Where its ports are: ``http``, ``grpc``, ``metrics`` and ``openai``, those that were asked for."""
         return self._server.urls
 
-    def under_way(self, models: Collection[str] = ()) -> int:
+    def in_flight(self, models: Collection[str] = ()) -> int:
         """How many requests of ``models`` wait or run; without names of all, and an ensemble's beside its steps."""
         return self._run(_under_way(self._server, models))
 
@@ -203,7 +203,7 @@ class _BlockingStream(ResultStream):
 
 
 async def _under_way(server: AsyncServer, models: Collection[str]) -> int:
-    return server.under_way(models)
+    return server.in_flight(models)
 
 
 async def _infer(held: HeldModel, request: OutgoingRequest) -> InferResult:

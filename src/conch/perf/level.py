@@ -49,18 +49,18 @@ class MeasuredWindow:
 
     span: Span
     figures: WindowFigures
-    sight: WindowReading
+    reading: WindowReading
     statistics: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class LevelEnvironment:
-    """What a level asks besides the senders: ``statistics`` of the server, the ``sight`` of the machine since it was
+    """What a level asks besides the senders: ``statistics`` of the server, the ``reading`` of the machine since it was
     asked before, and ``gone``: why the server does not answer at all, empty while it does.  ``begin`` is called when
     what is measured begins, ``on_collected`` is told of all that the senders noted."""
 
     statistics: Callable[[], Sequence[Mapping[str, Any]]]
-    sight: Callable[[], WindowReading]
+    reading: Callable[[], WindowReading]
     gone: Callable[[], str]
     clock: Callable[[], int] = monotonic_ns
     sleep: Callable[[float], None] = sleep
@@ -72,11 +72,11 @@ class LevelRun:
     """One run of a level, which :meth:`take` carries out."""
 
     def __init__(
-        self, plan: PerfPlan, senders: Senders, surroundings: LevelEnvironment, inferences: NDArray[np.int64]
+        self, plan: PerfPlan, senders: Senders, environment: LevelEnvironment, inferences: NDArray[np.int64]
     ) -> None:
         self.windows: list[MeasuredWindow] = []
         self.stability = Stability(plan.share, plan.trials)
-        self._since = surroundings.clock()
+        self._since = environment.clock()
         self.recording = Recording(self._since, self._since)
         #: Why the server does not answer any more, empty while it does.
         self.gone = ""
@@ -85,7 +85,7 @@ class LevelRun:
         self._last_end = 0
         self._plan = plan
         self._senders = senders
-        self._around = surroundings
+        self._around = environment
         self._inferences = inferences
 
     def take(self, on_window: OnWindow) -> None:
@@ -96,7 +96,7 @@ class LevelRun:
             while not self._over():
                 window = self._window()
                 self.windows.append(window)
-                disturbed = window.sight.interference.disturbs
+                disturbed = window.reading.interference.disturbs
                 self.stability.add(
                     window.figures.throughput, window.figures.judged(self._plan.percentile) or 0.0, disturbed=disturbed
                 )
@@ -121,7 +121,7 @@ class LevelRun:
 
     def _begin(self) -> None:
         self._statistics = self._around.statistics()
-        self._around.sight()
+        self._around.reading()
         self._senders.collect()  # what the warm-up has noted
         # Last: what takes time before it would be in a window of which the first request has yet to be sent.
         self._start = self._around.clock()
@@ -136,8 +136,8 @@ class LevelRun:
         self._start = span[1]
         self._collect()
         before, self._statistics = self._statistics, self._around.statistics()
-        sight = self._around.sight()
-        return MeasuredWindow(span, self._figures([span], sight), sight, (before, self._statistics))
+        reading = self._around.reading()
+        return MeasuredWindow(span, self._figures([span], reading), reading, (before, self._statistics))
 
     def _wait(self) -> bool:
         """Until the window is long enough, or has as many requests as the plan wants: returns whether it has those.
@@ -154,8 +154,8 @@ class LevelRun:
             around.sleep(left)
             return True
         ended, heard = 0, self._start
-        patience = max(plan.interval, _SILENCE_SECONDS) * (WINDOWS if plan.total_requests else 1) * 1e9
-        while ended < plan.requests and around.clock() - heard < patience:
+        silence = max(plan.interval, _SILENCE_SECONDS) * (WINDOWS if plan.total_requests else 1) * 1e9
+        while ended < plan.requests and around.clock() - heard < silence:
             around.sleep(_LOOK_SECONDS)
             found = self._collect()
             ended += found
@@ -183,7 +183,7 @@ class LevelRun:
                 return True
         return self.stability.over
 
-    def _figures(self, spans: Sequence[Span], sight: WindowReading | None = None) -> WindowFigures:
+    def _figures(self, spans: Sequence[Span], reading: WindowReading | None = None) -> WindowFigures:
         records, _ = self.recording.within(spans)
-        interference = sight.interference if sight is not None else None
+        interference = reading.interference if reading is not None else None
         return figures_of(records, spans, self._inferences, self._plan.percentiles, interference)

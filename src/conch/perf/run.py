@@ -241,11 +241,14 @@ class Measurement:
             runs = self._runs(level, around, on_window, before_rest)
         counted = [window for run in runs for window in run.counted]
         spans = [window.span for window in counted]
-        used = watch.resources([window.sight for window in counted])
+        used = watch.resources([window.reading for window in counted])
         if used is not None and gpus is not None:
             used = replace(used, gpus=gpus.figures(spans, server.pids))
         observed = Observed(
-            watch.machine([window.sight for window in counted]), used, metrics.figures(spans) if metrics else {}, limit
+            watch.machine([window.reading for window in counted]),
+            used,
+            metrics.figures(spans) if metrics else {},
+            limit,
         )
         measured = sum_up(self.plan, level, runs, self._inferences, observed, writes_text=self._writes_text)
         measured = replace(measured, sent=self.sent)

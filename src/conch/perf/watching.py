@@ -50,12 +50,12 @@ class MachineWatch:
         #: When the server's memory was read last (s, monotonic), and what it was (bytes).
         self._memory = (-_MEMORY_SECONDS, 0)
         self._used = (monotonic(), 0.0)
-        self._bystanders = InterferenceMeter(self._clocks)
+        self._meter = InterferenceMeter(self._clocks)
 
     def since_last(self) -> WindowReading:
         """What happened since the call before."""
         before = self._used
-        interference = self._bystanders.since_last()
+        interference = self._meter.since_last()
         if self.unseen:
             interference = replace(interference, others=0.0)
         wall = self._used[0] - before[0]

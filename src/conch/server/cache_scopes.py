@@ -26,28 +26,28 @@ _DECISIVE: Final = frozenset({"engine", "precision", "variant", "by_shape", "pro
 
 
 class EnsembleCacheScope:
-    """Gives the entries that count now, which ``make`` makes for the models that ``origins`` finds.
+    """Gives the entries that count now, which ``make`` makes for the models that ``sources`` finds.
 
     A response of members that have been replaced meanwhile is not kept, however long it was under way.
     """
 
-    def __init__(self, origins: Callable[[], Sequence[Model]], make: Callable[[Sequence[Model]], CacheScope]) -> None:
-        self._origins = origins
+    def __init__(self, sources: Callable[[], Sequence[Model]], make: Callable[[Sequence[Model]], CacheScope]) -> None:
+        self._sources = sources
         self._make = make
-        found = origins()
-        self._area = make(found)
+        found = sources()
+        self._scope = make(found)
         self._serials = _serials(found)
 
     def __call__(self) -> CacheScope:
         try:
-            found = self._origins()
+            found = self._sources()
         except ConchError:  # one is away; what the others do about it is not the cache's business
-            return self._area
+            return self._scope
         serials = _serials(found)
         if serials != self._serials:
-            self._area.forget()
-            self._area, self._serials = self._make(found), serials
-        return self._area
+            self._scope.forget()
+            self._scope, self._serials = self._make(found), serials
+        return self._scope
 
 
 def _serials(models: Sequence[Model]) -> list[int]:
@@ -55,15 +55,15 @@ def _serials(models: Sequence[Model]) -> list[int]:
 
 
 def entries_of(
-    cache: ResponseCache, key: str, version: int, identity: Identity, origins: Sequence[Model]
+    cache: ResponseCache, key: str, version: int, identity: Identity, sources: Sequence[Model]
 ) -> CacheScope:
-    """The cache entries of the version with this ``key``, whose responses also depend on ``origins``.
+    """The cache entries of the version with this ``key``, whose responses also depend on ``sources``.
 
     If the cache outlives the version and the identity is incomplete, logs a warning and returns no entries.
     """
-    joint = joint_identity(identity, ((model.name, model.identity) for model in origins))
+    joint = joint_identity(identity, ((model.name, model.identity) for model in sources))
     if not joint.unknown or not cache.lasting:
-        return cache.area(key, version, joint.digest)
+        return cache.scope(key, version, joint.digest)
     LOG.warning(
         "responses of '%s' version %d are not kept in the shared response cache, as they depend on more than it can "
         "tell: %s",
@@ -86,7 +86,7 @@ async def version_identity(
     """
     facts, dependencies = dict(settings), list[Dependency]()
     if workers is not None:
-        facts |= {name: fact for name, fact in workers.runs_with.items() if name in _DECISIVE}
+        facts |= {name: fact for name, fact in workers.runtime_facts.items() if name in _DECISIVE}
         dependencies = [Dependency(*pair) for process in workers.processes for pair in process.dependencies]
     directories = [files.directory, *([files.backend_directory] if files.backend_directory else [])]
     return await asyncio.to_thread(

@@ -22,16 +22,16 @@ _OVERHEAD: Final = 500
 
 
 class CachedMessages:
-    """What was sent in answer to messages for one model version; ``area`` gives the entries that count now."""
+    """What was sent in answer to messages for one model version; ``scope`` gives the entries that count now."""
 
-    def __init__(self, area: Callable[[], LocalScope], statistics: ModelStatistics) -> None:
-        self._area = area
+    def __init__(self, scope: Callable[[], LocalScope], statistics: ModelStatistics) -> None:
+        self._scope = scope
         self._statistics = statistics
 
     def answer_to(self, message: Hashable) -> object | None:
         """What :meth:`keep` was given for the same message, which counts as a hit of the cache; None for none."""
         begun = monotonic_ns()
-        answer = self._area().answer_to(message)
+        answer = self._scope().answer_to(message)
         if answer is not None:
             took = monotonic_ns() - begun
             self._statistics.record_cache_hit(took, took, took)
@@ -44,4 +44,4 @@ class CachedMessages:
         """
         entry = request.times.entry
         if isinstance(entry, CachedResponse) and not request.id:
-            self._area().attach(request.times.key, entry, message, answer, size + _OVERHEAD)
+            self._scope().attach(request.times.key, entry, message, answer, size + _OVERHEAD)

@@ -31,15 +31,19 @@ MOST_BYTES_AT_ONCE: Final = 1 << 20
 class CachedExecutor:
     """An executor behind the response cache; see :class:`conch.server.model.Executor`.
 
-    ``area`` gives the entries that count now.  ``order`` is given for a model that preserves the order of its
+    ``scope`` gives the entries that count now.  ``order`` is given for a model that preserves the order of its
     responses, which those of the cache keep as well.
     """
 
     def __init__(
-        self, inner: Executor, area: Callable[[], CacheScope], statistics: ModelStatistics, order: InOrder | None = None
+        self,
+        inner: Executor,
+        scope: Callable[[], CacheScope],
+        statistics: ModelStatistics,
+        order: InOrder | None = None,
     ) -> None:
         self.inner = inner
-        self.area = area
+        self.scope = scope
         self.statistics = statistics
         self.order = order
         self._looking_up: dict[InferRequest, asyncio.Task[None]] = {}
@@ -81,18 +85,18 @@ class CachedExecutor:
         if request.shared is not None:
             request.shared.copies = True
         if input_bytes(request) > MOST_BYTES_AT_ONCE:
-            self._look_up_later(request, self.area(), b"", begun)
+            self._look_up_later(request, self.scope(), b"", begun)
             return
-        key, area = request_key(request), self.area()
-        found = area.find(key)
+        key, scope = request_key(request), self.scope()
+        found = scope.find(key)
         if isinstance(found, CachedResponse):
             _note_hit(request, key, found, monotonic_ns() - begun)
             # Not at once: whoever sends requests may not expect to be called back before it has sent all.
             self._loop.call_soon(_answer, request, found)
         elif found is None:
-            self._run(request, area, key, monotonic_ns() - begun)
+            self._run(request, scope, key, monotonic_ns() - begun)
         else:
-            self._look_up_later(request, area, key, begun, found)
+            self._look_up_later(request, scope, key, begun, found)
 
     def fail_waiting(self, error: ConchError) -> None:
         for request in list(self._looking_up):
@@ -110,21 +114,21 @@ class CachedExecutor:
         self.inner.abandon()
 
     async def stop(self, seconds: float | None) -> None:
-        self.area().forget()
+        self.scope().forget()
         await self.inner.stop(seconds)
 
     def _look_up_later(
-        self, request: InferRequest, area: CacheScope, key: bytes, begun: int, found: Any = None
+        self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, found: Any = None
     ) -> None:
         request.on_cancel = _give_up
-        task = self._loop.create_task(self._look_up(request, area, key, begun, found))
+        task = self._loop.create_task(self._look_up(request, scope, key, begun, found))
         self._looking_up[request] = task
         task.add_done_callback(lambda task: self._looking_up.pop(request, None))
 
-    async def _look_up(self, request: InferRequest, area: CacheScope, key: bytes, begun: int, found: Any) -> None:
+    async def _look_up(self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, found: Any) -> None:
         if not key:
             key = await compute(request_key, request)
-            found = area.find(key)
+            found = scope.find(key)
         if found is not None and not isinstance(found, CachedResponse):
             found = await found
         if request.finished:
@@ -136,12 +140,12 @@ class CachedExecutor:
             _answer(request, found)
             return
         try:
-            self._run(request, area, key, lookup)
+            self._run(request, scope, key, lookup)
         except ConchError as error:
             request.fail(error)
 
-    def _run(self, request: InferRequest, area: CacheScope, key: bytes, lookup: int) -> None:
-        _Miss(area, self.area, self.statistics, key, lookup, request)
+    def _run(self, request: InferRequest, scope: CacheScope, key: bytes, lookup: int) -> None:
+        _Miss(scope, self.scope, self.statistics, key, lookup, request)
         self._submit(request)
 
     def _submit(self, request: InferRequest) -> None:
@@ -159,18 +163,18 @@ class _Miss:
     It is kept only if the entries that counted when the request came count ``now``.
     """
 
-    __slots__ = ("_area", "_deliver", "_key", "_lookup", "_now", "_response", "_statistics", "_worth_keeping")
+    __slots__ = ("_deliver", "_key", "_lookup", "_now", "_response", "_scope", "_statistics", "_worth_keeping")
 
     def __init__(
         self,
-        area: CacheScope,
+        scope: CacheScope,
         now: Callable[[], CacheScope],
         statistics: ModelStatistics,
         key: bytes,
         lookup: int,
         request: InferRequest,
     ) -> None:
-        self._area = area
+        self._scope = scope
         self._now = now
         self._statistics = statistics
         self._key = key
@@ -188,8 +192,8 @@ class _Miss:
             self._response = kept(response.outputs, response.parameters)
         if response.final:
             new = True
-            if self._worth_keeping and self._response is not None and self._now() is self._area:
-                new = self._area.insert(self._key, self._response)
+            if self._worth_keeping and self._response is not None and self._now() is self._scope:
+                new = self._scope.insert(self._key, self._response)
             if new:
                 self._statistics.record_cache_miss(self._lookup + monotonic_ns() - begun)
         self._deliver(response)
@@ -202,8 +206,8 @@ def uncached(executor: Executor) -> Executor:
 
 def repeats_of(executor: Executor) -> CachedMessages | None:
     """What answers repeated messages, where the cache is in the server and answers need not wait for others."""
-    if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.area(), LocalScope):
-        return CachedMessages(cast(Callable[[], LocalScope], executor.area), executor.statistics)
+    if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.scope(), LocalScope):
+        return CachedMessages(cast(Callable[[], LocalScope], executor.scope), executor.statistics)
     return None
 
 

@@ -66,7 +66,7 @@ class InferenceServer:
         self._table = ModelTable(repository.naming)
         self._table.starting = None
         self._environments = Environments()
-        self._processes = WorkerProcesses(patience=worker_timeouts(settings), metrics=registry.custom)
+        self._processes = WorkerProcesses(timeouts=worker_timeouts(settings), metrics=registry.custom)
         self._templates = Templates(settings.worker_template_secs)
         self.regions = ClientRegions(settings.allow_client_shm, lambda: self._processes.pids, visible_gpus())
         self._cache = make_cache(settings.cache_config)
@@ -129,7 +129,7 @@ class InferenceServer:
             return self._table.ready_names(self.settings.load_model)
         return self._table.all_ready()
 
-    def under_way(self, names: Collection[str] = ()) -> int:
+    def in_flight(self, names: Collection[str] = ()) -> int:
         """How many requests of these models wait or run; without names of all, and an ensemble's beside its steps."""
         return sum(model.in_flight for model in self._table.loaded() if not names or model.name in names)
 
@@ -395,13 +395,13 @@ class InferenceServer:
             await asyncio.wait([loop.create_task(model.drain(min(left, 1.0))) for model in busy])
         if used:
             LOG.info("All models are stopped, unloading models")
-        patience: float | None = None
+        timeout: float | None = None
         if not in_time:
             # Whoever is not to blame for that still gets to finalize its model.
             for model in models:
                 model.abandon()
-            patience = min(self.settings.finalize_timeout_secs, self.settings.exit_timeout_secs)
-        await end_all("end a model", *(model.stop(patience) for model in models))
+            timeout = min(self.settings.finalize_timeout_secs, self.settings.exit_timeout_secs)
+        await end_all("end a model", *(model.stop(timeout) for model in models))
         ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))
         await self._processes.close()
         await self._templates.close()

@@ -104,9 +104,9 @@ class Dispatcher:
         return ""
 
     @property
-    def runs_with(self) -> RuntimeFacts:
+    def runtime_facts(self) -> RuntimeFacts:
         """What the workers run with, together."""
-        return merged(worker.runs_with for worker in self._workers)
+        return merged(worker.runtime_facts for worker in self._workers)
 
     @property
     def sequences(self) -> int:
@@ -180,7 +180,7 @@ class Dispatcher:
             worker.abandon()
 
     async def stop(self, seconds: float | None) -> None:
-        """End all workers, by force after ``seconds``, or when patience with them ends."""
+        """End all workers, by force after ``seconds``, or after their own timeouts."""
         if self._timer is not None:
             self._timer.cancel()
         workers = [*self._workers, *self._retiring.values()]

@@ -13,8 +13,8 @@ from conch.repository.errors import NotFoundError
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
 from conch.repository.versions import select_versions
-from conch.schedulers.eviction.capacity import Room
-from conch.schedulers.eviction.vocabulary import Need, Needs
+from conch.schedulers.eviction.capacity import Capacity
+from conch.schedulers.eviction.vocabulary import Footprint, Footprints
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.telemetry.memory import together
@@ -28,44 +28,44 @@ class LoadFootprints:
         self._ledger = ledger
         self._gpus = gpus
 
-    async def of(self, name: str) -> Needs:
+    async def of(self, name: str) -> Footprints:
         """What a load of ``name`` brings: the model and all members.  Raises :class:`NotFoundError` for no model.
 
         Whatever else is wrong with a model is left to its load to say.
         """
-        needs: dict[str, Need] = {}
+        footprints: dict[str, Footprint] = {}
         waiting = [name]
         while waiting:
             one = waiting.pop()
-            if one in needs:
+            if one in footprints:
                 continue
             try:
                 files = await self._repository.described(one)
-                needs[one] = await self._of_one(files)
+                footprints[one] = await self._of_one(files)
             except NotFoundError:
                 if one == name:
                     raise
             except (ConchError, OSError, ValueError):
-                needs[one] = Need(Room(models=1))
+                footprints[one] = Footprint(Capacity(models=1))
             else:
-                waiting += needs[one].members
-        return needs
+                waiting += footprints[one].members
+        return footprints
 
-    async def _of_one(self, files: ModelFiles) -> Need:
+    async def _of_one(self, files: ModelFiles) -> Footprint:
         members = _members(files.config)
         if members:
-            return Need(Room(), members)
+            return Footprint(Capacity(), members)
         config = files.completed(self._gpus)
         versions = select_versions(config, files.versions).versions
         memory = await self._ledger.expected(files, versions, config)
-        return Need(Room(models=1, memory=memory.host))
+        return Footprint(Capacity(models=1, memory=memory.host))
 
-    def measured(self, models: Sequence[Model]) -> Need:
+    def measured(self, models: Sequence[Model]) -> Footprint:
         """What the loaded versions of one model take."""
         members = frozenset[str]().union(*(_members(model.config) for model in models))
         if members:
-            return Need(Room(), members)
-        return Need(Room(models=1, memory=together(model.statistics.memory for model in models).host))
+            return Footprint(Capacity(), members)
+        return Footprint(Capacity(models=1, memory=together(model.statistics.memory for model in models).host))
 
     async def measure_again(self) -> None:
         """Measure all models that serve."""

@@ -245,7 +245,7 @@ class LoadOperation:
     def _check_members(self, config: ModelConfig, steps: Mapping[str, str]) -> None:
         """Refuse an ensemble that does not fit its members; it is then as if it were not there."""
         try:
-            self._loader.check_ensemble(config, self._rollout.members_of(config, steps))
+            self._loader.check_ensemble(config, self._rollout.step_models(config, steps))
         except ConchError as error:
             LOG.error("%s", error.status)
             message = f"load failed for model '{config.name}': {error.message}\n"
@@ -432,7 +432,7 @@ class Lifecycle:
                 if version_state.state is not State.READY or model is None:
                     continue
                 try:
-                    self._loader.check_ensemble(model.config, self._rollout.members_of(model.config, model.steps))
+                    self._loader.check_ensemble(model.config, self._rollout.step_models(model.config, model.steps))
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", ensemble.name, version, error.status)
                     self._rollout.end(model, None)

@@ -171,8 +171,8 @@ class Loader:
             starter.config, version, executor, statistics, labels, namespace=files.namespace, identity=identity
         )
         model.external = external
-        model.repeats = repeats_of(executor)
-        model.tell(dispatcher.runs_with)
+        model.cached_messages = repeats_of(executor)
+        model.tell(dispatcher.runtime_facts)
         statistics.load_ns = monotonic_ns() - begun
         return model
 
@@ -195,7 +195,7 @@ class Loader:
         )
         executor = self._behind_cache(remote, identity, version, config, statistics, files.namespace)
         model = Model(config, version, executor, statistics, labels, namespace=files.namespace, identity=identity)
-        model.repeats = repeats_of(executor)
+        model.cached_messages = repeats_of(executor)
         statistics.load_ns = monotonic_ns() - begun
         return model
 
@@ -215,7 +215,7 @@ class Loader:
         dispatcher.keep([*kept, *new])
         model.reconfigure(changed)
         await dispatcher.finish_retiring()
-        model.tell(dispatcher.runs_with)
+        model.tell(dispatcher.runtime_facts)
 
     async def load_ensemble(
         self,
@@ -262,7 +262,7 @@ class Loader:
             config, version, cached, statistics, labels,
             namespace=files.namespace, steps=keys, members=members_now, identity=identity,
         )  # fmt: skip
-        model.repeats = repeats_of(cached)
+        model.cached_messages = repeats_of(cached)
         return model
 
     def _find_by(self, keys: Mapping[str, str]) -> Callable[[str, int], Model]:
@@ -321,14 +321,14 @@ class Loader:
         config: ModelConfig,
         statistics: ModelStatistics,
         namespace: str,
-        origins: Callable[[], Sequence[Model]] = tuple,
+        sources: Callable[[], Sequence[Model]] = tuple,
     ) -> Executor:
         """The executor of a version as it is, or behind the cache where the configuration enables it."""
         cache, key = self._cache_of(config), qualified(namespace, config.name)
         if cache is None:
             return executor
-        area = EnsembleCacheScope(origins, lambda found: entries_of(cache, key, version, identity, found))
-        return CachedExecutor(executor, area, statistics, InOrder() if preserves_ordering(config) else None)
+        scope = EnsembleCacheScope(sources, lambda found: entries_of(cache, key, version, identity, found))
+        return CachedExecutor(executor, scope, statistics, InOrder() if preserves_ordering(config) else None)
 
     def _starter(
         self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot

@@ -176,7 +176,7 @@ class Model:
         self.stopping = False
         self._stopped = False
         #: What the loader gives a model whose responses are cached in the server.
-        self.repeats: CachedMessages | None = None
+        self.cached_messages: CachedMessages | None = None
         self.in_flight = 0
         #: When its last request ended (ns, monotonic).
         self.last_ended = 0
@@ -204,7 +204,7 @@ class Model:
         return bool(self.in_flight or self.executor.sequences)
 
     @property
-    def origins(self) -> list[Model]:
+    def sources(self) -> list[Model]:
         """The models that its answers come from: itself and all that its steps lead to.
 
         Raises what finding a model raises.
@@ -227,10 +227,10 @@ class Model:
         """Take over a configuration that differs in nothing that requests depend on."""
         self.config = config
 
-    def tell(self, runs_with: RuntimeFacts) -> None:
+    def tell(self, runtime_facts: RuntimeFacts) -> None:
         """Show what the model runs with in its configuration and its statistics."""
-        self.statistics.runs_with = dict(runs_with)
-        self.shown_config = shown(self.config, runs_with)
+        self.statistics.runtime_facts = dict(runtime_facts)
+        self.shown_config = shown(self.config, runtime_facts)
         self.config_json = render.to_json(self.shown_config).encode()
 
     def labels(self, output: str) -> Sequence[str] | None:
@@ -254,9 +254,9 @@ class Model:
 
     def answer_again(self, message: Hashable) -> object | None:
         """What was sent in answer to the same message before, if the response cache still has it."""
-        if self.repeats is None or self.stopping or logs.current().log_verbose_level:
+        if self.cached_messages is None or self.stopping or logs.current().log_verbose_level:
             return None
-        answer = self.repeats.answer_to(message)
+        answer = self.cached_messages.answer_to(message)
         if answer is not None:
             self.last_ended = monotonic_ns()
         return answer
@@ -324,7 +324,7 @@ class Model:
         self.executor.abandon()
 
     async def stop(self, seconds: float | None = None) -> None:
-        """End the executor within ``seconds``, or when patience with its workers ends; what still waits fails."""
+        """End the executor within ``seconds``, or after its workers' timeouts; queued requests fail."""
         self.stopping = self._stopped = True
         self.executor.fail_waiting(unavailable(STOPPING))
         await self.executor.stop(seconds)
@@ -407,7 +407,7 @@ class Model:
 
 def origins_of(members: Iterable[Model]) -> list[Model]:
     """The models that the answers of an ensemble with these members come from."""
-    return [origin for member in members for origin in member.origins]
+    return [origin for member in members for origin in member.sources]
 
 
 def _refuse(request: InferRequest) -> None:

@@ -1,7 +1,7 @@
 """Load on demand: requests for models that are not loaded wait here, and models that are not in use make room.
 
 Owned by the server in ``--model-control-mode=on-demand``; runs on the event loop.  What is decided is up to
-:class:`conch.schedulers.eviction.machine.Residency`; this tells it what happens and carries its decisions out.
+:class:`conch.schedulers.eviction.machine.OnDemandPlanner`; this tells it what happens and carries its decisions out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from conch.inference import ModelSignature
 from conch.repository.errors import NotFoundError, without_directories
 from conch.repository.names import is_directory_name
 from conch.repository.scan import ModelRepository
-from conch.schedulers.eviction.capacity import Room
-from conch.schedulers.eviction.machine import Residency
+from conch.schedulers.eviction.capacity import Capacity
+from conch.schedulers.eviction.machine import OnDemandPlanner
 from conch.schedulers.eviction.vocabulary import (
     CapacityLimits,
     Decision,
     Evict,
+    Footprint,
     Load,
-    Need,
     Phase,
     ReadFootprints,
     ResumeRequest,
@@ -89,14 +89,14 @@ class OnDemand:
         repository: ModelRepository,
         table: ModelTable,
         lifecycle: Lifecycle,
-        needs: LoadFootprints,
+        footprints: LoadFootprints,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.residency = Residency(limits, self, pinned)
+        self.planner = OnDemandPlanner(limits, self, pinned)
         self._repository = repository
         self._table = table
         self._lifecycle = lifecycle
-        self._needs = needs
+        self._footprints = footprints
         self._clock = clock
         #: The names of the models in the repository, as they were last read.
         self.known: frozenset[str] = frozenset()
@@ -126,7 +126,7 @@ class OnDemand:
         starting = self._table.starting
         if starting is None or name in starting or not is_directory_name(name) or self._serves(name):
             return missing  # one that serves has no such version
-        return self.residency.refusal(name, self._clock()) or LoadNeeded(name, self)
+        return self.planner.refusal(name, self._clock()) or LoadNeeded(name, self)
 
     def wait(
         self, name: str, proceed: Callable[[ConchError | None], None], *, by_model: bool = False
@@ -134,7 +134,7 @@ class OnDemand:
         """Have ``proceed`` called when the model serves, or with the reason why not; returns what gives up waiting."""
         if by_model:
             self._asked_by_models.add(name)
-        waiter = self.residency.ask(name, proceed, self._clock())
+        waiter = self.planner.ask(name, proceed, self._clock())
         self._schedule()
         return partial(self._withdraw, waiter)
 
@@ -151,19 +151,19 @@ class OnDemand:
                 "with --model-control-mode=explicit"
             )
         await self._repository.aside(partial(self._repository.check_unique, name))
-        self.residency.back_off.forget(name)
-        if self._serves(name) and self.residency.phase(name) is not Phase.LEAVING:
+        self.planner.back_off.forget(name)
+        if self._serves(name) and self.planner.phase(name) is not Phase.LEAVING:
             await self._lifecycle.load(name)
             self._schedule()
             return
-        refusal = self.residency.refusal(name, self._clock())
+        refusal = self.planner.refusal(name, self._clock())
         if refusal is not None:
             raise refusal
-        joined = self.residency.phase(name) is Phase.LOADING  # a load that may have read older files
+        joined = self.planner.phase(name) is Phase.LOADING  # a load that may have read older files
         try:
             await LoadNeeded(name, self).wait()
         except ConchError:
-            failed = self.residency.back_off.refusal(name, self._clock()) is not None
+            failed = self.planner.back_off.refusal(name, self._clock()) is not None
             if not (joined and failed):
                 raise
         if joined:
@@ -172,7 +172,7 @@ class OnDemand:
     async def unload(self, name: str, dependents: bool) -> None:
         """Unload a model that somebody names, also one that is pinned; the next request for it loads it again."""
         if self._lifecycle.is_loading(name):
-            self.residency.unloaded_early(name, self._clock())
+            self.planner.unloaded_early(name, self._clock())
             self._schedule()
         await self._lifecycle.unload(name, dependents)
         if self.residency.phase(name) is Phase.LEAVING:
@@ -181,7 +181,7 @@ class OnDemand:
 
     def can_serve(self, name: str) -> bool:
         """Whether a request for a model that is not loaded would be waited for, as far as is known."""
-        fails = self.residency.back_off.refusal(name, self._clock())
+        fails = self.planner.back_off.refusal(name, self._clock())
         return not self._closed and name in self.known and fails is None
 
     def signature(self, name: str) -> ModelSignature | None:
@@ -190,8 +190,8 @@ class OnDemand:
 
     def families(self) -> Iterable[Family]:
         """For the metrics page."""
-        loaded = len(self.residency.residents(Phase.LOADED))
-        return families(self.residency.counts, loaded, self.residency.waiting())
+        loaded = len(self.planner.residents(Phase.LOADED))
+        return families(self.planner.counts, loaded, self.planner.waiting())
 
     async def refresh(self) -> None:
         """Read the names of the models in the repository."""
@@ -200,7 +200,7 @@ class OnDemand:
     async def close(self) -> None:
         """Refuse what waits; loads that are under way end with the lifecycle's."""
         self._closed = True
-        self.residency.close("the server is stopping and loads no models", self._clock())
+        self.planner.close("the server is stopping and loads no models", self._clock())
         self._decide()
         if self._timer is not None:
             self._timer.cancel()
@@ -229,10 +229,10 @@ class OnDemand:
         self._scheduled = False
         self._reconcile()
         now = self._clock()
-        while decisions := self.residency.decide(now):
+        while decisions := self.planner.decide(now):
             for decision in decisions:
                 self._carry_out(decision)
-        if warning := self.residency.thrashing.warning(now):
+        if warning := self.planner.thrashing.warning(now):
             LOG.warning("%s", warning)
         self._set_timer(now)
         self._watch_for_idle()
@@ -252,28 +252,28 @@ class OnDemand:
 
     def _reconcile(self) -> None:
         """Tell the state machine of models that were loaded or unloaded in other ways, and those that are changed."""
-        for name in self.residency.residents(Phase.LOADED):
+        for name in self.planner.residents(Phase.LOADED):
             if not self._serves(name):
-                self.residency.leaves(name)
+                self.planner.leaves(name)
                 self._run(self._await_left(name))
         for name in self._table.models:
-            if self.residency.phase(name) in (None, Phase.LOADING) and self._serves(name):
-                self.residency.serves(name, self._need(name), self._clock())
+            if self.planner.phase(name) in (None, Phase.LOADING) and self._serves(name):
+                self.planner.serves(name, self._need(name), self._clock())
                 self._signatures[name] = self._models(name)[-1].signature
 
     def _set_timer(self, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wake_at = self.residency.wake_at(now)
+        wake_at = self.planner.wake_at(now)
         if wake_at is not None and not self._closed:
             self._timer = self._loop.call_later(max(wake_at - now, 0.0), self._decide)
 
     def _watch_for_idle(self) -> None:
         """Decide again when a model has nothing more to do, where another one waits for its place."""
-        if self._watch is not None or not self.residency.blocked or self._closed:
+        if self._watch is not None or not self.planner.blocked or self._closed:
             return
-        loaded = (name for name in self.residency.residents(Phase.LOADED) if name not in self.residency.pinned)
+        loaded = (name for name in self.planner.residents(Phase.LOADED) if name not in self.planner.pinned)
         busy = [model for name in loaded for model in self._models(name) if model.in_use]
         if busy:
             self._watch = self._run(self._wait_for_idle(busy))
@@ -290,13 +290,13 @@ class OnDemand:
 
     async def _plan(self, name: str) -> None:
         try:
-            self.residency.planned(name, await self._needs.of(name))
+            self.planner.planned(name, await self._footprints.of(name))
         except NotFoundError:
             self._asked_by_models.discard(name)
             error = not_found(f"Request for unknown model: '{name}' is not found")
-            self.residency.unknown(name, error, self._clock())
+            self.planner.unknown(name, error, self._clock())
         except Exception as error:
-            self.residency.unreadable(name, _failure(name, error), self._clock())
+            self.planner.unreadable(name, _failure(name, error), self._clock())
         self._schedule()
 
     async def _load(self, name: str) -> None:
@@ -307,10 +307,10 @@ class OnDemand:
             await self._lifecycle.load(name)
         except Exception as error:
             failure = _failure(name, error)
-        if failure is None or self.residency.phase(name) is Phase.LOADED:
-            self.residency.loaded(name)
+        if failure is None or self.planner.phase(name) is Phase.LOADED:
+            self.planner.loaded(name)
         else:
-            self.residency.failed(name, failure, self._clock())
+            self.planner.failed(name, failure, self._clock())
         self._decide()
 
     async def _unload(self, name: str) -> None:
@@ -321,7 +321,7 @@ class OnDemand:
 
     async def _await_left(self, name: str) -> None:
         await self._lifecycle.retired(name)
-        self.residency.left(name)
+        self.planner.left(name)
         self._schedule()
 
     def _proceed(self, waiter: Waiter, error: ConchError | None) -> None:
@@ -340,7 +340,7 @@ class OnDemand:
             self._verdict = None
 
     def _withdraw(self, waiter: Waiter) -> None:
-        self.residency.withdraw(waiter)
+        self.planner.withdraw(waiter)
         self._schedule()
 
     # Looking
@@ -353,15 +353,15 @@ class OnDemand:
         model_state = self._table.models.get(name)
         return model_state is not None and bool(model_state.ready_versions())
 
-    def _need(self, name: str) -> Need:
+    def _need(self, name: str) -> Footprint:
         """What a model takes that serves."""
-        return self._needs.measured(self._models(name))
+        return self._footprints.measured(self._models(name))
 
     async def _measure(self) -> None:
-        await self._needs.measure_again()
-        for name in self.residency.residents(Phase.LOADED):
+        await self._footprints.measure_again()
+        for name in self.planner.residents(Phase.LOADED):
             if self._serves(name):
-                self.residency.measured(name, self._need(name).room)
+                self.planner.measured(name, self._need(name).capacity)
         self._schedule()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -379,7 +379,7 @@ class OnDemand:
 def on_demand_limits(settings: Settings) -> CapacityLimits:
     """What the flags say."""
     return CapacityLimits(
-        room=Room(settings.max_loaded_models, read_size(settings.memory_budget, usable_memory())),
+        capacity=Capacity(settings.max_loaded_models, read_size(settings.memory_budget, usable_memory())),
         min_loaded=settings.min_loaded_secs,
         wait=settings.load_wait_secs,
         waiting=settings.max_load_waiting,

@@ -130,7 +130,7 @@ class Rollout:
         if ensemble.config is None or ensemble.uploaded is not None:
             return False
         try:
-            self.members_of(ensemble.config, ensemble.steps)
+            self.step_models(ensemble.config, ensemble.steps)
         except ConchError:
             return False
         try:
@@ -155,7 +155,7 @@ class Rollout:
                 try:
                     if is_ensemble(config):
                         return await self._loader.load_ensemble(
-                            files, version, config, steps, partial(self.members_of, config, steps)
+                            files, version, config, steps, partial(self.step_models, config, steps)
                         )
                     model = await self._loader.load(files, version, config, leave_place)
                     try:
@@ -170,7 +170,7 @@ class Rollout:
                         raise
         raise AssertionError("unreachable")
 
-    def members_of(self, config: ModelConfig, steps: Mapping[str, str]) -> Mapping[str, Model]:
+    def step_models(self, config: ModelConfig, steps: Mapping[str, str]) -> Mapping[str, Model]:
         """The models of an ensemble's steps by name, as far as they are known; ``steps`` are their keys.
 
         Raises INVALID_ARG for one that does not serve, or not in the version that a step asks for.

@@ -82,7 +82,7 @@ class SequenceDispatcher(Dispatcher):
         return [worker.placement for worker in self._workers if worker not in self._leaving]
 
     async def stop(self, seconds: float | None) -> None:
-        """End all workers, by force after ``seconds``, or when patience with them ends."""
+        """End all workers, by force after ``seconds``, or after their own timeouts."""
         await super().stop(seconds)
         self._instances.clear()
         # Nor should the scheduler know this dispatcher, which knows it.

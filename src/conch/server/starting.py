@@ -271,7 +271,7 @@ class WorkerStarter:
             async with self._followed(worker):
                 answer = await worker.ask({"op": "start", "instance": instance_fields(placement), "config": config})
                 worker.slots = answer.get("slots", 0)
-                worker.runs_with = self._runs_with(placement, answer.get("runs_with", {}))
+                worker.runtime_facts = self._runtime_facts(placement, answer.get("runs_with", {}))
                 worker.dependencies = [(kind, text) for kind, text in answer.get("dependencies", ())]
                 samples = await asyncio.to_thread(read_samples, self.config, self._files.directory, self._warmup_limit)
                 await warm_up(worker, self.config, samples)
@@ -285,7 +285,7 @@ class WorkerStarter:
             self.config.name,
             self._version,
             f" (one of {placement.count} over the same weights)" if placement.count > 1 else "",
-            sentence(worker.runs_with),
+            sentence(worker.runtime_facts),
         )
         return worker
 
@@ -316,7 +316,7 @@ class WorkerStarter:
                 f": its worker (pid {worker.pid}) has {memory / 1e9:.2f} GB in memory" if memory else "",
             )
 
-    def _runs_with(self, placement: WorkerPlacement, told: Mapping[str, str]) -> dict[str, str]:
+    def _runtime_facts(self, placement: WorkerPlacement, told: Mapping[str, str]) -> dict[str, str]:
         """What a worker tells, with the device that it was given and the greatest batch."""
         facts = dict(told)
         if placement.kind != "MODEL":
@@ -375,7 +375,7 @@ class WorkerStarter:
         worker.loading = True
         worker.reschedules = self.config.sequence_batching.iterative_sequence
         if implementation(self.config) == "python":
-            worker.patience = with_stub_timeout(worker.patience, self._backend_config.get("stub-timeout-seconds"))
+            worker.timeouts = with_stub_timeout(worker.timeouts, self._backend_config.get("stub-timeout-seconds"))
         if self._models is not None:
             worker.calls.serve_bls(self._models, self._files.name)
         frame = init_frame(self._files, self._version, self.config, self._backend_config)

@@ -108,9 +108,9 @@ class SupervisedWorker:
         return (self._process.slots if self._process is not None else 0) or self.placement.count
 
     @property
-    def runs_with(self) -> RuntimeFacts:
+    def runtime_facts(self) -> RuntimeFacts:
         """What its model runs with; nothing while it restarts."""
-        return self._process.runs_with if self._process is not None else {}
+        return self._process.runtime_facts if self._process is not None else {}
 
     @property
     def process(self) -> WorkerProcess | None:
@@ -159,7 +159,7 @@ class SupervisedWorker:
             self._process.kill_for(not_ended(0.0, idle=False))
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Finalize the model and end the process, by force after ``seconds``, or when patience with it ends."""
+        """Finalize the model and end the process, by force after ``seconds``, or after its own timeouts."""
         self._stopped = True
         if self._restart is not None:
             self._restart.cancel()

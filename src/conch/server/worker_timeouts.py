@@ -10,7 +10,7 @@ from conch.workers.host.liveness import WorkerTimeouts
 
 
 def worker_timeouts(settings: Settings) -> WorkerTimeouts:
-    """The patience with any worker."""
+    """The timeouts of every worker."""
     return WorkerTimeouts(
         stopped=settings.stopped_worker_secs,
         silent=settings.silent_worker_secs,
@@ -23,13 +23,13 @@ def worker_timeouts(settings: Settings) -> WorkerTimeouts:
     )
 
 
-def with_stub_timeout(patience: WorkerTimeouts, text: str | None) -> WorkerTimeouts:
+def with_stub_timeout(timeouts: WorkerTimeouts, text: str | None) -> WorkerTimeouts:
     """Triton's ``stub-timeout-seconds`` of the Python backend: how long a worker takes to start, without its model.
 
     Raises INVALID_ARG for what is not a whole number of seconds.
     """
     if text is None:
-        return patience
+        return timeouts
     if not (text.isascii() and text.isdigit()):
         raise invalid(f"--backend-config: stub-timeout-seconds is '{text}'; it must be a whole number of seconds")
-    return replace(patience, start=int(text))
+    return replace(timeouts, start=int(text))

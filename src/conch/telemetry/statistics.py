@@ -283,7 +283,8 @@ class ModelStatistics:
         "_clock", "batches", "cache_hit_count", "cache_hit_ns", "cache_miss_count", "cache_miss_ns",
         "compute_infer_ns", "compute_input_ns", "compute_output_ns", "execution_count", "fail_count", "fail_ns",
         "failures", "first_response", "generation", "inference_count", "last_inference_ms", "load_ns", "memory", "name",
-        "queue", "queue_ns", "responses", "runs_with", "success_count", "success_ns", "summaries", "version", "work",
+        "queue", "queue_ns", "responses", "runtime_facts", "success_count", "success_ns", "summaries", "version",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -320,7 +321,7 @@ class ModelStatistics:
         #: What the version has in memory, as the ledger measured it last.
         self.memory = ModelMemory()
         #: What the model runs with, by name (``engine``, ``precision`` …).
-        self.runs_with: Mapping[str, str] = {}
+        self.runtime_facts: Mapping[str, str] = {}
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: dict[int, ResponseStatistics] = {}
@@ -467,7 +468,7 @@ class ModelStatistics:
                 for size, batch in sorted(self.batches.items())
             ],
             "memory_usage": self.memory.usage(),
-            **({"runs_with": self.runs_with} if self.runs_with else {}),
+            **({"runs_with": self.runtime_facts} if self.runtime_facts else {}),
             **({"generation": self.generation.snapshot()} if self.generation is not None else {}),
         }
 

@@ -84,7 +84,7 @@ def test_model_is_free_to_leave_after_a_call_whose_inputs_do_not_fit(repository:
     with conch.Server(**options(repository)) as server:
         with pytest.raises(ConchError, match="'z'"):
             server.infer("a", {"z": [1]})
-        assert server.under_way() == 0
+        assert server.in_flight() == 0
         assert server.infer("b", {"x": [1]}, timeout=60)["y"] == [2]
 
 

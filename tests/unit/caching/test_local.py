@@ -16,31 +16,31 @@ def entry(size: int) -> CachedResponse:
 
 def test_entry_that_was_used_longest_ago_makes_room() -> None:
     cache = LocalCache(300)
-    area = cache.area("m", 1, b"")
+    scope = cache.scope("m", 1, b"")
     for key in (b"a", b"b", b"c"):
-        assert area.insert(key, entry(100))
-    assert area.find(b"a")
-    assert area.insert(b"d", entry(150))
-    assert [bool(area.find(key)) for key in (b"a", b"b", b"c", b"d")] == [True, False, False, True]
+        assert scope.insert(key, entry(100))
+    assert scope.find(b"a")
+    assert scope.insert(b"d", entry(150))
+    assert [bool(scope.find(key)) for key in (b"a", b"b", b"c", b"d")] == [True, False, False, True]
     assert (cache.used, cache.evictions, cache.hits, cache.lookups) == (250, 2, 3, 5)
 
 
 def test_response_that_is_there_already_stays() -> None:
     cache = LocalCache(300)
-    area = cache.area("m", 1, b"")
+    scope = cache.scope("m", 1, b"")
     first = entry(10)
-    assert area.insert(b"a", first)
-    assert not area.insert(b"a", entry(20))
-    assert area.find(b"a") is first and cache.used == 10
+    assert scope.insert(b"a", first)
+    assert not scope.insert(b"a", entry(20))
+    assert scope.find(b"a") is first and cache.used == 10
 
 
 def test_response_larger_than_the_cache_drives_nothing_out(caplog: pytest.LogCaptureFixture) -> None:
     cache = LocalCache(300)
-    area = cache.area("m", 1, b"")
-    area.insert(b"a", entry(10))
+    scope = cache.scope("m", 1, b"")
+    scope.insert(b"a", entry(10))
     for _ in range(2):
-        area.insert(b"b", entry(301))
-    assert area.find(b"a") and not area.find(b"b")
+        scope.insert(b"b", entry(301))
+    assert scope.find(b"a") and not scope.find(b"b")
     assert [record.getMessage() for record in caplog.records] == [
         "Failed to insert key [62] into response cache: Requested byte_size: 301 is greater than total cache size: "
         "300 (responses of 'm' version 1)"
@@ -49,7 +49,7 @@ def test_response_larger_than_the_cache_drives_nothing_out(caplog: pytest.LogCap
 
 def test_version_that_ended_gives_its_memory_back_and_keeps_no_more() -> None:
     cache = LocalCache(300)
-    old, new = cache.area("m", 1, b""), cache.area("m", 1, b"")
+    old, new = cache.scope("m", 1, b""), cache.scope("m", 1, b"")
     old.insert(b"a", entry(100))
     new.insert(b"a", entry(50))
     old.forget()
@@ -67,7 +67,7 @@ def test_bytes_of_a_larger_frame_are_not_held() -> None:
 
 def test_metrics_say_how_full_the_cache_is() -> None:
     cache = LocalCache(200)
-    cache.area("m", 1, b"").insert(b"a", entry(50))
+    cache.scope("m", 1, b"").insert(b"a", entry(50))
     numbers = {metric.name: sample.value for metric, (sample,) in cache.families()}
     assert numbers["nv_cache_util"] == 0.25 and numbers["nv_cache_num_entries"] == 1
 

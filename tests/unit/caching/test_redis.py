@@ -120,28 +120,28 @@ def test_cache_settings_choose_redis() -> None:
 
 
 async def test_response_is_kept_for_whoever_serves_the_same_files(cache: RedisCache) -> None:
-    area, same, other = (cache.area("m", 1, identity) for identity in (b"a", b"a", b"b"))
-    assert await area.find(b"key") is None
-    area.insert(b"key", ENTRY)
+    scope, same, other = (cache.scope("m", 1, identity) for identity in (b"a", b"a", b"b"))
+    assert await scope.find(b"key") is None
+    scope.insert(b"key", ENTRY)
     found = await eventually_kept(cache, b"conch:m:1:61:key")
     assert packed(await same.find(b"key")) == packed(found) == packed(ENTRY)
     assert found.size == ENTRY.size
     assert await other.find(b"key") is None
-    area.forget()
+    scope.forget()
     assert await same.find(b"key") is not None
 
 
 async def test_something_else_under_the_key_is_no_response(server: RedisServer, cache: RedisCache) -> None:
     server.set(b"conch:m:1:63:key", b"nonsense")
     server.command("LPUSH conch:m:1:63:list nonsense")
-    area = cache.area("m", 1, b"c")
-    assert await area.find(b"key") is None and await area.find(b"list") is None
+    scope = cache.scope("m", 1, b"c")
+    assert await scope.find(b"key") is None and await scope.find(b"list") is None
     assert cache.available()
 
 
 async def test_parameters_that_are_no_plain_json_are_kept(cache: RedisCache) -> None:
     entry = kept([], {"large": 1 << 80, "infinite": float("inf"), "text": "\ud800"})
-    cache.area("m", 1, b"d").insert(b"key", entry)
+    cache.scope("m", 1, b"d").insert(b"key", entry)
     assert (await eventually_kept(cache, b"conch:m:1:64:key")).parameters == entry.parameters
     assert cache.available()
 
@@ -152,19 +152,19 @@ async def test_requests_go_without_a_redis_that_is_down_until_it_answers(caplog:
     (port,) = free_ports(1)
     clock = Clock()
     cache = cache_at(port, clock)
-    area = cache.area("m", 1, b"")
-    assert await area.find(b"key") is None
-    await until(lambda: warnings(caplog), lambda: area.find(b"key"))
+    scope = cache.scope("m", 1, b"")
+    assert await scope.find(b"key") is None
+    await until(lambda: warnings(caplog), lambda: scope.find(b"key"))
     for _ in range(3):
-        assert area.find(b"key") is None, "no request waits once it is known to be down"
-    assert area.insert(b"key", ENTRY)
+        assert scope.find(b"key") is None, "no request waits once it is known to be down"
+    assert scope.insert(b"key", ENTRY)
     (line,) = warnings(caplog)
     assert "does not answer" in line and "next attempt in 1 s" in line
     server = RedisServer(port)
     try:
         clock.now += 1
         await until(cache.available)
-        area.insert(b"key", ENTRY)
+        scope.insert(b"key", ENTRY)
         assert packed(await eventually_kept(cache, b"conch:m:1::key")) == packed(ENTRY)
     finally:
         server.stop()
@@ -184,24 +184,24 @@ async def test_redis_that_refuses_responses_is_still_read(
     refuse: str, accept: str, reason: str,
 ) -> None:  # fmt: skip
     caplog.set_level("INFO", "conch")
-    area = cache.area("m", 1, reason.encode())
-    area.insert(b"key", ENTRY)
+    scope = cache.scope("m", 1, reason.encode())
+    scope.insert(b"key", ENTRY)
     await eventually_kept(cache, b"conch:m:1:%b:key" % reason.encode().hex().encode())
     server.command(refuse)
     try:
-        await until(lambda: warnings(caplog), lambda: area.insert(b"other", ENTRY))
+        await until(lambda: warnings(caplog), lambda: scope.insert(b"other", ENTRY))
         for _ in range(10):
-            area.insert(b"other", ENTRY)
-            assert packed(await area.find(b"key")) == packed(ENTRY)
+            scope.insert(b"other", ENTRY)
+            assert packed(await scope.find(b"key")) == packed(ENTRY)
         (line,) = warnings(caplog)
         assert "does not store responses" in line and reason in line and "next attempt in 1 s" in line
     finally:
         server.command(accept)
-    assert area.insert(b"other", ENTRY) and await area.find(b"other") is None, "an attempt before its time"
+    assert scope.insert(b"other", ENTRY) and await scope.find(b"other") is None, "an attempt before its time"
     clock.now += 1
-    area.insert(b"other", ENTRY)
+    scope.insert(b"other", ENTRY)
     await until(lambda: "stores responses again" in caplog.text)
-    assert packed(await area.find(b"other")) == packed(ENTRY)
+    assert packed(await scope.find(b"other")) == packed(ENTRY)
     assert len(warnings(caplog)) == 1
 
 
@@ -209,12 +209,12 @@ async def test_burst_of_lookups_and_responses_does_not_declare_a_slow_redis_dead
     slow: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = cache_at(slow, wait_timeout="20")
-    area = cache.area("m", 1, b"burst")
+    scope = cache.scope("m", 1, b"burst")
     try:
         for number in range(400):
-            area.insert(b"%d" % (number % 10), ENTRY)
+            scope.insert(b"%d" % (number % 10), ENTRY)
         await eventually_kept(cache, b"conch:m:1:6275727374:9")
-        found = await asyncio.gather(*(area.find(b"%d" % (number % 10)) for number in range(400)))
+        found = await asyncio.gather(*(scope.find(b"%d" % (number % 10)) for number in range(400)))
         assert any(found) and cache.available() and not warnings(caplog)
     finally:
         await cache.close()
@@ -223,12 +223,12 @@ async def test_burst_of_lookups_and_responses_does_not_declare_a_slow_redis_dead
 async def test_connections_that_redis_closed_are_opened_again_in_silence(
     server: RedisServer, cache: RedisCache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    area = cache.area("m", 1, b"e")
-    assert await area.find(b"key") is None
+    scope = cache.scope("m", 1, b"e")
+    assert await scope.find(b"key") is None
     server.command("CLIENT KILL TYPE normal SKIPME yes")
-    await area.find(b"key")
+    await scope.find(b"key")
     await until(cache.available)
-    assert await area.find(b"key") is None and not warnings(caplog)
+    assert await scope.find(b"key") is None and not warnings(caplog)
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,7 @@ def test_example_is_logged_with_the_address_where_the_server_listens(
 ) -> None:
     main(["serve", "org/name", "--http-port=0"])
     signature = SimpleNamespace(inputs={"text_input": spec("text_input")})
-    model = SimpleNamespace(signature=signature, statistics=SimpleNamespace(runs_with={}))
+    model = SimpleNamespace(signature=signature, statistics=SimpleNamespace(runtime_facts={}))
     server = SimpleNamespace(model=lambda name: model)
     announce = started[0].on_ready
     assert announce is not None
@@ -358,7 +358,7 @@ def test_model_with_a_chat_template_is_asked_in_a_conversation(
     template: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     specs = {name: spec(name, optional=True) for name in ("messages", "text_input", "max_tokens")}
-    told = SimpleNamespace(runs_with={"engine": "swan", "chat_template": template})
+    told = SimpleNamespace(runtime_facts={"engine": "swan", "chat_template": template})
     model = SimpleNamespace(signature=SimpleNamespace(inputs=specs), statistics=told)
     server: Any = SimpleNamespace(model=lambda name: model)
 

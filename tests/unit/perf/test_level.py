@@ -66,10 +66,10 @@ def take(
     senders: FakeSenders, plan: PerfPlan = PLAN, sights: Iterator[Interference] | None = None,
     gone: Callable[[], str] = lambda: "", on_window: Callable[[WindowFigures], object] = lambda window: None,
 ) -> tuple[LevelRun, Measured]:  # fmt: skip
-    def sight() -> WindowReading:
+    def reading() -> WindowReading:
         return WindowReading(next(sights) if sights is not None else Interference(), 1.5, 100)
 
-    around = LevelEnvironment(lambda: [], sight, gone, senders.clock, senders.sleep)
+    around = LevelEnvironment(lambda: [], reading, gone, senders.clock, senders.sleep)
     run = LevelRun(plan, senders, around, np.array([1]))
     run.take(on_window)
     level = plan.rates.first if plan.rates is not None else 1

@@ -59,10 +59,10 @@ def test_the_server_is_found_by_its_port_with_all_that_it_has_started() -> None:
         # The child holds the socket too, and is found through the one that has started it.
         assert (found.pids, found.unseen) == ((process.pid,), "")
         watch = MachineWatch(found)
-        sight = watch.since_last()
-        used = watch.resources([sight])
+        reading = watch.since_last()
+        used = watch.resources([reading])
     assert used is not None and used.memory > 2**20 and used.cores >= 0
-    assert not watch.machine([sight]).unseen
+    assert not watch.machine([reading]).unseen
 
 
 def test_a_server_that_cannot_be_seen_makes_nobody_else_a_suspect() -> None:
@@ -73,9 +73,9 @@ def test_a_server_that_cannot_be_seen_makes_nobody_else_a_suspect() -> None:
         hidden = find_server(Address("127.0.0.1", nobody.getsockname()[1]))
     assert "the interference is not known" in hidden.unseen
     watch = MachineWatch(hidden)
-    sight = watch.since_last()
-    assert sight.interference.others == 0 and watch.resources([sight]) is None
-    assert watch.machine([sight]).unseen == hidden.unseen and not watch.machine([sight]).rivals
+    reading = watch.since_last()
+    assert reading.interference.others == 0 and watch.resources([reading]) is None
+    assert watch.machine([reading]).unseen == hidden.unseen and not watch.machine([reading]).rivals
 
 
 class FakeNvml(SimpleNamespace):

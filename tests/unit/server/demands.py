@@ -11,8 +11,8 @@ from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError, invalid, unavailable
 from conch.inference import InferRequest
 from conch.repository.errors import NotFoundError
-from conch.schedulers.eviction.capacity import Room
-from conch.schedulers.eviction.vocabulary import CapacityLimits, Need, Needs
+from conch.schedulers.eviction.capacity import Capacity
+from conch.schedulers.eviction.vocabulary import CapacityLimits, Footprint, Footprints
 from conch.server.model import Model
 from conch.server.on_demand import LoadNeeded, OnDemand
 from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState
@@ -108,7 +108,7 @@ class FakeRepository:
         return []
 
 
-class FakeNeeds:
+class FakeFootprints:
     """Every model but ``nobody`` takes one place and ``memory``; the files of ``broken`` ones cannot be read, and the
     next measurements fail as often as ``failures`` says."""
 
@@ -118,7 +118,7 @@ class FakeNeeds:
         self.memory = 0
         self.failures = 0
 
-    async def of(self, name: str) -> Needs:
+    async def of(self, name: str) -> Footprints:
         if name == "nobody":
             raise NotFoundError(name)
         if name in self.broken:
@@ -154,7 +154,7 @@ class Market:
             FakeRepository(),  # type: ignore[arg-type]
             self.table,
             self.lifecycle,  # type: ignore[arg-type]
-            self.needs,  # type: ignore[arg-type]
+            self.footprints,  # type: ignore[arg-type]
             asyncio.get_running_loop().time,
         )
 

@@ -20,7 +20,7 @@ class FakeWorker:
         self.pid = 1
         self.shared_bytes = 0
         self.slots = 0
-        self.runs_with: dict[str, str] = {}
+        self.runtime_facts: dict[str, str] = {}
         self.exit_status = -9
         self.alive = True
         self.stopped = False

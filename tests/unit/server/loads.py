@@ -72,7 +72,7 @@ class FakeLoader:
         self.external: dict[str, Path] = {}
         self.held: dict[str, asyncio.Event] = {}
         self.failures: dict[str, list[Exception]] = {}
-        self.under_way = 0
+        self.in_flight = 0
         self.most_under_way = 0
 
     def configure(self, files: ModelFiles) -> ModelConfig:
@@ -87,13 +87,13 @@ class FakeLoader:
         if files.name in self.stalled:
             on_stalled()
             on_stalled()
-        self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.in_flight += 1
+        self.most_under_way = max(self.most_under_way, self.in_flight)
         try:
             for held in {files.name, key} & self.held.keys():
                 await self.held[held].wait()
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
         if self.failures.get(key):
             raise self.failures[key].pop(0)
         self.log.append(f"loaded {key}")

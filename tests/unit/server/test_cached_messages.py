@@ -23,19 +23,19 @@ class Shelf:
 
     def __init__(self) -> None:
         self.cache = LocalCache(4_000)
-        self.area = self.cache.area("m", 3, b"")
+        self.scope = self.cache.scope("m", 3, b"")
         for key, entry in ((b"a", A), (b"b", B)):
-            self.area.insert(key, entry)
+            self.scope.insert(key, entry)
         self.statistics = ModelStatistics("m", 3)
-        self.repeats = CachedMessages(lambda: self.area, self.statistics)
+        self.cached_messages = CachedMessages(lambda: self.scope, self.statistics)
         self.model = Model(parse(CONFIG, "x"), 3, FakeExecutor(), self.statistics, {})
-        self.model.repeats = self.repeats
+        self.model.cached_messages = self.cached_messages
 
 
 async def test_what_was_sent_is_sent_again_and_counts_as_a_hit() -> None:
     shelf = Shelf()
     assert shelf.model.answer_again(b"message") is None
-    shelf.repeats.keep(hit(b"a"), b"message", "answer", 100)
+    shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 100)
     assert shelf.model.answer_again(b"message") == "answer"
     assert (shelf.statistics.cache_hit_count, shelf.statistics.success_count, shelf.cache.hits) == (1, 1, 1)
     assert shelf.model.last_ended
@@ -46,13 +46,13 @@ async def test_what_was_sent_is_sent_again_and_counts_as_a_hit() -> None:
 
 async def test_answers_go_with_their_entries() -> None:
     shelf = Shelf()
-    shelf.repeats.keep(hit(b"a"), b"message", "answer", 100)
-    shelf.repeats.keep(hit(b"b", B), b"other", "other answer", 100)
+    shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 100)
+    shelf.cached_messages.keep(hit(b"b", B), b"other", "other answer", 100)
     assert shelf.cache.used == 3_200
-    shelf.area.insert(b"c", CachedResponse((), {}, 1_500))
+    shelf.scope.insert(b"c", CachedResponse((), {}, 1_500))
     assert shelf.model.answer_again(b"message") is None
     assert shelf.model.answer_again(b"other") == "other answer"
-    shelf.area.forget()
+    shelf.scope.forget()
     assert shelf.model.answer_again(b"other") is None and shelf.cache.used == 0
 
 
@@ -60,12 +60,12 @@ async def test_only_answers_from_the_cache_to_requests_without_an_id_are_kept() 
     shelf = Shelf()
     miss = InferRequest("m", {}, lambda response: None)
     for request in (miss, hit(b"a", id="7"), hit(b"gone")):
-        shelf.repeats.keep(request, b"message", "answer", 100)
-    shelf.repeats.keep(hit(b"a"), b"message", "answer", 3_500)
+        shelf.cached_messages.keep(request, b"message", "answer", 100)
+    shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 3_500)
     assert shelf.model.answer_again(b"message") is None and shelf.cache.used == 2_000
     shelf.cache.size = 20_000
     for number in range(6):
-        shelf.repeats.keep(hit(b"a"), number, f"answer {number}", 10)
+        shelf.cached_messages.keep(hit(b"a"), number, f"answer {number}", 10)
     answers = [shelf.model.answer_again(number) for number in range(6)]
     assert answers == ["answer 0", "answer 1", "answer 2", "answer 3", None, None]
 
@@ -73,26 +73,26 @@ async def test_only_answers_from_the_cache_to_requests_without_an_id_are_kept() 
 async def test_same_message_twice_in_one_turn_is_kept_once_and_removed_with_its_entry() -> None:
     shelf = Shelf()
     for _ in range(2):
-        shelf.repeats.keep(hit(b"a"), b"message", "answer", 100)
+        shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 100)
     assert shelf.cache.used == 2_600
-    shelf.area.insert(b"c", CachedResponse((), {}, 3_000))
+    shelf.scope.insert(b"c", CachedResponse((), {}, 3_000))
     assert shelf.model.answer_again(b"message") is None and len(shelf.cache) == 1
-    shelf.area.forget()
+    shelf.scope.forget()
     assert shelf.cache.used == 0
 
 
 async def test_answer_is_not_kept_beside_an_entry_that_replaced_its_own() -> None:
     shelf = Shelf()
     late = hit(b"a")
-    shelf.area = shelf.cache.area("m", 3, b"")  # a step of the ensemble was reloaded
-    shelf.area.insert(b"a", CachedResponse((), {}, 1_000))
-    shelf.repeats.keep(late, b"message", "answer of the old step", 100)
+    shelf.scope = shelf.cache.scope("m", 3, b"")  # a step of the ensemble was reloaded
+    shelf.scope.insert(b"a", CachedResponse((), {}, 1_000))
+    shelf.cached_messages.keep(late, b"message", "answer of the old step", 100)
     assert shelf.model.answer_again(b"message") is None
 
 
 async def test_version_that_ends_after_its_cache_was_closed_ends() -> None:
     shelf = Shelf()
-    shelf.repeats.keep(hit(b"a"), b"message", "answer", 100)
+    shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 100)
     await shelf.cache.close()
-    shelf.area.forget()
+    shelf.scope.forget()
     assert shelf.cache.used == 0 and shelf.model.answer_again(b"message") is None

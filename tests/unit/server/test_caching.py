@@ -28,8 +28,8 @@ class Rig:
         self.inner = FakeExecutor()
         self.cache = LocalCache(1 << 20)
         self.statistics = ModelStatistics("m", 3)
-        self.area: CacheScope = self.cache.area("m", 3, b"")
-        self.executor = CachedExecutor(self.inner, lambda: self.area, self.statistics, order)
+        self.scope: CacheScope = self.cache.scope("m", 3, b"")
+        self.executor = CachedExecutor(self.inner, lambda: self.scope, self.statistics, order)
         self.model = Model(parse(CONFIG, "x"), 3, self.executor, self.statistics, {})
 
     async def ask(self, data: bytes = b"abcd") -> Answers:
@@ -140,9 +140,9 @@ async def test_errors_and_what_is_not_one_response_are_not_kept(responses: list[
 async def test_response_of_members_that_were_replaced_meanwhile_is_not_kept() -> None:
     rig = Rig()
     await rig.ask()
-    old, rig.area = rig.area, rig.cache.area("m", 3, b"")
+    old, rig.scope = rig.scope, rig.cache.scope("m", 3, b"")
     rig.answer()
-    assert not rig.cache and old is not rig.area
+    assert not rig.cache and old is not rig.scope
     assert rig.statistics.cache_miss_count == 1
     await rig.ask()
     rig.answer()
@@ -195,48 +195,48 @@ class SlowArea:
 
 
 def slow_rig() -> tuple[Rig, SlowArea]:
-    rig, area = Rig(), SlowArea()
-    rig.area = area
-    return rig, area
+    rig, scope = Rig(), SlowArea()
+    rig.scope = scope
+    return rig, scope
 
 
 async def test_request_runs_when_a_slow_cache_has_nothing() -> None:
-    rig, area = slow_rig()
+    rig, scope = slow_rig()
     answers = await rig.ask()
     assert not rig.inner.requests
-    area.lookups[0].set_result(None)
+    scope.lookups[0].set_result(None)
     await settle()
     rig.answer()
     assert answers.finals == 1 and rig.counts == (0, 1, 1, 1)
 
 
 async def test_client_hangs_up_during_the_lookup() -> None:
-    rig, area = slow_rig()
+    rig, scope = slow_rig()
     answers = Answers()
     request = InferRequest("m", {"x": WireTensor("x", "FP32", (1,), b"abcd")}, answers)
     rig.model.infer(request)
     await settle()
     request.cancel()
     assert answers.error is not None and answers.error.code is Code.CANCELLED
-    area.lookups[0].set_result(None)
+    scope.lookups[0].set_result(None)
     await settle()
     assert not rig.inner.requests and answers.finals == 1 and rig.model.in_flight == 0
 
 
 async def test_refusal_after_a_slow_lookup_reaches_the_client() -> None:
-    rig, area = slow_rig()
+    rig, scope = slow_rig()
     rig.inner.refusal = unavailable("Exceeds maximum queue size")
     answers = await rig.ask()
-    area.lookups[0].set_result(None)
+    scope.lookups[0].set_result(None)
     await settle()
     assert answers.error is not None and rig.model.in_flight == 0 and rig.statistics.fail_count == 1
 
 
 async def test_unloading_fails_what_is_being_looked_up() -> None:
-    rig, area = slow_rig()
+    rig, scope = slow_rig()
     answers = await rig.ask()
     await rig.model.stop(0)
-    area.lookups[0].set_result(None)
+    scope.lookups[0].set_result(None)
     await settle()
     assert answers.finals == 1 and answers.error is not None and rig.model.in_flight == 0
 

@@ -11,8 +11,8 @@ from conch.config.schema import ModelConfig
 from conch.repository.errors import NotFoundError
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
-from conch.schedulers.eviction.capacity import Room
-from conch.schedulers.eviction.vocabulary import Need
+from conch.schedulers.eviction.capacity import Capacity
+from conch.schedulers.eviction.vocabulary import Footprint
 from conch.server.footprints import LoadFootprints
 from conch.server.memory import MemoryLedger
 from tests.unit.server.loads import House
@@ -20,7 +20,7 @@ from tests.unit.server.loads import House
 MIB = 1 << 20
 
 
-def needs(house: House) -> LoadFootprints:
+def footprints(house: House) -> LoadFootprints:
     return LoadFootprints(ModelRepository([house.root]), MemoryLedger(house.table))
 
 
@@ -28,7 +28,7 @@ async def test_model_needs_a_place_and_the_memory_of_its_worker_and_its_weights(
     house = House(tmp_path)
     house.write("m")
     (tmp_path / "m" / "1" / "model.safetensors").write_bytes(bytes(MIB))
-    assert await needs(house).of("m") == {"m": Need(Room(models=1, memory=33 * MIB))}
+    assert await footprints(house).of("m") == {"m": Footprint(Capacity(models=1, memory=33 * MIB))}
 
 
 async def test_ensemble_needs_its_members_and_nothing_itself(tmp_path: Path) -> None:
@@ -37,10 +37,10 @@ async def test_ensemble_needs_its_members_and_nothing_itself(tmp_path: Path) -> 
         house.write(name)
     house.write_ensemble("inner", "a", "b")
     house.write_ensemble("outer", "inner", "a", "missing")
-    one = Need(Room(models=1, memory=32 * MIB))
-    assert await needs(house).of("outer") == {
-        "outer": Need(Room(), frozenset({"inner", "a", "missing"})),
-        "inner": Need(Room(), frozenset({"a", "b"})),
+    one = Footprint(Capacity(models=1, memory=32 * MIB))
+    assert await footprints(house).of("outer") == {
+        "outer": Footprint(Capacity(), frozenset({"inner", "a", "missing"})),
+        "inner": Footprint(Capacity(), frozenset({"a", "b"})),
         "a": one,
         "b": one,
     }
@@ -49,9 +49,9 @@ async def test_ensemble_needs_its_members_and_nothing_itself(tmp_path: Path) -> 
 async def test_model_that_is_not_there_is_told_from_one_that_is_wrong(tmp_path: Path) -> None:
     house = House(tmp_path)
     with pytest.raises(NotFoundError):
-        await needs(house).of("nobody")
+        await footprints(house).of("nobody")
     house.write("wrong", "no configuration")
-    assert await needs(house).of("wrong") == {"wrong": Need(Room(models=1))}
+    assert await footprints(house).of("wrong") == {"wrong": Footprint(Capacity(models=1))}
 
 
 class StaleRepository(ModelRepository):
@@ -62,8 +62,8 @@ class StaleRepository(ModelRepository):
 
 
 async def test_model_whose_files_cannot_be_read_is_left_to_its_load(tmp_path: Path) -> None:
-    needs = LoadFootprints(StaleRepository([tmp_path]), MemoryLedger(House(tmp_path).table))
-    assert await needs.of("m") == {"m": Need(Room(models=1))}
+    footprints = LoadFootprints(StaleRepository([tmp_path]), MemoryLedger(House(tmp_path).table))
+    assert await footprints.of("m") == {"m": Footprint(Capacity(models=1))}
 
 
 async def test_loaded_model_needs_what_it_was_measured_to_take(tmp_path: Path) -> None:
@@ -71,5 +71,5 @@ async def test_loaded_model_needs_what_it_was_measured_to_take(tmp_path: Path) -
     house.write("m")
     await house.lifecycle.load("m")
     model = house.table.find("m")
-    assert needs(house).measured([model]).room.models == 1
-    assert needs(house).measured([model]).room.memory == model.statistics.memory.host
+    assert footprints(house).measured([model]).capacity.models == 1
+    assert footprints(house).measured([model]).capacity.memory == model.statistics.memory.host

@@ -242,7 +242,7 @@ async def test_loads_of_a_model_exclude_each_other(house: House) -> None:
     house.write("m")
     house.loader.held["m"] = asyncio.Event()
     first = asyncio.create_task(house.lifecycle.load("m"))
-    await until(lambda: house.loader.under_way)
+    await until(lambda: house.loader.in_flight)
     house.write("m", content="changed")
     second = asyncio.create_task(house.lifecycle.load("m"))
     for _ in range(50):
@@ -257,7 +257,7 @@ async def test_unload_gives_up_the_loads_that_are_under_way_or_wait(house: House
     house.write("m")
     house.loader.held["m"] = asyncio.Event()
     loads = [asyncio.create_task(house.lifecycle.load("m")) for _ in range(2)]
-    await until(lambda: house.loader.under_way)
+    await until(lambda: house.loader.in_flight)
     await house.lifecycle.unload("m")
     for load in loads:
         with pytest.raises(ConchError, match="load failed for model 'm': the model was unloaded meanwhile") as raised:
@@ -279,7 +279,7 @@ async def test_member_that_fails_after_the_load_of_its_ensemble_was_given_up_rea
     house.loader.held["m"] = asyncio.Event()
     house.loader.failures["m:1"] = [internal("no")]
     load = asyncio.create_task(house.lifecycle.load("e"))
-    await until(lambda: house.loader.under_way)
+    await until(lambda: house.loader.in_flight)
     await house.lifecycle.unload("e")
     with pytest.raises(ConchError, match="the model was unloaded meanwhile"):
         await load
@@ -298,7 +298,7 @@ async def test_unload_during_a_reload_ends_the_old_version_too(house: House) -> 
     house.write("m", content="changed")
     house.loader.held["m"] = asyncio.Event()
     loading = asyncio.create_task(house.lifecycle.load("m"))
-    await until(lambda: house.loader.under_way)
+    await until(lambda: house.loader.in_flight)
     await house.lifecycle.unload("m")
     with pytest.raises(ConchError, match="unloaded meanwhile"):
         await loading
@@ -310,7 +310,7 @@ async def test_versions_that_had_loaded_end_when_their_load_is_given_up(house: H
     house.write("m", CONFIG + "version_policy {all {}}", versions=(1, 2))
     house.loader.held["m:2"] = asyncio.Event()
     loading = asyncio.create_task(house.lifecycle.load("m"))
-    await until(lambda: house.loader.made and house.loader.under_way == 1)
+    await until(lambda: house.loader.made and house.loader.in_flight == 1)
     await house.lifecycle.unload("m")
     assert [stopped(model) for model in house.loader.made] == [[0]]
     with pytest.raises(ConchError, match="unloaded meanwhile"):
@@ -325,9 +325,9 @@ async def test_load_that_stands_still_leaves_its_place(tmp_path: Path) -> None:
     house.loader.held["a"] = asyncio.Event()
     house.loader.held["b"] = asyncio.Event()
     loading = [asyncio.create_task(house.lifecycle.load("a"))]
-    await until(lambda: house.loader.under_way == 1)
+    await until(lambda: house.loader.in_flight == 1)
     loading += [asyncio.create_task(house.lifecycle.load(name)) for name in ("b", "c")]
-    await until(lambda: house.loader.under_way == 2)
+    await until(lambda: house.loader.in_flight == 2)
     house.loader.held["b"].set()
     await loading[1]
     await loading[2]
@@ -343,10 +343,10 @@ async def test_other_models_load_side_by_side_up_to_the_limit(tmp_path: Path) ->
         house.write(name)
         house.loader.held[name] = gate
     loading = asyncio.create_task(house.lifecycle.load_all(["a", "b", "c"]))
-    await until(lambda: house.loader.under_way == 2)
+    await until(lambda: house.loader.in_flight == 2)
     for _ in range(50):
         await asyncio.sleep(0)
-    assert house.loader.under_way == 2
+    assert house.loader.in_flight == 2
     gate.set()
     assert await loading == {}
     assert house.loader.most_under_way == 2
@@ -356,7 +356,7 @@ async def test_client_that_hangs_up_during_its_load_does_not_undo_it(house: Hous
     house.write("m")
     house.loader.held["m"] = asyncio.Event()
     loading = asyncio.create_task(house.lifecycle.load("m"))
-    await until(lambda: house.loader.under_way)
+    await until(lambda: house.loader.in_flight)
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
@@ -442,7 +442,7 @@ async def test_ensembles_serve_again_though_whoever_loaded_their_member_has_hung
     assert not house.table.models["both"].ready_versions()
     house.loader.held["a"] = asyncio.Event()
     loading = asyncio.create_task(house.lifecycle.load("a"))
-    await until(lambda: house.loader.under_way)
+    await until(lambda: house.loader.in_flight)
     loading.cancel()
     house.loader.held["a"].set()
     await until(lambda: house.table.models["both"].ready_versions() == [1])
@@ -541,9 +541,9 @@ async def test_load_that_is_under_way_is_given_up_when_the_server_stops(house: H
     house.write("m")
     house.loader.held["m"] = asyncio.Event()
     load = asyncio.ensure_future(house.lifecycle.load("m"))
-    await until(lambda: house.loader.under_way)
+    await until(lambda: house.loader.in_flight)
     await house.lifecycle.close()
-    assert house.loader.under_way == 0
+    assert house.loader.in_flight == 0
     with pytest.raises(ConchError, match="load failed for model 'm': the server is stopping"):
         await load
     with pytest.raises(ConchError, match="the server is stopping and loads no models"):
@@ -554,10 +554,10 @@ async def test_load_that_nobody_waits_for_is_given_up_as_well(house: House) -> N
     house.write("m")
     house.loader.held["m"] = asyncio.Event()
     load = asyncio.ensure_future(house.lifecycle.load("m"))
-    await until(lambda: house.loader.under_way)
+    await until(lambda: house.loader.in_flight)
     load.cancel()
     with pytest.raises(asyncio.CancelledError):
         await load
-    assert house.loader.under_way == 1
+    assert house.loader.in_flight == 1
     await house.lifecycle.close()
-    assert house.loader.under_way == 0
+    assert house.loader.in_flight == 0

@@ -65,22 +65,22 @@ def _config(name: str, need: int) -> str:
 class SlowArea:
     """A cache that answers later, or at once."""
 
-    def __init__(self, area: LocalScope) -> None:
-        self._area = area
+    def __init__(self, scope: LocalScope) -> None:
+        self._scope = scope
         self.lookups: list[tuple[asyncio.Future[CachedResponse | None], bytes]] = []
         self.slow = False
-        self.insert, self.forget = area.insert, area.forget
+        self.insert, self.forget = scope.insert, scope.forget
 
     def find(self, key: bytes) -> object:
         if not self.slow:
-            return self._area.find(key)
+            return self._scope.find(key)
         future = asyncio.get_running_loop().create_future()
         self.lookups.append((future, key))
         return future
 
     def answer(self) -> None:
         for future, key in self.lookups:
-            future.set_result(self._area.find(key))
+            future.set_result(self._scope.find(key))
         self.lookups.clear()
 
 
@@ -140,16 +140,18 @@ class OneModel:
 
 class CachedModel(OneModel):
     def __init__(self, name: str, need: int, limiter: InstanceRateLimiter, cache: LocalCache, ordered: bool) -> None:
-        self.area = SlowArea(cache.area(name, 1, b""))
+        self.scope = SlowArea(cache.scope(name, 1, b""))
         self._ordered = ordered
         super().__init__(name, need, limiter)
 
     def _executor(self) -> object:
-        return CachedExecutor(self.dispatcher, lambda: self.area, self.statistics, InOrder() if self._ordered else None)  # type: ignore[arg-type]
+        return CachedExecutor(
+            self.dispatcher, lambda: self.scope, self.statistics, InOrder() if self._ordered else None
+        )  # type: ignore[arg-type]
 
     @property
     def looked_up(self) -> int:
-        return len(self.area.lookups)
+        return len(self.scope.lookups)
 
 
 class SequenceModel(OneModel):
@@ -224,7 +226,7 @@ class World:
         """End whatever runs until nothing is left, which must happen."""
         for _ in range(200):
             for cached in self.cached:
-                cached.area.answer()
+                cached.scope.answer()
             for of in self.models:
                 for one in of.workers:
                     while one.batches:
@@ -259,12 +261,12 @@ def _kill(world: World, of: OneModel, value: int) -> None:
 
 
 def _slow(world: World, of: OneModel, value: int) -> None:
-    area = _area(world, value)
-    area.slow = not area.slow
+    scope = _scope(world, value)
+    scope.slow = not scope.slow
 
 
-def _area(world: World, value: int) -> SlowArea:
-    return world.cached[value % len(world.cached)].area
+def _scope(world: World, value: int) -> SlowArea:
+    return world.cached[value % len(world.cached)].scope
 
 
 STEPS: dict[str, Callable[[World, OneModel, int], None]] = {
@@ -273,8 +275,8 @@ STEPS: dict[str, Callable[[World, OneModel, int], None]] = {
     "cancel": _cancel,
     "kill": _kill,
     "slow": _slow,
-    "answer": lambda world, of, value: _area(world, value).answer(),
-    "forget": lambda world, of, value: _area(world, value).forget(),
+    "answer": lambda world, of, value: _scope(world, value).answer(),
+    "forget": lambda world, of, value: _scope(world, value).forget(),
 }
 
 

@@ -79,7 +79,7 @@ class SharedCache:
     def __init__(self) -> None:
         self.known: list[bytes] = []
 
-    def area(self, model: str, version: int, identity: bytes) -> NoEntries:
+    def scope(self, model: str, version: int, identity: bytes) -> NoEntries:
         self.known.append(identity)
         return NoEntries()
 
@@ -405,7 +405,7 @@ async def test_version_that_depends_on_more_is_not_in_a_shared_cache(
 
     cache = SharedCache()
     model = await Bench(tmp_path, text, prepare, cache).load()
-    assert not cache.known and model.repeats is None
+    assert not cache.known and model.cached_messages is None
     assert [message for message in caplog.messages if message.startswith("responses of")] == [
         "responses of 'm' version 1 are not kept in the shared response cache, as they depend on more than it can "
         f"tell: {reason}"

@@ -8,7 +8,7 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest
-from conch.schedulers.eviction.capacity import Room
+from conch.schedulers.eviction.capacity import Capacity
 from conch.schedulers.eviction.vocabulary import CapacityLimits, Phase
 from conch.server.bls import BlsModels
 from conch.server.on_demand import LoadNeeded
@@ -17,8 +17,8 @@ from tests.unit.fake_clock import fake_clock, settle
 from tests.unit.server.demands import Market
 from tests.unit.server.fakes import Answers
 
-ONE = CapacityLimits(Room(models=1), min_loaded=10, wait=60)
-TWO = CapacityLimits(Room(models=2), min_loaded=10, wait=60)
+ONE = CapacityLimits(Capacity(models=1), min_loaded=10, wait=60)
+TWO = CapacityLimits(Capacity(models=2), min_loaded=10, wait=60)
 
 
 @fake_clock
@@ -134,7 +134,7 @@ async def test_client_that_gives_up_is_forgotten() -> None:
     asked.give_up()
     market.answer("a")
     await asyncio.sleep(5)
-    assert market.lifecycle.log == ["load a"] and market.demand.residency.waiting() == 0
+    assert market.lifecycle.log == ["load a"] and market.demand.planner.waiting() == 0
 
 
 @fake_clock
@@ -277,7 +277,7 @@ async def test_load_by_name_of_a_model_that_is_about_to_leave_ends_when_it_is_lo
     market = Market(ONE)
     await market.load("a")
     market.submit("b")
-    while market.demand.residency.phase("a") is Phase.LOADED:
+    while market.demand.planner.phase("a") is Phase.LOADED:
         await asyncio.sleep(0)
     asyncio.get_running_loop().call_later(1.5, market.answer, "b")
     await market.demand.load("a", {})
@@ -311,7 +311,7 @@ async def test_request_that_is_given_up_when_an_earlier_one_goes_on_is_not_sent(
 @fake_clock
 async def test_files_that_cannot_be_read_fail_what_waits() -> None:
     market = Market(ONE)
-    market.needs.broken.add("a")
+    market.footprints.broken.add("a")
     asked = market.submit("a")
     await settle()
     assert asked.refused is not None and asked.refused.code is Code.UNAVAILABLE
@@ -320,11 +320,11 @@ async def test_files_that_cannot_be_read_fail_what_waits() -> None:
 
 @fake_clock
 async def test_loaded_models_are_measured_again_after_a_measurement_that_failed() -> None:
-    market = Market(CapacityLimits(Room(memory=100), min_loaded=10, wait=60))
+    market = Market(CapacityLimits(Capacity(memory=100), min_loaded=10, wait=60))
     await market.load("a", "b")
-    market.needs.failures = 3
+    market.footprints.failures = 3
     market.demand.start(poll_seconds=1000)
-    market.needs.memory = 80
+    market.footprints.memory = 80
     await asyncio.sleep(30)
     assert "unload a" in market.lifecycle.log
     await market.demand.close()
@@ -371,7 +371,7 @@ async def test_request_of_a_model_that_is_cancelled_waits_no_longer() -> None:
     BlsModels(market).infer(request, False)  # type: ignore[arg-type]
     request.cancel()
     assert answers.error is not None and answers.error.code is Code.CANCELLED
-    assert market.demand.residency.waiting() == 0
+    assert market.demand.planner.waiting() == 0
 
 
 @fake_clock

@@ -33,15 +33,15 @@ def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, m
         return LocalServer(
             repository, models, settings.export_path / LOG,
             protocol=settings.client_protocol, flags=_flags(settings), environment=environment,
-            patience=settings.perf_analyzer_timeout,
+            timeout=settings.perf_analyzer_timeout,
         )  # fmt: skip
     grpc = settings.client_protocol == "grpc"
     endpoint = settings.triton_grpc_endpoint if grpc else settings.triton_http_endpoint
     address, path = read_address(endpoint, settings.client_protocol)
     if path:
         raise invalid(f"triton_http_endpoint: {endpoint} has a path, and requests are sent to host:port")
-    patience = settings.perf_analyzer_timeout
-    control = GrpcControl(address, patience) if grpc else HttpControl(address, patience)
+    timeout = settings.perf_analyzer_timeout
+    control = GrpcControl(address, timeout) if grpc else HttpControl(address, timeout)
     return RemoteServer(control, address, models, reload=not settings.reload_model_disable)
 
 

@@ -28,14 +28,14 @@ _NOT_EXPLICIT: Final = "explicit model load / unload is not allowed"
 
 
 class ControlClient:
-    """Loads and unloads models; ``patience`` is how long each may take (s).
+    """Loads and unloads models; ``timeout`` is how long each may take (s).
 
     All methods raise ServerGone where no server answers, UNAVAILABLE for one that does not let clients load models or
     takes too long, and INTERNAL with the server's reason for what it refuses.
     """
 
-    def __init__(self, address: Address, patience: float) -> None:
-        self.patience = patience
+    def __init__(self, address: Address, timeout: float) -> None:
+        self.timeout = timeout
         self.where = f"{address.host}:{address.port}"
 
     def config(self, model: str) -> Mapping[str, Any]:
@@ -75,7 +75,7 @@ class ControlClient:
     def unload(self, model: str) -> None:
         """Unload a model and wait until it is gone."""
         self.ask_unload(model)
-        end = time.monotonic() + self.patience
+        end = time.monotonic() + self.timeout
         while any(one["name"] == model and one.get("state", "") not in ("", "UNAVAILABLE") for one in self.index()):
             if time.monotonic() > end:
                 raise self.too_slow(f"unload '{model}'")
@@ -83,7 +83,7 @@ class ControlClient:
 
     def too_slow(self, what: str) -> ConchError:
         """The error for something that has not happened in time."""
-        return unavailable(f"the server has not answered after {self.patience:g} s: {what}")
+        return unavailable(f"the server has not answered after {self.timeout:g} s: {what}")
 
     def refused(self, what: str, reason: str) -> ConchError:
         """The error for something that the server does not do."""
@@ -98,8 +98,8 @@ class ControlClient:
 class HttpControl(ControlClient):
     """Over HTTP."""
 
-    def __init__(self, address: Address, patience: float) -> None:
-        super().__init__(address, patience)
+    def __init__(self, address: Address, timeout: float) -> None:
+        super().__init__(address, timeout)
         scheme = "https" if address.encrypted else "http"
         self._base = f"{scheme}://{address.host}:{address.port}/v2/repository"
         self._tls = address.tls()
@@ -110,10 +110,10 @@ class HttpControl(ControlClient):
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
         body = {} if config is None else {"parameters": {"config": json.dumps(config)}}
-        self._post(f"/models/{quote(model, safe='')}/load", body, f"load '{model}'", self.patience)
+        self._post(f"/models/{quote(model, safe='')}/load", body, f"load '{model}'", self.timeout)
 
     def ask_unload(self, model: str) -> None:
-        self._post(f"/models/{quote(model, safe='')}/unload", {}, f"unload '{model}'", self.patience)
+        self._post(f"/models/{quote(model, safe='')}/unload", {}, f"unload '{model}'", self.timeout)
 
     def index(self) -> Iterable[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = self._post("/index", {}, "list the models", _SECONDS)
@@ -136,10 +136,10 @@ class HttpControl(ControlClient):
 class GrpcControl(ControlClient):
     """Over gRPC, with NVIDIA's client."""
 
-    def __init__(self, address: Address, patience: float) -> None:
+    def __init__(self, address: Address, timeout: float) -> None:
         from tritonclient.grpc import InferenceServerClient
 
-        super().__init__(address, patience)
+        super().__init__(address, timeout)
         self._client = InferenceServerClient(self.where, ssl=address.encrypted)
 
     def config(self, model: str) -> Mapping[str, Any]:
@@ -151,10 +151,10 @@ class GrpcControl(ControlClient):
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
         given = None if config is None else json.dumps(config)
-        self._ask(f"load '{model}'", self._client.load_model, model, config=given, client_timeout=self.patience)
+        self._ask(f"load '{model}'", self._client.load_model, model, config=given, client_timeout=self.timeout)
 
     def ask_unload(self, model: str) -> None:
-        self._ask(f"unload '{model}'", self._client.unload_model, model, client_timeout=self.patience)
+        self._ask(f"unload '{model}'", self._client.unload_model, model, client_timeout=self.timeout)
 
     def index(self) -> Iterable[Mapping[str, Any]]:
         ask = self._client.get_model_repository_index

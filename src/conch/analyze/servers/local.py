@@ -165,16 +165,16 @@ PATIENCE: Final = 600.0
 class LocalServer:
     """Serves ``models`` of ``source``, and those that they are made of; see :class:`AnalyzedServer`.
 
-    ``log`` is the server's log, ``patience`` how long a model may take to load (s).
+    ``log`` is the server's log, ``timeout`` how long a model may take to load (s).
     """
 
     def __init__(
         self, source: ModelRepository, models: Sequence[str], log: Path, *,
         protocol: str = "http", flags: Sequence[str] = (), environment: Mapping[str, str] | None = None,
-        patience: float = PATIENCE,
+        timeout: float = PATIENCE,
     ) -> None:  # fmt: skip
         self._source, self._models, self._log = source, tuple(models), log
-        self._protocol, self._flags, self._patience = protocol, tuple(flags), patience
+        self._protocol, self._flags, self._timeout = protocol, tuple(flags), timeout
         self._environment = environment or {}
         self._home = TemporaryFolder("analyze")
         self._process: ServerProcess | None = None
@@ -245,7 +245,7 @@ class LocalServer:
 
     def _start(self) -> None:
         self._process = ServerProcess(self._home.path, self._log, self._flags, self._environment)
-        self._control = HttpControl(self._process.address("http"), self._patience)
+        self._control = HttpControl(self._process.address("http"), self._timeout)
 
     def _running(self) -> ServerProcess:
         if self._process is None:

@@ -89,7 +89,7 @@ class RemoteServer:
 
     def restart(self) -> None:
         """Wait until the server is there again; somebody else starts it."""
-        end = time.monotonic() + self._control.patience
+        end = time.monotonic() + self._control.timeout
         while True:
             try:
                 self._control.known()

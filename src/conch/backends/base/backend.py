@@ -172,7 +172,7 @@ class BackendBase(ABC):
         self.backend_config: dict[str, str] = init.get("backend_config", {})
         self.threads = 1
         #: What the model runs with, by name: ``engine``, ``precision``, ``threads`` …; whole once ``load`` returns.
-        self.runs_with: dict[str, str] = {}
+        self.runtime_facts: dict[str, str] = {}
         #: The dependencies of responses outside of the version's directory, as kinds and texts
         #: (``conch.repository.identity.Dependency``); whole once ``load`` returns.
         self.dependencies: list[tuple[str, str]] = []

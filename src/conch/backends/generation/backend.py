@@ -62,7 +62,7 @@ _EXAMPLES: Final = ("The station", "Where is the nearest library? It is near the
 LONG_REQUEST: Final = 1 << 16
 
 
-def _runs_with(engine: GenerationEngine, spec: EngineSpec, checkpoint: Checkpoint) -> dict[str, str]:
+def _runtime_facts(engine: GenerationEngine, spec: EngineSpec, checkpoint: Checkpoint) -> dict[str, str]:
     """What a model runs with, by name."""
     variant = checkpoint.variant.name if checkpoint.variant is not None and spec.gguf is None else ""
     limits = {
@@ -141,7 +141,7 @@ class GenerationBackend(BackendBase):
         if checkpoint.options.verify_on_load:
             prompts = [tokenizer.encode(text) for text in _EXAMPLES]
             engine.verify([prompt for prompt in prompts if prompt])
-        self.runs_with = _runs_with(engine, spec, checkpoint)
+        self.runtime_facts = _runtime_facts(engine, spec, checkpoint)
         self.text_limit = checkpoint.options.text_limit(engine.context)
         return engine
 

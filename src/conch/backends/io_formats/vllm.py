@@ -112,7 +112,7 @@ class VllmBackend(TextBackend):
         engine = self.choose_engine(self._checkpoint, instance)
         super().load(instance)
         if engine != "vllm":
-            self.runs_with["instead_of"] = "vllm"
+            self.runtime_facts["instead_of"] = "vllm"
 
     def arguments(self, engine: str) -> Mapping[str, Any]:
         others = {name: value for name, value in self._arguments.items() if name not in _PARAMETERS}

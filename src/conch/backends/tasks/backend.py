@@ -112,10 +112,10 @@ class HuggingFaceBackend(BatchBackend):
         self._task = make_task(checkpoint, checkpoint.options, opener)
         self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)
         self.warn_of(opener.warning)
-        self.runs_with = opener.told
+        self.runtime_facts = opener.told
         if not opener.on_gpu:
-            self.runs_with["threads"] = str(cores)
-        self.runs_with |= {name: str(limit) for name, limit in self._task.limits.items()}
+            self.runtime_facts["threads"] = str(cores)
+        self.runtime_facts |= {name: str(limit) for name, limit in self._task.limits.items()}
 
     def prepare(self, header: Header, payload: bytearray) -> None:
         """Decode requests that wait for an instance, and tell the server their lengths."""

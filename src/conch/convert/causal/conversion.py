@@ -64,7 +64,7 @@ MAX_PASSAGE_TOKENS: Final = 512
 MIN_PASSAGE_TOKENS: Final = 8
 #: All passages one after another, cut here: a context of many cache blocks.
 LONG_TEXT_TOKENS: Final = 1024
-#: What a conversion has patience for, in tokens over all passages.
+#: The most tokens that a conversion evaluates, over all passages.
 MAX_TOKENS: Final = 16_384
 #: Prompts that are continued: how many, of how many tokens, and by how many.
 PROMPTS: Final = 16

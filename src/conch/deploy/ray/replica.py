@@ -93,7 +93,7 @@ class ModelReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The requests that wait or run here."""
-        return {IN_FLIGHT: float(await asyncio.to_thread(self._server.under_way, self._spec.models))}
+        return {IN_FLIGHT: float(await asyncio.to_thread(self._server.in_flight, self._spec.models))}
 
     def _describe(self) -> ReplicaRecord:
         spec, urls = self._spec, self._server.urls

@@ -34,9 +34,9 @@ Respond = Callable[[Any], Message | Awaitable[Message]]
 class ControlMethods:
     """The methods; each makes the message of a response out of that of a request, or raises ``ConchError``."""
 
-    def __init__(self, server: InferenceServer, slices: YieldingLister) -> None:
+    def __init__(self, server: InferenceServer, lister: YieldingLister) -> None:
         self._server = server
-        self._slices = slices
+        self._lister = lister
 
     def server_live(self, request: pb.ServerLiveRequest) -> Any:
         return pb.ServerLiveResponse(live=self._server.live)
@@ -62,12 +62,12 @@ class ControlMethods:
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
         models = self._server.counters(request.name, control.read_version(request.version))
-        entries = await self._slices.all(control.model_statistics(one.snapshot()) for one in models)
+        entries = await self._lister.all(control.model_statistics(one.snapshot()) for one in models)
         return pb.ModelStatisticsResponse(model_stats=entries)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest) -> Any:
         control.check_repository_name(request.repository_name)
-        return control.index(await self._slices.one(self._server.public_index(request.ready)))
+        return control.index(await self._lister.one(self._server.public_index(request.ready)))
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         config, files = control.read_load(request)

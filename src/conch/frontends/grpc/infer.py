@@ -81,7 +81,7 @@ class InferCall(UnaryCall):
         if model.signature.decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._model = model
-        if model.repeats is not None and message and self._answered_again(model, message):
+        if model.cached_messages is not None and message and self._answered_again(model, message):
             return
         regions = context.server.regions.held_by(self.hold) if context.server.regions else NO_REGIONS
         self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw, elements, regions)
@@ -150,7 +150,7 @@ class InferCall(UnaryCall):
                 request.shared.deliver(answer)
             body = encode_infer(request, answer, self._plan, model.labels)
             self._send(body)
-            if self._message is not None and model.repeats is not None:
-                model.repeats.keep(request, self._message, body, len(self._message) + sum(map(len, body)))
+            if self._message is not None and model.cached_messages is not None:
+                model.cached_messages.keep(request, self._message, body, len(self._message) + sum(map(len, body)))
         except Exception as error:
             self.fail(error)

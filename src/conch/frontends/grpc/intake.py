@@ -124,7 +124,7 @@ class MessageIntake:
 
     def resume(self) -> None:
         """Handle messages again, from another turn of the event loop on."""
-        self.stream.turns.later(self._resume)
+        self.stream.loop_budget.later(self._resume)
 
     def count_decoded(self, size: int) -> None:
         """The message that is handled has become so large; raises ``CallFault`` if the server holds too many bytes."""
@@ -201,9 +201,9 @@ class MessageIntake:
                     self.on_message(message)
                 if self.finished:
                     return
-                if reader.held and not self._put_off and self.stream.turns.over():
+                if reader.held and not self._put_off and self.stream.loop_budget.over():
                     self._put_off = True
-                    self.stream.turns.later(self._continue)
+                    self.stream.loop_budget.later(self._continue)
             self._end_reading()
         except Exception as error:
             self.fail(error)

@@ -105,11 +105,11 @@ class GrpcFrontend:
         Raises PortTakenError, and INVALID_ARG for unusable TLS files.
         """
         loop = asyncio.get_running_loop()
-        service = GrpcService(self._server, loop, self._codec, self._limits.slices)
-        turns = self._limits.turns
+        service = GrpcService(self._server, loop, self._codec, self._limits.lister)
+        loop_budget = self._limits.loop_budget
         pings = PingLimits.of(self._settings)
         self._listener, address = await listen(
-            lambda: Http2Connection(service, loop, self, turns, self._limits, pings),
+            lambda: Http2Connection(service, loop, self, loop_budget, self._limits, pings),
             host,
             port,
             reuse_port=self._settings.reuse_grpc_port,

@@ -210,10 +210,10 @@ class GrpcService:
     """Opens a call on each stream."""
 
     def __init__(
-        self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec, slices: YieldingLister
+        self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec, lister: YieldingLister
     ) -> None:
         self._server = server
-        self._slices = slices
+        self._lister = lister
         forwarding = HeaderForwarding(server.settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
         self._context = ServingContext(
             server,
@@ -261,7 +261,7 @@ class GrpcService:
 
     def _table(self) -> dict[str, tuple[str, Callable[[Http2Stream, RequestHead], Call]]]:
         """The group (as restrictions name it) and the call of every method."""
-        context, control, unary = self._context, ControlMethods(self._server, self._slices), self._unary
+        context, control, unary = self._context, ControlMethods(self._server, self._lister), self._unary
         table = {
             "ServerLive": ("health", unary(pb.ServerLiveRequest, control.server_live)),
             "ServerReady": ("health", unary(pb.ServerReadyRequest, control.server_ready)),

@@ -85,9 +85,9 @@ _REPOSITORY: Final = "'repository_name' specification is not supported"
 class ControlRoutes:
     """The handlers; each answers its exchange, now or later, or raises :class:`ConchError`."""
 
-    def __init__(self, server: InferenceServer, codec: Codec, slices: YieldingLister) -> None:
+    def __init__(self, server: InferenceServer, codec: Codec, lister: YieldingLister) -> None:
         self._server = server
-        self._slices = slices
+        self._lister = lister
         self._codec = codec
         self._tasks = ExchangeTasks(refuse)
 
@@ -159,11 +159,11 @@ class ControlRoutes:
             raise unavailable("Server exiting")
 
     async def _respond_with_statistics(self, exchange: HttpExchange, models: Iterable[ModelStatistics]) -> None:
-        entries = await self._slices.all(wire.document_body(one.snapshot()) for one in models)
+        entries = await self._lister.all(wire.document_body(one.snapshot()) for one in models)
         exchange.respond(200, [JSON], wire.statistics_body(entries))
 
     async def _respond_with_index(self, exchange: HttpExchange, ready_only: bool) -> None:
-        exchange.respond(200, [JSON], wire.document_body(await self._slices.one(self._server.public_index(ready_only))))
+        exchange.respond(200, [JSON], wire.document_body(await self._lister.one(self._server.public_index(ready_only))))
 
     async def _load(self, exchange: HttpExchange, name: str) -> None:
         body, exchange.body = exchange.body, b""

@@ -69,7 +69,7 @@ class Inference:
         body = small_body(exchange, self._limit)
         if body is None:
             self._infer_large(exchange, model, length)
-        elif model.repeats is None or not self._may_repeat(body):
+        elif model.cached_messages is None or not self._may_repeat(body):
             self._send(exchange, model, self._decode_infer(exchange, model, body, length))
         else:
             self._infer_again(exchange, model, bytes(body), length)

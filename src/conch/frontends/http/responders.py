@@ -130,9 +130,9 @@ class InferResponder(Responder):
 
     def _respond(self, answer: SentAnswer) -> None:
         answer.send(self._exchange)
-        if self.message is not None and self._model.repeats is not None:
+        if self.message is not None and self._model.cached_messages is not None:
             size = len(self.message[0]) + sum(map(len, answer.parts))
-            self._model.repeats.keep(self.request, self.message, answer, size)
+            self._model.cached_messages.keep(self.request, self.message, answer, size)
 
     def _binary(self, response: InferResponse) -> bool:
         """Whether nothing of a response is to be written as JSON."""

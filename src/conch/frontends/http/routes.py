@@ -172,7 +172,7 @@ class Router:
         self,
         server: InferenceServer,
         codec: Codec,
-        slices: YieldingLister,
+        lister: YieldingLister,
         *,
         openai_only: bool = False,
         further: Iterable[HttpEndpoint] = (),
@@ -188,7 +188,7 @@ class Router:
             for api in rule.apis
         }
         self._browsers = BrowserRules(address or server.settings.http_address, server.settings.http_allowed_host)
-        control = ControlRoutes(server, codec, slices)
+        control = ControlRoutes(server, codec, lister)
         table = (_openai_table if openai_only else _kserve_table)(server, codec, control)
         if not openai_only:
             table += _openai_table(server, codec, control)

@@ -44,7 +44,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections = connections
         self._limits = limits
         self.budget = limits.budget
-        self._turns = limits.turns
+        self._loop_budget = limits.loop_budget
         self.place = AdmissionResult.SERVED
         self._current: HttpExchange | None = None
         self._waiting: deque[HttpExchange] = deque()
@@ -134,7 +134,7 @@ class HttpConnection(asyncio.Protocol):
             or self._unread
             or not self.idle
             or exchange is self._reader.starving
-            or (self._turns.spent and not exchange.urgent)
+            or (self._loop_budget.spent and not exchange.urgent)
         ):
             self._waiting.append(exchange)
             if not self.has_room:
@@ -215,13 +215,13 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._application.handle(exchange)
         if monotonic() - began > _LONG:
-            self._turns.over()  # from now on, this turn's time is counted
+            self._loop_budget.over()  # from now on, this turn's time is counted
 
     def _schedule(self) -> None:
         """Handle the next request in the next turn of the event loop, when others have had theirs."""
         if not self._scheduled and self._waiting and self._current is None:
             self._scheduled = True
-            self._turns.later(self._next)
+            self._loop_budget.later(self._next)
 
     def _next(self) -> None:
         self._scheduled = False
@@ -345,9 +345,9 @@ class MetricsPage:
     keeps_names = False
     _TEXT = (b"Content-Type", b"text/plain; charset=utf-8")
 
-    def __init__(self, registry: Registry, slices: YieldingLister) -> None:
+    def __init__(self, registry: Registry, lister: YieldingLister) -> None:
         self._registry = registry
-        self._slices = slices
+        self._lister = lister
         self._tasks = ExchangeTasks(refuse)
 
     def open(self, exchange: HttpExchange) -> int:
@@ -363,7 +363,7 @@ class MetricsPage:
             exchange.respond(200, [self._TEXT])
 
     async def _respond_with_page(self, exchange: HttpExchange) -> None:
-        lines = await self._slices.all(self._registry.lines())
+        lines = await self._lister.all(self._registry.lines())
         exchange.respond(200, [self._TEXT], "".join(lines).encode())
 
     def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:

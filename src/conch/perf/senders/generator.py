@@ -274,15 +274,15 @@ class _Sender:
 
     def _closed_load(self) -> ClosedLoad:
         if self._closed is None:
-            self._closed = ClosedLoad(self._sending, self._turns(), self._number * 100_000)
+            self._closed = ClosedLoad(self._sending, self._sequence_source(), self._number * 100_000)
         return self._closed
 
     def _open_load(self, most: int) -> OpenLoad:
         if self._open is None:
-            self._open = OpenLoad(self._sending, self._turns(), most)
+            self._open = OpenLoad(self._sending, self._sequence_source(), most)
         return self._open
 
-    def _turns(self) -> SequenceSource | None:
+    def _sequence_source(self) -> SequenceSource | None:
         return SequenceSource(self._sequences, self._number, self._count) if self._sequences is not None else None
 
     def _loads(self) -> list[ClosedLoad | OpenLoad]:

@@ -104,7 +104,7 @@ class OfferedLoad:
         self._connect = sending.connect
         self._payloads = sending.payloads
         self._numbers = sending.numbers
-        self._turns = turns
+        self._sequence_source = turns
         self._records = sending.records
         self._timeout = int(sending.timeout * 1e9)
         self._channels: list[CallChannel] = []
@@ -118,13 +118,13 @@ class OfferedLoad:
 
     def _begin(self, call: TimedCall, due: int, channel: CallChannel) -> None:
         call.begin(due)
-        if self._turns is None:
+        if self._sequence_source is None:
             call.number = number = self._next
             self._next = number + 1 if number + 1 < len(self._payloads) else 0
             payload = self._payloads[number]
             call.payload = payload if payload.number_at < 0 else payload.numbered(next(self._numbers))
         else:
-            call.number, call.payload = self._turns.take(call.slot, self._payloads)
+            call.number, call.payload = self._sequence_source.take(call.slot, self._payloads)
         self._running.add(call)
         channel.send(call)
 
@@ -141,9 +141,9 @@ class OfferedLoad:
             call.due, call.sent, call.written, call.first, call.end, call.outcome, call.code, call.number,
             call.responses, call.tokens, call.received, call.slot,
         ))  # fmt: skip
-        if self._turns is not None:
+        if self._sequence_source is not None:
             lost = call.outcome in (Outcome.CONNECTION_LOST, Outcome.TIMED_OUT)
-            self._turns.ended(call.slot, well=call.outcome is Outcome.OK, lost=lost)
+            self._sequence_source.ended(call.slot, well=call.outcome is Outcome.OK, lost=lost)
         if call.error:
             self.errors[call.error] = self.errors.get(call.error, 0) + 1
 
@@ -203,7 +203,7 @@ class ClosedLoad(OfferedLoad):
 
     def _may_start(self, call: TimedCall) -> bool:
         if call.slot - self._first_slot >= self._concurrency:
-            return self._turns is not None and self._turns.finish(call.slot)
+            return self._sequence_source is not None and self._sequence_source.finish(call.slot)
         if self._left is None:
             return True
         self._left -= 1
@@ -248,8 +248,8 @@ class OpenLoad(OfferedLoad):
         """Start no more requests, but those that end sequences."""
         self._schedule, self._due = iter(()), 0
         self.waiting.clear()
-        if self._turns is not None:
-            for call in [one for one in self._free if self._turns.finish(one.slot)]:
+        if self._sequence_source is not None:
+            for call in [one for one in self._free if self._sequence_source.finish(one.slot)]:
                 self._free.remove(call)
                 self._start(call, monotonic_ns())
 
@@ -282,7 +282,7 @@ class OpenLoad(OfferedLoad):
         self._note(call)
         if self.waiting:
             self._start(call, self.waiting.popleft())
-        elif not self._due and self._turns is not None and self._turns.finish(call.slot):
+        elif not self._due and self._sequence_source is not None and self._sequence_source.finish(call.slot):
             self._start(call, monotonic_ns())
         else:
             self._free.append(call)

@@ -8,32 +8,32 @@ from typing import NamedTuple
 from conch.telemetry.memory import mebibytes
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """An amount of what is limited: ``models`` with workers of their own, and their ``memory`` (bytes)."""
 
     models: int = 0
     memory: int = 0
 
-    def plus(self, other: Room) -> Room:
-        return Room(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: Capacity) -> Capacity:
+        return Capacity(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def minus(self, other: Room) -> Room:
-        return Room(*(a - b for a, b in zip(self, other, strict=True)))
+    def minus(self, other: Capacity) -> Capacity:
+        return Capacity(*(a - b for a, b in zip(self, other, strict=True)))
 
-    def within(self, limit: Room) -> bool:
+    def within(self, limit: Capacity) -> bool:
         """Whether this is no more than ``limit``, of which 0 is no limit."""
         return all(not most or amount <= most for amount, most in zip(self, limit, strict=True))
 
 
-def total(rooms: Iterable[Room]) -> Room:
+def total(rooms: Iterable[Capacity]) -> Capacity:
     """The sum of several."""
-    whole = Room()
-    for room in rooms:
-        whole = whole.plus(room)
+    whole = Capacity()
+    for capacity in rooms:
+        whole = whole.plus(capacity)
     return whole
 
 
-def the_sum(needed: Room, used: Room, limit: Room) -> str:
+def the_sum(needed: Capacity, used: Capacity, limit: Capacity) -> str:
     """Why ``needed`` does not fit beside ``used``, for each limit that it exceeds."""
     parts: list[str] = []
     if limit.models and needed.models + used.models > limit.models:

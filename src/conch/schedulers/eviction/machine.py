@@ -14,17 +14,17 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from conch.errors import Code, ConchError, unavailable
-from conch.schedulers.eviction.capacity import Room, the_sum, total
+from conch.schedulers.eviction.capacity import Capacity, the_sum, total
 from conch.schedulers.eviction.failures import LoadBackOff
 from conch.schedulers.eviction.thrashing import Thrashing
 from conch.schedulers.eviction.vocabulary import (
     CapacityLimits,
     Decision,
     Evict,
+    Footprint,
+    Footprints,
     Load,
     ModelUse,
-    Need,
-    Needs,
     Phase,
     ReadFootprints,
     ResumeRequest,
@@ -37,7 +37,7 @@ from conch.telemetry.on_demand import OnDemandCounts
 class _Resident:
     """A model that has room, from the decision to load it until it has left."""
 
-    need: Need
+    footprint: Footprint
     phase: Phase
     since: float
     #: The models whose loads bring this one: itself, ensembles, or both.
@@ -52,10 +52,10 @@ class _PendingLoad:
 
     since: float
     #: The footprints of its load, None until its files have been read.
-    needs: Needs | None = None
+    footprints: Footprints | None = None
 
 
-class Residency:
+class OnDemandPlanner:
     """Decides; times are seconds of one clock.  ``pinned`` models never leave."""
 
     def __init__(self, limits: CapacityLimits, usage: ModelUse, pinned: Collection[str] = ()) -> None:
@@ -67,7 +67,7 @@ class Residency:
         self._usage = usage
         self._residents: dict[str, _Resident] = {}
         #: In the order in which they were first asked for; follows from ``_waiting`` and ``_residents``.
-        self._wishes: dict[str, _PendingLoad] = {}
+        self._pending_loads: dict[str, _PendingLoad] = {}
         self._reading: set[str] = set()
         #: The loads during which a model that they bring was unloaded.
         self._interrupted: set[str] = set()
@@ -100,12 +100,12 @@ class Residency:
         waiter.withdrawn = True
         self._forget(waiter)
 
-    def planned(self, name: str, needs: Needs) -> None:
+    def planned(self, name: str, footprints: Footprints) -> None:
         """It is known what a load of ``name`` needs."""
         self._reading.discard(name)
-        wish = self._wishes.get(name)
-        if wish is not None:
-            wish.needs = needs
+        pending_load = self._pending_loads.get(name)
+        if pending_load is not None:
+            pending_load.footprints = footprints
 
     def unknown(self, name: str, error: ConchError, now: float) -> None:
         """There is no such model."""
@@ -130,16 +130,16 @@ class Residency:
         if not self._end_load(name):
             self._refuse(name, error, now)
 
-    def measured(self, name: str, room: Room) -> None:
+    def measured(self, name: str, capacity: Capacity) -> None:
         """A loaded model takes as much as this by now."""
         if (resident := self._residents.get(name)) is not None:
-            resident.need = Need(room, resident.need.members)
+            resident.footprint = Footprint(capacity, resident.footprint.members)
 
-    def serves(self, name: str, need: Need, now: float) -> None:
+    def serves(self, name: str, footprint: Footprint, now: float) -> None:
         """A model has become ready, whatever loaded it; its waiting requests proceed."""
         before = self._residents.get(name)
         load = now - before.since if before is not None else 0.0
-        self._residents[name] = _Resident(need, Phase.LOADED, now, load=load)
+        self._residents[name] = _Resident(footprint, Phase.LOADED, now, load=load)
         self.back_off.forget(name)
         self._let_go(name, None, now)
 
@@ -182,9 +182,9 @@ class Residency:
         """How many requests wait."""
         return sum(map(len, self._waiting.values()))
 
-    def room_taken(self) -> Room:
+    def room_taken(self) -> Capacity:
         """By models that are being loaded, loaded and leaving."""
-        return total(resident.need.room for resident in self._residents.values())
+        return total(resident.footprint.capacity for resident in self._residents.values())
 
     @property
     def blocked(self) -> bool:
@@ -207,17 +207,19 @@ class Residency:
     def _allot(self, now: float) -> None:
         self._load_awaited_steps()
         self._note_wishes()
-        for name, wish in self._wishes.items():
-            if wish.needs is None and name not in self._reading:
+        for name, pending_load in self._pending_loads.items():
+            if pending_load.footprints is None and name not in self._reading:
                 self._reading.add(name)
                 self._decided.append(ReadFootprints(name))
         passed: set[str] = set()
-        for name, wish in list(self._wishes.items()):
-            if wish.needs is None or name not in self._wishes:  # an ensemble brings those that have gone from there
+        for name, pending_load in list(self._pending_loads.items()):
+            if (
+                pending_load.footprints is None or name not in self._pending_loads
+            ):  # an ensemble brings those that have gone from there
                 continue
-            if self._leaving_among(wish.needs):
-                passed.update(wish.needs)
-            elif not self._try(name, wish.since, wish.needs, passed, now):
+            if self._leaving_among(pending_load.footprints):
+                passed.update(pending_load.footprints)
+            elif not self._try(name, pending_load.since, pending_load.footprints, passed, now):
                 break
         self._relieve(now)
 
@@ -231,8 +233,8 @@ class Residency:
 
     def _note_wishes(self) -> None:
         """Record each model that requests wait for and that is not loading, in the order of those requests."""
-        self._wishes = {
-            name: self._wishes.get(name) or _PendingLoad(next(iter(waiting)).since)
+        self._pending_loads = {
+            name: self._pending_loads.get(name) or _PendingLoad(next(iter(waiting)).since)
             for name, waiting in self._waiting.items()
             if self.phase(name) in (None, Phase.LEAVING)
         }
@@ -242,29 +244,29 @@ class Residency:
         times = [next(iter(waiting)).deadline for waiting in self._waiting.values()]
         first = self._first_without_room()
         if first is not None:
-            turns = [self._wishes[first].since + self.limits.min_loaded]
+            turns = [self._pending_loads[first].since + self.limits.min_loaded]
             turns += [self._turn_ends(one) for one in self._residents.values() if one.phase is Phase.LOADED]
             times += [turn for turn in turns if turn > now]
         return min(times, default=None)
 
     def _first_without_room(self) -> str | None:
         """The first model that waits for capacity; the models behind it wait too."""
-        for name, wish in self._wishes.items():
-            if wish.needs is not None and not self._leaving_among(wish.needs):
+        for name, pending_load in self._pending_loads.items():
+            if pending_load.footprints is not None and not self._leaving_among(pending_load.footprints):
                 return name
         return None
 
     def _leaving_among(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if self.phase(name) is Phase.LEAVING]
 
-    def _try(self, name: str, since: float, needs: Needs, passed: Collection[str], now: float) -> bool:
+    def _try(self, name: str, since: float, footprints: Footprints, passed: Collection[str], now: float) -> bool:
         """Load a model that waits since ``since``, or make room for it; False if the models behind it have to wait.
 
         The models ``passed`` are kept for models ahead of it that do not wait for capacity.
         """
-        refusal = self._never_fits(name, needs)
+        refusal = self._never_fits(name, footprints)
         if refusal is not None:
-            del self._wishes[name]
+            del self._pending_loads[name]
             self._let_go(name, refusal, now)
             return True
         missing = {one: need for one, need in needs.items() if one not in self._residents}
@@ -278,18 +280,18 @@ class Residency:
             self._decided.append(Load(name))
             return True
         turn_over = now >= since + self.limits.min_loaded
-        for one in self._choose(needed, {*needs, *passed}, now, turn_over=turn_over):
+        for one in self._choose(needed, {*footprints, *passed}, now, turn_over=turn_over):
             self._evict(one, f"to make room for '{name}'", now)
         return False
 
     def _relieve(self, now: float) -> None:
         """Let idle models leave where what is loaded has grown beyond the budget."""
-        if not self._staying().within(self.limits.room):
-            for one in self._choose(Room(), (), now, turn_over=False, partly=True):
+        if not self._staying().within(self.limits.capacity):
+            for one in self._choose(Capacity(), (), now, turn_over=False, partly=True):
                 self._evict(one, "because more is loaded than fits", now)
 
     def _choose(
-        self, needed: Room, keep: Collection[str], now: float, *, turn_over: bool, partly: bool = False
+        self, needed: Capacity, keep: Collection[str], now: float, *, turn_over: bool, partly: bool = False
     ) -> list[str]:
         """The models that leave so that there is room for ``needed``; none where that is not possible.
 
@@ -298,13 +300,13 @@ class Residency:
         taken = self._staying().plus(needed)
         chosen: set[str] = set()
         leaving = set(self.residents(Phase.LEAVING))
-        while not taken.within(self.limits.room):
+        while not taken.within(self.limits.capacity):
             one = self._next_to_leave(chosen | set(keep), chosen | leaving, now, turn_over)
             if one is None:
                 chosen = chosen if partly else set()
                 break
             chosen.add(one)
-            taken = taken.minus(self._residents[one].need.room)
+            taken = taken.minus(self._residents[one].footprint.capacity)
         # A member leaves once the ensembles that need it have left.
         return [one for one in chosen if not self._held_by(one, self._residents)]
 
@@ -327,7 +329,7 @@ class Residency:
 
     def _held_by(self, name: str, holders: Collection[str]) -> bool:
         """Whether an ensemble among ``holders`` needs the model."""
-        return any(name in self._residents[holder].need.members for holder in holders)
+        return any(name in self._residents[holder].footprint.members for holder in holders)
 
     def _turn_ends(self, resident: _Resident) -> float:
         """Until when a loaded model keeps its place while it is in use: a load is worth its time."""
@@ -336,8 +338,8 @@ class Residency:
     def _last_used(self, name: str, resident: _Resident) -> float:
         return max(resident.since, self._usage.last_used(name))
 
-    def _staying(self) -> Room:
-        return total(one.need.room for one in self._residents.values() if one.phase is not Phase.LEAVING)
+    def _staying(self) -> Capacity:
+        return total(one.footprint.capacity for one in self._residents.values() if one.phase is not Phase.LEAVING)
 
     def _evict(self, name: str, reason: str, now: float) -> None:
         self._residents[name].phase = Phase.LEAVING
@@ -402,34 +404,37 @@ class Residency:
             return None
         return unavailable(f"{limit} requests wait already for {whose}")
 
-    def _never_fits(self, name: str, needs: Needs) -> ConchError | None:
+    def _never_fits(self, name: str, footprints: Footprints) -> ConchError | None:
         """Why the model cannot be loaded even when everything leaves that may."""
         stays = {one for one in self._residents if one in self.pinned}
         while more := {one for one in self._residents if one not in stays and self._held_by(one, stays)}:
             stays |= more
-        used = total(self._residents[one].need.room for one in stays - set(needs))
+        used = total(self._residents[one].footprint.capacity for one in stays - set(footprints))
         needed = total(
-            (self._residents[one].need if one in self._residents else need).room for one, need in needs.items()
+            (self._residents[one].footprint if one in self._residents else footprint).capacity
+            for one, footprint in footprints.items()
         )
-        if used.plus(needed).within(self.limits.room):
+        if used.plus(needed).within(self.limits.capacity):
             return None
         pinned = " that stay loaded (--load-model)" if stays else ""
-        return unavailable(f"model '{name}' cannot be loaded: {the_sum(needed, used, self.limits.room)}{pinned}")
+        return unavailable(f"model '{name}' cannot be loaded: {the_sum(needed, used, self.limits.capacity)}{pinned}")
 
     def _too_late(self, name: str, now: float) -> str:
         late = f"model '{name}' was not loaded within {self.limits.wait:g} s (--load-wait-secs)"
         if self.phase(name) is Phase.LOADING:
             return f"{late}: its load has taken {now - self._residents[name].since:.0f} s so far"
-        wish = self._wishes.get(name)
-        if wish is None or wish.needs is None:
+        pending_load = self._pending_loads.get(name)
+        if pending_load is None or pending_load.footprints is None:
             return f"{late}: its files are still being read"
-        if leaving := self._leaving_among(wish.needs):
+        if leaving := self._leaving_among(pending_load.footprints):
             return f"{late}: the last requests of '{leaving[0]}', which is being unloaded, still run"
         first = self._first_without_room() or name
-        wish = self._wishes[first]
-        assert wish.needs is not None
-        missing = [need.room for one, need in wish.needs.items() if one not in self._residents]
-        cause = the_sum(total(missing), self.room_taken(), self.limits.room)
+        pending_load = self._pending_loads[first]
+        assert pending_load.footprints is not None
+        missing = [
+            footprint.capacity for one, footprint in pending_load.footprints.items() if one not in self._residents
+        ]
+        cause = the_sum(total(missing), self.room_taken(), self.limits.capacity)
         busy = sum(self._usage.busy(one) for one in self.residents(Phase.LOADED))
         before = "" if first == name else f"'{first}' comes first: "
         return (

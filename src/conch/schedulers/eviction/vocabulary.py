@@ -8,19 +8,19 @@ from enum import Enum, auto
 from typing import Protocol
 
 from conch.errors import ConchError
-from conch.schedulers.eviction.capacity import Room
+from conch.schedulers.eviction.capacity import Capacity
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityLimits:
-    """The flags of on-demand mode; in ``room``, 0 is no limit.  Seconds.
+    """The flags of on-demand mode; in ``capacity``, 0 is no limit.  Seconds.
 
     ``min_loaded``: how long a model keeps its place while it is in use and another one waits for it, and how long that
     one waits before; a model whose load took longer keeps it as long as that.
     ``wait``: how long a request waits.  ``waiting`` and ``waiting_per_model``: how many may.
     """
 
-    room: Room = field(default_factory=Room)
+    capacity: Capacity = field(default_factory=Capacity)
     min_loaded: float = 10.0
     wait: float = 60.0
     waiting: int = 10_000
@@ -60,15 +60,15 @@ class Waiter:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Footprint:
     """What one model takes, and the models without which it cannot run: the members of an ensemble."""
 
-    room: Room
+    capacity: Capacity
     members: frozenset[str] = frozenset()
 
 
 #: What a load brings: the model itself and, for an ensemble, all of its members, theirs included.
-Needs = Mapping[str, Need]
+Footprints = Mapping[str, Footprint]
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class OldestFirst:
     def issue(self, slot: Slot, now: int) -> None:
         """Let the next request of a slot's sequence wait for a batch, unless another is under way."""
         sequence = slot.sequence
-        if slot.under_way is not None or sequence is None or not sequence.waiting:
+        if slot.in_flight is not None or sequence is None or not sequence.waiting:
             return
         request = sequence.waiting.popleft()
         slot.begin(request, sequence)
@@ -299,7 +299,7 @@ class SequenceScheduler:
         instance.busy = False
         repeated = {request.serial for request in again if not request.finished}
         for slot in instance.slots:
-            request, owner = slot.under_way, slot.owner
+            request, owner = slot.in_flight, slot.owner
             if request is None or owner is None or self._waits(slot):
                 continue
             slot.finish()
@@ -426,7 +426,7 @@ class SequenceScheduler:
         sequence = self._roster.waiting[request.serial]
         slot = sequence.slot
         doomed = list(sequence.waiting)
-        if slot is not None and slot.under_way is request:
+        if slot is not None and slot.in_flight is request:
             doomed = self._withdraw(slot) + doomed
             slot.finish()
         elif slot is not None:
@@ -440,11 +440,11 @@ class SequenceScheduler:
 
     def _waits(self, slot: Slot) -> bool:
         """Whether what is under way in a slot waits for a batch."""
-        return slot.under_way is not None and slot.under_way.serial in self._roster.waiting
+        return slot.in_flight is not None and slot.in_flight.serial in self._roster.waiting
 
     def _withdraw(self, slot: Slot) -> list[InferRequest]:
         """Take back the request of a slot that waits for a batch, if there is one."""
-        request = slot.under_way
+        request = slot.in_flight
         if request is None or not self._waits(slot):
             return []
         self._rows[slot.instance.key].withdraw(request)

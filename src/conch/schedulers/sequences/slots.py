@@ -40,28 +40,28 @@ class LiveSequence:
 class Slot:
     """A place for one sequence; ``number`` is its row.
 
-    ``under_way`` is the request that its instance has been given and has not done, of this sequence or of the one
+    ``in_flight`` is the request that its instance has been given and has not done, of this sequence or of the one
     before it.
     """
 
-    __slots__ = ("instance", "number", "owner", "sequence", "under_way")
+    __slots__ = ("in_flight", "instance", "number", "owner", "sequence")
 
     def __init__(self, instance: InstanceSlots, number: int) -> None:
         self.instance = instance
         self.number = number
         self.sequence: LiveSequence | None = None
-        self.under_way: InferRequest | None = None
-        #: Whose ``under_way`` is.
+        self.in_flight: InferRequest | None = None
+        #: Whose ``in_flight`` is.
         self.owner: LiveSequence | None = None
 
     def begin(self, request: InferRequest, sequence: LiveSequence) -> None:
         """The instance is given ``request``."""
-        self.under_way, self.owner = request, sequence
+        self.in_flight, self.owner = request, sequence
         sequence.running += 1
 
     def finish(self) -> LiveSequence | None:
         """The instance has done what was under way here, if anything was; returns whose it was."""
-        owner, self.under_way, self.owner = self.owner, None, None
+        owner, self.in_flight, self.owner = self.owner, None, None
         if owner is not None:
             owner.running -= 1
         return owner
@@ -83,13 +83,13 @@ class InstanceSlots:
     @property
     def vacant(self) -> bool:
         """Whether it has no sequence and nothing to run."""
-        return not self.busy and all(slot.sequence is None and slot.under_way is None for slot in self.slots)
+        return not self.busy and all(slot.sequence is None and slot.in_flight is None for slot in self.slots)
 
     @property
     def eager(self) -> bool:
         """Whether it could run and some of its requests wait."""
         return not self.busy and any(
-            slot.under_way is not None or (slot.sequence is not None and slot.sequence.waiting) for slot in self.slots
+            slot.in_flight is not None or (slot.sequence is not None and slot.sequence.waiting) for slot in self.slots
         )
 
 

@@ -32,7 +32,7 @@ class RemoteEndpoint:
 
     url: str
     reason: str = NOT_ASKED
-    under_way: int = 0
+    in_flight: int = 0
     sequences: int = 0
     leaving: bool = False
     last_used: int = 0
@@ -51,7 +51,7 @@ class PinnedSequence:
 
     endpoint: RemoteEndpoint
     seen: float
-    under_way: int = 0
+    in_flight: int = 0
     starting: bool = True
     lost: str = ""
 
@@ -140,9 +140,9 @@ class Endpoints:
         return [one.url for one in self._known.values() if not one.leaving]
 
     @property
-    def under_way(self) -> Mapping[str, int]:
+    def in_flight(self) -> Mapping[str, int]:
         """How many requests each server has, also those that get no new ones."""
-        return {url: one.under_way for url, one in self._known.items()}
+        return {url: one.in_flight for url, one in self._known.items()}
 
     @property
     def sequences(self) -> int:
@@ -204,7 +204,7 @@ class Endpoints:
         if self.begins(request):
             sequence = self._begin_sequence(request.correlation_id, endpoint)
         if sequence is not None:
-            sequence.under_way += 1
+            sequence.in_flight += 1
         return Assignment(endpoint, sequence)
 
     def follow(self, request: InferRequest, assignment: Assignment) -> None:
@@ -232,12 +232,12 @@ class Endpoints:
             sequence.endpoint = endpoint
         self._reassign(assignment, endpoint)
 
-    def give_back(self, request: InferRequest, assignment: Assignment) -> None:
+    def release(self, request: InferRequest, assignment: Assignment) -> None:
         """A request has ended."""
         endpoint, sequence = assignment.endpoint, assignment.sequence
-        endpoint.under_way -= 1
+        endpoint.in_flight -= 1
         if sequence is not None:
-            sequence.under_way -= 1
+            sequence.in_flight -= 1
             if self.begins(request):
                 sequence.starting = False
             if self._sequences.get(request.correlation_id) is sequence:
@@ -295,14 +295,14 @@ class Endpoints:
     def _use(self, endpoint: RemoteEndpoint) -> None:
         self._uses += 1
         endpoint.last_used = self._uses
-        endpoint.under_way += 1
+        endpoint.in_flight += 1
 
     def _reassign(self, assignment: Assignment, endpoint: RemoteEndpoint) -> None:
         before = assignment.endpoint
         if before is not endpoint:
             self._use(endpoint)
             assignment.endpoint = endpoint
-            before.under_way -= 1
+            before.in_flight -= 1
             self._forget_if_done(before)
 
     def _chosen(self, request: InferRequest, key: bytes, without: Collection[str]) -> RemoteEndpoint:
@@ -313,10 +313,10 @@ class Endpoints:
             return usable[0]
         if key:
             preferred = max(usable, key=lambda one: blake2b(key, key=_salt(one.url), digest_size=8).digest())
-            limit = max(_FEW, ceil(_OVERLOAD * (sum(one.under_way for one in usable) + 1) / len(usable)))
-            if request.correlation_id or preferred.under_way < limit:  # another ingress may have seen it start
+            limit = max(_FEW, ceil(_OVERLOAD * (sum(one.in_flight for one in usable) + 1) / len(usable)))
+            if request.correlation_id or preferred.in_flight < limit:  # another ingress may have seen it start
                 return preferred
-        return min(usable, key=lambda one: (one.under_way, one.last_used))
+        return min(usable, key=lambda one: (one.in_flight, one.last_used))
 
     def refusal(self, request: InferRequest) -> ConchError:
         """The error for a request that no server can take."""
@@ -358,13 +358,13 @@ class Endpoints:
         """Forget sequences of which nothing was heard for so long that their server has forgotten them."""
         since = self._clock() - self._idle_seconds
         for correlation_id, sequence in list(takewhile(lambda one: one[1].seen < since, self._sequences.items())):
-            if sequence.under_way:
+            if sequence.in_flight:
                 self._note_seen(correlation_id, sequence)
             else:
                 self._end_sequence(correlation_id)
 
     def _forget_if_done(self, endpoint: RemoteEndpoint) -> None:
-        done = endpoint.leaving and not endpoint.under_way and not endpoint.sequences
+        done = endpoint.leaving and not endpoint.in_flight and not endpoint.sequences
         if done and self._known.get(endpoint.url) is endpoint:
             del self._known[endpoint.url]
             self._on_gone(endpoint.url)

@@ -312,7 +312,7 @@ class RemoteExecutor:
         del self._tasks[request]
         if request.cancelled and not request.answered:
             self.endpoints.fail(request, passage.assignment, "a request before this one was cancelled")
-        self.endpoints.give_back(request, passage.assignment)
+        self.endpoints.release(request, passage.assignment)
         sequence = self._key, request.correlation_id
         if self._last_of.get(sequence) is task:
             del self._last_of[sequence]
@@ -345,7 +345,7 @@ class RemoteExecutor:
         Where there is no other, the same one is tried once more.
         """
         request = passage.request
-        patience = monotonic() + self._settings.connect_timeout
+        connect_until = monotonic() + self._settings.connect_timeout
         waited = repeated = False
         while True:
             url = passage.assignment.url
@@ -364,7 +364,7 @@ class RemoteExecutor:
                 repeated = waited = True
             if self._moved(passage):
                 continue
-            if waited or monotonic() + _BACK_OFF > patience:
+            if waited or monotonic() + _BACK_OFF > connect_until:
                 self.endpoints.fail(request, passage.assignment, f"a request before this one did not reach {url}")
                 raise unavailable(f"model '{self._name}' is not available: {url}: {failure}")
             waited = True

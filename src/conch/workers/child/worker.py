@@ -104,13 +104,13 @@ class Worker:
         self._channel = channel
         self._backend: Any = None
         self._open_error: Exception | None = None  # why there is no backend
-        self._turns = turns
+        self._receive_lock = turns
         self._several = False
 
     def let_another_receive(self) -> None:
         """Let another thread receive frames, unless this one has let it already since its last frame."""
         if self._several:
-            self._turns.pass_on()
+            self._receive_lock.pass_on()
 
     def _serve_along(self) -> None:
         """Answer frames in a thread; whatever ends it ends the worker, as it would in the main thread."""
@@ -126,7 +126,7 @@ class Worker:
 
         channel = self._channel
         while True:
-            self._turns.take()
+            self._receive_lock.take()
             header, payload = channel.receive()
             op = header["op"]
             try:

@@ -89,7 +89,7 @@ class LivenessSample(NamedTuple):
     """What the server knows of a worker: its pulse, the number of the execution that has run longest (0 for none), and
     whether its model is loading, with its warm-up, and whether it may be waiting for other models."""
 
-    pulse: HeartbeatSample
+    heartbeat: HeartbeatSample
     execution: int = 0
     loading: bool = False
     calling: bool = False
@@ -118,10 +118,10 @@ class Since:
 
 
 class Liveness:
-    """What is known of one worker.  ``patience`` may be replaced while it runs."""
+    """What is known of one worker.  ``timeouts`` may be replaced while it runs."""
 
-    def __init__(self, now: float, patience: WorkerTimeouts) -> None:
-        self.patience = patience
+    def __init__(self, now: float, timeouts: WorkerTimeouts) -> None:
+        self.timeouts = timeouts
         self._alive = self._looked = now
         self._started = 0.0
         self._beats = 0
@@ -137,26 +137,26 @@ class Liveness:
     def look(
         self,
         now: float,
-        signs: LivenessSample,
+        sample: LivenessSample,
         read: Callable[[], Activity | None],
         read_children: Callable[[], Activity | None] = lambda: None,
     ) -> Verdict:
         """Judge by the signs; the functions tell the activity of the process and that of all that it has started, and
         are called only where they are needed."""
-        beats = signs.pulse.beats != self._beats
-        self._beats = signs.pulse.beats
-        seen = None if beats and not signs.loading else read()
+        beats = sample.heartbeat.beats != self._beats
+        self._beats = sample.heartbeat.beats
+        seen = None if beats and not sample.loading else read()
         if seen is not None and seen.state == "t":
             self._held = now - self._looked  # no time passes for a worker that a debugger holds
         now -= self._held
         self._started += self._own_time(now - self._looked, seen)
         silence = self._silence(now, beats, seen)
         state = seen.state if seen is not None else ""
-        idle = self._idle(now, signs.loading and not signs.calling, seen, read_children)
+        idle = self._idle(now, sample.loading and not sample.calling, seen, read_children)
         self._looked = now
-        kill = self._stopped(state, silence) or self._waiting(now, signs, silence, idle)
-        patience = STOPPED_SECONDS if state in ("T", "D") else SILENT_SECONDS
-        return Verdict(silence < patience and kill is None, idle, kill)
+        kill = self._stopped(state, silence) or self._waiting(now, sample, silence, idle)
+        timeouts = STOPPED_SECONDS if state in ("T", "D") else SILENT_SECONDS
+        return Verdict(silence < timeouts and kill is None, idle, kill)
 
     def _own_time(self, seconds: float, seen: Activity | None) -> float:
         """The part of the ``seconds`` between two checks in which a worker ran or was not ready to run."""
@@ -191,34 +191,34 @@ class Liveness:
         return now - self._worked
 
     def _stopped(self, state: str, silence: float) -> Kill | None:
-        if state == "T" and over(silence, self.patience.stopped):
+        if state == "T" and over(silence, self.timeouts.stopped):
             return Kill(Cause.STOPPED, f"it was stopped by a signal for {silence:.0f} s (--stopped-worker-secs)")
         return None
 
-    def _waiting(self, now: float, signs: LivenessSample, silence: float, idle: float) -> Kill | None:
+    def _waiting(self, now: float, sample: LivenessSample, silence: float, idle: float) -> Kill | None:
         """What has taken too long, if anything has."""
-        patience = self.patience
-        executing = self._execution.seconds(signs.execution, now)
-        pulse = signs.pulse
-        stepping = self._step.seconds(pulse.steps, now)
-        loading = self._load.seconds(signs.loading, now)
-        if signs.loading:
-            if not pulse.beats and over(self._started, patience.start):
-                return Kill(Cause.START, f"it has not started within {patience.start:g} s (stub-timeout-seconds)")
-            if over(idle, patience.load_idle):
+        timeouts = self.timeouts
+        executing = self._execution.seconds(sample.execution, now)
+        heartbeat = sample.heartbeat
+        stepping = self._step.seconds(heartbeat.steps, now)
+        loading = self._load.seconds(sample.loading, now)
+        if sample.loading:
+            if not heartbeat.beats and over(self._started, timeouts.start):
+                return Kill(Cause.START, f"it has not started within {timeouts.start:g} s (stub-timeout-seconds)")
+            if over(idle, timeouts.load_idle):
                 return Kill(
                     Cause.LOAD,
                     f"its model has been loading for {loading:.0f} s and has done nothing for {idle:.0f} s of them "
                     "(--load-idle-secs)",
                 )
-            if over(loading, patience.load):
+            if over(loading, timeouts.load):
                 return Kill(Cause.LOAD, f"its model has been loading for {loading:.0f} s (--load-timeout-secs)")
-        elif over(silence, patience.silent):
+        elif over(silence, timeouts.silent):
             reason = f"it has shown no heartbeat and no processor time for {silence:.0f} s (--silent-worker-secs)"
             return Kill(Cause.SILENT, reason)
-        if signs.execution and over(executing, patience.execution):
+        if sample.execution and over(executing, timeouts.execution):
             return Kill(Cause.EXECUTION, f"an execution has taken {executing:.0f} s (--execute-timeout-secs)")
-        if pulse.stepping and over(stepping, patience.step):
+        if heartbeat.stepping and over(stepping, timeouts.step):
             return Kill(Cause.STEP, f"a step of its engine has taken {stepping:.0f} s (--step-timeout-secs)")
         return None
 

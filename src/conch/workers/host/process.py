@@ -112,11 +112,11 @@ class WorkerProcess:
     was called before.
     """
 
-    def __init__(self, name: str, spawn: Spawn = spawn, patience: WorkerTimeouts = DEFAULT_WORKER_TIMEOUTS) -> None:
+    def __init__(self, name: str, spawn: Spawn = spawn, timeouts: WorkerTimeouts = DEFAULT_WORKER_TIMEOUTS) -> None:
         self.name = name
         #: The model that it runs, for metrics.
         self.model = ""
-        self.patience = patience
+        self.timeouts = timeouts
         self._spawn = spawn
         self.on_exit: Callable[[WorkerProcess], None] | None = None
         #: Called with every response that a response sender gave, before the request gets it.
@@ -130,12 +130,12 @@ class WorkerProcess:
         #: Whether requests keep their inputs while they run, since the model may reschedule them.
         self.reschedules = False
         #: What its model runs with, by name (``engine``, ``precision`` …), once it has started.
-        self.runs_with: dict[str, str] = {}
+        self.runtime_facts: dict[str, str] = {}
         #: What its model's answers depend on outside of the version's directory, once it has started.
         self.dependencies: list[tuple[str, str]] = []
         #: What has been logged for the model once and for all; its workers share it.
         self.said: set[str] = set()
-        self._speech = WorkerLog()
+        self._worker_log = WorkerLog()
         self.alive = False
         #: Whether its model is being loaded, from the first frame to the end of its warm-up.
         self.loading = False
@@ -175,12 +175,12 @@ class WorkerProcess:
         return self._link.shared_bytes if self.alive else 0
 
     @property
-    def signs(self) -> LivenessSample:
+    def sample(self) -> LivenessSample:
         """What tells whether the worker runs; read several times a second."""
-        pulse = read_heartbeat(self._heartbeat) if self._heartbeat is not None else HeartbeatSample()
+        heartbeat = read_heartbeat(self._heartbeat) if self._heartbeat is not None else HeartbeatSample()
         # One that generates has its requests for as long as they generate: the steps of its engine are watched instead.
         execution = 0 if self.slots else next(iter(self._executions), 0)
-        return LivenessSample(pulse, execution, self.loading, self.calls.busy)
+        return LivenessSample(heartbeat, execution, self.loading, self.calls.busy)
 
     @property
     def idle(self) -> bool:
@@ -275,16 +275,16 @@ class WorkerProcess:
             self._link.send({"op": "log", "log": log})
 
     async def finish(self) -> None:
-        """Wait until no request is with the worker, for as long as there is patience with a model that is unloaded."""
+        """Wait until no request is with the worker, within the timeout of an unload."""
         if not self.idle:
             self._idle = asyncio.Event()
             try:
-                await asyncio.wait_for(self._idle.wait(), self.patience.unload or None)
+                await asyncio.wait_for(self._idle.wait(), self.timeouts.unload or None)
             except TimeoutError:
-                self.kill_for(not_ended(self.patience.unload, idle=False))
+                self.kill_for(not_ended(self.timeouts.unload, idle=False))
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Let the model finalize and wait for the process to end; kill it after ``seconds``, or when patience ends.
+        """Let the model finalize and wait for the process to end; kill it after ``seconds``, or after its timeout.
 
         With 0 a worker without requests is not asked first, and nothing is held against it.
         """
@@ -292,7 +292,7 @@ class WorkerProcess:
         if self.alive and self.idle and seconds == 0:
             self.kill()
         elif self.alive:
-            seconds = self.patience.finalize if seconds is None else seconds
+            seconds = self.timeouts.finalize if seconds is None else seconds
             self._link.send({"op": "stop"})
             try:
                 await asyncio.wait_for(self._ended.wait(), seconds)
@@ -335,7 +335,7 @@ class WorkerProcess:
         await self._ended.wait()
 
     def _printed(self, line: str) -> None:
-        self._speech.line(line, self.name, self.pid)
+        self._worker_log.line(line, self.name, self.pid)
 
     def _received(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -362,9 +362,9 @@ class WorkerProcess:
                 if self.on_prepared is not None:
                     self.on_prepared()
             elif op == "log":
-                self._speech.message(header, self.said, self.name, self.pid)
+                self._worker_log.message(header, self.said, self.name, self.pid)
             elif op == "prompt":
-                self._speech.at_prompt(header["open"])
+                self._worker_log.at_prompt(header["open"])
             elif op == "heartbeat":
                 self._heartbeat = memoryview(self._link.regions.get(header["region"]))[:SIZE]
             elif op in ANSWERS and self._answer is not None and not self._answer.done():
@@ -446,7 +446,7 @@ class WorkerProcess:
             return
         self.alive = False
         self._link.drain()
-        self._speech.at_prompt(False)
+        self._worker_log.at_prompt(False)
         self._link.close()
         self._heartbeat = None
         self.calls.close()

@@ -77,9 +77,9 @@ class WorkerWatch:
         for process in [process for process in self._processes if process.alive]:
             known = self._liveness.get(process)
             if known is None:
-                known = self._liveness[process] = Liveness(now, process.patience)
+                known = self._liveness[process] = Liveness(now, process.timeouts)
             reads = partial(self._read, process.pid), partial(children_activity, process.pid)
-            process.heed(known.look(now, process.signs, *reads))
+            process.heed(known.look(now, process.sample, *reads))
 
 
 # Belongs to ``WorkerProcesses``; on the event loop.
@@ -188,11 +188,11 @@ class WorkerProcesses:
     def __init__(
         self,
         new: Callable[[str, Spawn], WorkerProcess] = WorkerProcess,
-        patience: WorkerTimeouts = DEFAULT_WORKER_TIMEOUTS,
+        timeouts: WorkerTimeouts = DEFAULT_WORKER_TIMEOUTS,
         metrics: CustomMetrics | None = None,
     ) -> None:
         self._new = new
-        self._patience = patience
+        self._timeouts = timeouts
         self._metrics = metrics or CustomMetrics({})
         self._made: WeakSet[WorkerProcess] = WeakSet()
         self._watched: WeakSet[WorkerProcess] = WeakSet()
@@ -210,7 +210,7 @@ class WorkerProcesses:
         if self._closed:
             raise unavailable(f"worker '{name}' is not started: the server is stopping")
         process = self._new(name, spawn_at_terminal if debugged else self._guard.watched(spawn))
-        process.patience = self._patience
+        process.timeouts = self._timeouts
         process.on_kill = self._count
         process.calls.show_metrics(self._metrics)
         self._made.add(process)

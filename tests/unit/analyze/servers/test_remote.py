@@ -20,7 +20,7 @@ class FakeControl(ControlClient):
     """A server with the models ``a``, ``b`` and ``c``, of which some are loaded and some ``broken`` do not load."""
 
     def __init__(self, loaded: Mapping[str, Mapping[str, Any]]) -> None:
-        super().__init__(HERE, patience=0.0)
+        super().__init__(HERE, timeout=0.0)
         self.loaded = {model: dict(config) for model, config in loaded.items()}
         self.broken: set[str] = set()
         self.gone = False

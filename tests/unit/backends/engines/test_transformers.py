@@ -50,7 +50,7 @@ def test_tokens_alone_and_in_a_busy_batch_are_those_of_generate(name: str, folde
         assert generate(engine, asked[number][0], max_tokens=asked[number][1], temperature=0) == wanted[number]
 
     cancelled = set(chance.sample(sorted(asked), 6))
-    coming, under_way = sorted(asked), set[int]()
+    coming, in_flight = sorted(asked), set[int]()
     got: dict[int, list[int]] = {number: [] for number in asked}
     while coming or engine.busy:
         for _ in range(chance.choice((0, 0, 1, 3))):
@@ -58,21 +58,21 @@ def test_tokens_alone_and_in_a_busy_batch_are_those_of_generate(name: str, folde
                 number = coming.pop(0)
                 prompt, most = asked[number]
                 engine.add(EngineRequest(number, prompt, SamplingParams(max_tokens=most, temperature=0)))
-                under_way.add(number)
-        for number in sorted(under_way & cancelled):
+                in_flight.add(number)
+        for number in sorted(in_flight & cancelled):
             if chance.random() < 0.3:
                 engine.cancel(number)
-                under_way.discard(number)
+                in_flight.discard(number)
         for progress in engine.step():
             assert progress.error is None
-            assert progress.id in under_way
+            assert progress.id in in_flight
             got[progress.id] += progress.tokens
             if progress.finish:
-                under_way.discard(progress.id)
+                in_flight.discard(progress.id)
                 last = progress.tokens[-1] == 2
                 assert progress.finish == ("stop" if last else "length")
                 assert got[progress.id] == wanted[progress.id]
-    assert not under_way
+    assert not in_flight
     for number in set(asked) - cancelled:
         assert got[number] == wanted[number]
     load = engine.usage()

@@ -192,7 +192,7 @@ def test_parameters_are_those_of_tritons_backend(tmp_path: Path) -> None:
     settings = torch_settings({"parameters": given})
     assert (settings.inference_mode, settings.optimized, settings.threads) == (False, False, 3)
     backend = start(script(tmp_path, AddSub(), fp32("a", "b"), fp32("OUTPUT__0"), parameters=given))
-    assert backend.runs_with["threads"] == "3"
+    assert backend.runtime_facts["threads"] == "3"
     assert backend.infer({"a": PAIR, "b": PAIR}, frozenset({"OUTPUT__0"}))["OUTPUT__0"].tolist() == [[2, 4]]
     for name, value in {"INFERENCE_MODE": "maybe", "INTER_OP_THREAD_COUNT": "-1"}.items():
         with pytest.raises(ConchError, match=f"failed to convert {name} '{value}' to "):

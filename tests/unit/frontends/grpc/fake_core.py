@@ -31,7 +31,7 @@ class FakeModel:
         self.name = name
         self.version = 1
         self.behaviour = behaviour
-        self.repeats = None
+        self.cached_messages = None
         self.signature = ModelSignature(
             name,
             1,

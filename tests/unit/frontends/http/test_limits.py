@@ -230,7 +230,7 @@ async def test_a_body_for_which_there_is_never_room_is_refused(
     client: Client, site: Site, limits: ClientLimits, missing: int
 ) -> None:
     site.limit = 1 << 20
-    limits.budget.patience = 0
+    limits.budget.timeout = 0
     limits.budget.take(limits.budget.size)
     client.send(post(b"x" * 100_000)[: -missing or None])
     status, _, body = await client.response()

@@ -338,10 +338,10 @@ async def test_a_small_body_does_not_wait_for_giants(codec: Codec) -> None:
 async def test_a_server_that_stops_ends_what_is_under_way() -> None:
     codec = Codec(1 << 30, 30, ByteBudget(1 << 30))
     body = b"[" + b"{}," * 5_000_000 + b"{}]"
-    under_way = [asyncio.ensure_future(refusal(codec.run({"work": "load"}, [body]))) for _ in range(3)]
+    in_flight = [asyncio.ensure_future(refusal(codec.run({"work": "load"}, [body]))) for _ in range(3)]
     await asyncio.sleep(0)
     await codec.close()
-    errors = await asyncio.gather(*under_way)
+    errors = await asyncio.gather(*in_flight)
     assert errors[-1].code is Code.UNAVAILABLE
     assert (await refusal(codec.run({"work": "load"}, [b"{}"]))).code is Code.UNAVAILABLE
 

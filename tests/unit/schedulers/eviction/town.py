@@ -6,31 +6,31 @@ from collections.abc import Collection, Mapping
 
 from conch.errors import ConchError, not_found, unavailable
 from conch.schedulers.eviction import vocabulary
-from conch.schedulers.eviction.capacity import Room
-from conch.schedulers.eviction.machine import Residency
+from conch.schedulers.eviction.capacity import Capacity
+from conch.schedulers.eviction.machine import OnDemandPlanner
 
-ONE = vocabulary.Need(Room(models=1, memory=10))
+ONE = vocabulary.Footprint(Capacity(models=1, memory=10))
 
 
 class Town:
     """Carries decisions out: loads and departures end when the test says, files are read at once except for those of
     the models in ``slow``, whose readings are in ``reading`` until the test ends them.
 
-    ``needs`` has those of models that are not like ``ONE``.  ``answers`` has what became of each request: "" where its
-    model was loaded, else the reason why not.
+    ``footprints`` has those of models that are not like ``ONE``.  ``answers`` has the outcome of each request: "" if
+    its model was loaded, else the reason why not.
     """
 
     def __init__(
         self,
         limits: vocabulary.CapacityLimits,
         pinned: Collection[str] = (),
-        needs: Mapping[str, vocabulary.Needs] | None = None,
+        footprints: Mapping[str, vocabulary.Footprints] | None = None,
     ) -> None:
-        self.residency = Residency(limits, self, pinned)
+        self.planner = OnDemandPlanner(limits, self, pinned)
         self.now = 0.0
         self.in_use: set[str] = set()
         self.used_at: dict[str, float] = {}
-        self.needs = needs or {}
+        self.footprints = footprints or {}
         self.unknown: set[str] = set()
         self.slow: set[str] = set()
         self.reading: list[str] = []
@@ -54,20 +54,20 @@ class Town:
             assert serial not in self.answers, "a request goes on once"
             self.answers[serial] = error.message if error is not None else ""
 
-        waiter = self.residency.ask(name, proceed, self.now)
+        waiter = self.planner.ask(name, proceed, self.now)
         self.decide()
         return serial, waiter
 
     def decide(self) -> None:
-        while decisions := self.residency.decide(self.now):
+        while decisions := self.planner.decide(self.now):
             for decision in decisions:
                 match decision:
                     case vocabulary.ReadFootprints(name) if name in self.slow:
                         self.reading.append(name)
                     case vocabulary.ReadFootprints(name) if name in self.unknown:
-                        self.residency.unknown(name, not_found(f"there is no '{name}'"), self.now)
+                        self.planner.unknown(name, not_found(f"there is no '{name}'"), self.now)
                     case vocabulary.ReadFootprints(name):
-                        self.residency.planned(name, self.needs_of(name))
+                        self.planner.planned(name, self.needs_of(name))
                     case vocabulary.Load(name):
                         self.loading.append(name)
                     case vocabulary.Evict(name, _):
@@ -79,8 +79,8 @@ class Town:
     def on_evict(self, name: str) -> None:
         """For what a test wants to see of every departure."""
 
-    def needs_of(self, name: str) -> vocabulary.Needs:
-        return self.needs.get(name, {name: ONE})
+    def needs_of(self, name: str) -> vocabulary.Footprints:
+        return self.footprints.get(name, {name: ONE})
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -89,29 +89,29 @@ class Town:
     def end_load(self, name: str, error: str = "") -> None:
         """A load ends: with all of its models, or where there is an ``error``, with its members alone."""
         self.loading.remove(name)
-        brought = [one for one in self.needs_of(name) if self.residency.phase(one) is vocabulary.Phase.LOADING]
+        brought = [one for one in self.needs_of(name) if self.planner.phase(one) is vocabulary.Phase.LOADING]
         for one in brought:
             if one != name or not error:
                 self.serve(one, self.needs_of(name)[one])
         if error:
-            self.residency.failed(name, unavailable(error), self.now)
+            self.planner.failed(name, unavailable(error), self.now)
         else:
-            self.residency.loaded(name)
+            self.planner.loaded(name)
         self.decide()
 
-    def serve(self, name: str, need: vocabulary.Need = ONE) -> None:
+    def serve(self, name: str, footprint: vocabulary.Footprint = ONE) -> None:
         """A model begins to serve, perhaps before the load that brings it has ended."""
-        self.residency.serves(name, need, self.now)
+        self.planner.serves(name, footprint, self.now)
         self.decide()
 
     def end_reading(self, name: str) -> None:
         self.reading.remove(name)
-        self.residency.planned(name, self.needs_of(name))
+        self.planner.planned(name, self.needs_of(name))
         self.decide()
 
     def end_leaving(self, name: str) -> None:
         self.leaving.remove(name)
-        self.residency.left(name)
+        self.planner.left(name)
         self.decide()
 
     def load(self, *names: str) -> None:
@@ -122,4 +122,4 @@ class Town:
             self.wait(1)
 
     def loaded(self) -> list[str]:
-        return sorted(self.residency.residents(vocabulary.Phase.LOADED))
+        return sorted(self.planner.residents(vocabulary.Phase.LOADED))

@@ -132,7 +132,7 @@ def _sequences(scheduler):  # type: ignore[no-untyped-def]
 
 
 def _of(sequence):  # type: ignore[no-untyped-def]
-    issued = [] if sequence.slot is None or sequence.slot.owner is not sequence else [sequence.slot.under_way]
+    issued = [] if sequence.slot is None or sequence.slot.owner is not sequence else [sequence.slot.in_flight]
     return [*sequence.waiting, *(one for one in issued if one.on_cancel is not None)]
 
 

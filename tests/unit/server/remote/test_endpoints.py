@@ -51,10 +51,10 @@ def test_requests_go_to_the_server_with_the_fewest_under_way() -> None:
     choice = Choice(A, B)
     first, second, third = choice.take(), choice.take(), choice.take()
     assert {first.url, second.url} == {A, B}
-    assert choice.endpoints.under_way == {third.url: 2, ({A, B} - {third.url}).pop(): 1}
-    choice.endpoints.give_back(request(), first)
-    choice.endpoints.give_back(request(), third)
-    assert sum(choice.endpoints.under_way.values()) == 1
+    assert choice.endpoints.in_flight == {third.url: 2, ({A, B} - {third.url}).pop(): 1}
+    choice.endpoints.release(request(), first)
+    choice.endpoints.release(request(), third)
+    assert sum(choice.endpoints.in_flight.values()) == 1
 
 
 def test_without_a_ready_server_the_error_says_why() -> None:
@@ -104,9 +104,9 @@ def test_a_removed_server_finishes_its_requests_and_gets_no_new_ones() -> None:
     choice.endpoints.update([B])
     choice.endpoints.mark(B, "")
     assert choice.take().url == B
-    assert (choice.endpoints.under_way[A], choice.gone) == (1, [])
-    choice.endpoints.give_back(request(), running)
-    assert (choice.gone, choice.endpoints.under_way) == ([A], {B: 1})
+    assert (choice.endpoints.in_flight[A], choice.gone) == (1, [])
+    choice.endpoints.release(request(), running)
+    assert (choice.gone, choice.endpoints.in_flight) == ([A], {B: 1})
 
 
 def test_a_server_that_comes_back_before_it_left_is_used_again() -> None:
@@ -122,23 +122,23 @@ def test_a_server_that_comes_back_before_it_left_is_used_again() -> None:
 def test_a_sequence_stays_where_it_started_until_it_ends(correlation_id: int | str) -> None:
     choice = Choice(A, B)
     home = choice.take(correlation_id, SEQUENCE_START)
-    choice.endpoints.give_back(request(correlation_id, SEQUENCE_START), home)
+    choice.endpoints.release(request(correlation_id, SEQUENCE_START), home)
     busy = [choice.take(correlation_id) for _ in range(5)]
     assert {one.url for one in busy} == {home.url}
     choice.endpoints.update([url for url in (A, B) if url != home.url])
     for one in busy:
-        choice.endpoints.give_back(request(correlation_id), one)
+        choice.endpoints.release(request(correlation_id), one)
     assert (choice.endpoints.sequences, choice.gone) == (1, [])
     last = choice.take(correlation_id, SEQUENCE_END)
     assert last.url == home.url
-    choice.endpoints.give_back(request(correlation_id, SEQUENCE_END), last)
+    choice.endpoints.release(request(correlation_id, SEQUENCE_END), last)
     assert (choice.endpoints.sequences, choice.gone) == (0, [home.url])
 
 
 def test_a_lost_server_ends_its_sequences_until_they_start_again() -> None:
     choice = Choice(A)
     for correlation_id in (1, 2):
-        choice.endpoints.give_back(request(correlation_id, SEQUENCE_START), choice.take(correlation_id, SEQUENCE_START))
+        choice.endpoints.release(request(correlation_id, SEQUENCE_START), choice.take(correlation_id, SEQUENCE_START))
     choice.endpoints.mark(A, "the connection broke", gone=True)
     assert choice.endpoints.sequences == 0
     choice.endpoints.mark(A, "")
@@ -152,7 +152,7 @@ def test_a_lost_server_ends_its_sequences_until_they_start_again() -> None:
 @pytest.mark.parametrize("ended_by", ["start", "end", "time"])
 def test_a_sequence_that_has_ended_early_is_remembered_as_long_as_it_may_be_continued(ended_by: str) -> None:
     choice = Choice(A)
-    choice.endpoints.give_back(request(1, SEQUENCE_START), choice.take(1, SEQUENCE_START))
+    choice.endpoints.release(request(1, SEQUENCE_START), choice.take(1, SEQUENCE_START))
     choice.endpoints.mark(A, "the connection broke", gone=True)
     choice.endpoints.mark(A, "")
     if ended_by == "start":
@@ -181,17 +181,17 @@ def test_a_sequence_of_a_retired_version_is_refused_by_the_next_one_until_it_sta
 def test_a_sequence_whose_end_came_before_its_version_was_retired_is_forgotten() -> None:
     lost = LostSequences()
     old, new = Choice(A, lost=lost), Choice(A, lost=lost)
-    old.endpoints.give_back(request(1, SEQUENCE_START), old.take(1, SEQUENCE_START))
+    old.endpoints.release(request(1, SEQUENCE_START), old.take(1, SEQUENCE_START))
     last = old.take(1, SEQUENCE_END)
     old.endpoints.retire("the model was reloaded")
-    old.endpoints.give_back(request(1, SEQUENCE_END), last)
+    old.endpoints.release(request(1, SEQUENCE_END), last)
     assert new.take(1).url == A
 
 
 def test_a_sequence_that_is_not_heard_of_is_forgotten_unless_it_runs() -> None:
     choice = Choice(A)
     silent = choice.take("silent", SEQUENCE_START)
-    choice.endpoints.give_back(request("silent", SEQUENCE_START), silent)
+    choice.endpoints.release(request("silent", SEQUENCE_START), silent)
     choice.take("running", SEQUENCE_START)
     choice.now = IDLE_SECONDS + 1
     assert choice.endpoints.sequences == 1
@@ -204,7 +204,7 @@ def test_what_begins_alike_goes_to_one_server_unless_that_has_clearly_more_to_do
     home = choice.take(key=b"once upon a time")
     taken = [choice.take(key=b"once upon a time").url for _ in range(30)]
     assert taken[:3] == [home.url] * 3
-    counts = choice.endpoints.under_way
+    counts = choice.endpoints.in_flight
     assert set(counts) == {A, B, C}
     assert min(counts.values()) > 0
     assert counts[home.url] <= 1.5 * (31 + 1) / 3 + 1
@@ -223,7 +223,7 @@ def test_most_keys_stay_where_they_were_when_a_server_is_added() -> None:
         for number in range(60):
             key = b"%d" % number
             endpoint = choice.take(key=key)
-            choice.endpoints.give_back(request(), endpoint)
+            choice.endpoints.release(request(), endpoint)
             found[key] = endpoint.url
         return found
 
@@ -239,7 +239,7 @@ def test_a_server_that_was_tried_is_left_out() -> None:
     tried = taken.url
     choice.endpoints.move(request(), taken, b"", {tried})
     assert {tried, taken.url} == {A, B}
-    assert choice.endpoints.under_way == {tried: 0, taken.url: 1}
+    assert choice.endpoints.in_flight == {tried: 0, taken.url: 1}
     with pytest.raises(ConchError, match="all servers were tried"):
         choice.endpoints.move(request(), taken, b"", {A, B})
 
@@ -249,10 +249,10 @@ def test_requests_behind_the_first_of_a_sequence_follow_it_to_another_server() -
     start, step = request(7, SEQUENCE_START), request(7)
     first, second = choice.endpoints.take(start), choice.endpoints.take(step)
     choice.endpoints.move(start, first, b"", {first.url})
-    choice.endpoints.give_back(start, first)
+    choice.endpoints.release(start, first)
     choice.endpoints.follow(step, second)
     assert second.url == first.url == choice.take(7, SEQUENCE_END).url
-    assert choice.endpoints.under_way == {A: 0, B: 0} | {first.url: 2}
+    assert choice.endpoints.in_flight == {A: 0, B: 0} | {first.url: 2}
 
 
 def test_server_that_goes_before_a_sequence_has_started_there_does_not_end_it() -> None:
@@ -268,16 +268,16 @@ def test_server_that_goes_before_a_sequence_has_started_there_does_not_end_it() 
 def test_requests_behind_one_that_may_not_have_run_fail_and_the_next_sequence_does_not() -> None:
     choice = Choice(A)
     start, step, end = request(7, SEQUENCE_START), request(7), request(7, SEQUENCE_END)
-    choice.endpoints.give_back(start, choice.endpoints.take(start))
+    choice.endpoints.release(start, choice.endpoints.take(start))
     failing, behind = choice.endpoints.take(step), choice.endpoints.take(end)
     choice.endpoints.fail(step, failing, "a request before this one did not run")
-    choice.endpoints.give_back(step, failing)
+    choice.endpoints.release(step, failing)
     with pytest.raises(ConchError, match="sequence 7 of model 'm' has ended early, as a request before this one"):
         choice.endpoints.follow(end, behind)
     again, later = choice.endpoints.take(start), choice.endpoints.take(step)
-    choice.endpoints.give_back(end, behind)
+    choice.endpoints.release(end, behind)
     choice.endpoints.follow(step, later)
-    assert choice.endpoints.sequences == 1 and choice.endpoints.under_way == {A: 2} and again.url == A
+    assert choice.endpoints.sequences == 1 and choice.endpoints.in_flight == {A: 2} and again.url == A
 
 
 def test_end_of_a_sequence_does_not_end_one_of_the_same_id_that_has_begun_meanwhile() -> None:
@@ -286,5 +286,5 @@ def test_end_of_a_sequence_does_not_end_one_of_the_same_id_that_has_begun_meanwh
     choice.take(7, SEQUENCE_START)
     ending = choice.endpoints.take(end)
     home = choice.take(7, SEQUENCE_START)
-    choice.endpoints.give_back(end, ending)
+    choice.endpoints.release(end, ending)
     assert {choice.take(7).url for _ in range(5)} == {home.url}

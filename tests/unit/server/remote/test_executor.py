@@ -31,7 +31,7 @@ async def test_a_request_whose_inputs_would_be_copied_from_shared_memory_is_refu
     request = InferRequest("m", {"x": WireTensor("x", "FP32", (1,), UncopiedData(4))}, lambda response: None)
     with pytest.raises(ConchError, match="too many bytes"):
         bench.executor.submit(request)
-    assert bench.executor.endpoints.under_way == {A: 0}
+    assert bench.executor.endpoints.in_flight == {A: 0}
 
 
 async def test_a_request_is_answered_and_counted() -> None:
@@ -42,7 +42,7 @@ async def test_a_request_is_answered_and_counted() -> None:
     await sent.ended.wait()
     assert [tensor.name for tensor in sent.responses[0].outputs] == ["y"]
     assert bench.statistics.execution_count == 1
-    await until(lambda: bench.executor.endpoints.under_way == {A: 0})
+    await until(lambda: bench.executor.endpoints.in_flight == {A: 0})
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ async def test_a_request_that_could_not_be_sent_goes_to_another_server() -> None
         await one.ended.wait()
     assert bench.servers[A].tried == 1
     assert all(one.responses[0].error is None for one in sent)
-    await until(lambda: bench.executor.endpoints.under_way == {A: 0, B: 0})
+    await until(lambda: bench.executor.endpoints.in_flight == {A: 0, B: 0})
 
 
 async def test_the_only_server_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ async def test_a_request_that_is_cancelled_before_it_was_sent_frees_its_place() 
     await bench.executor.start()
     sent = bench.send()
     sent.request.cancel()
-    await until(lambda: not bench.executor.endpoints.under_way[A])
+    await until(lambda: not bench.executor.endpoints.in_flight[A])
     assert bench.servers[A].tried == 0
     assert (await sent.error()).code is Code.CANCELLED
 
@@ -338,7 +338,7 @@ async def test_a_sequence_whose_start_moves_to_another_server_moves_as_a_whole(g
     for one in sent:
         await one.ended.wait()
     assert all(one.responses[-1].error is None for one in sent) and away.tried == 1
-    await until(lambda: not any(bench.executor.endpoints.under_way.values()))
+    await until(lambda: not any(bench.executor.endpoints.in_flight.values()))
     assert bench.executor.sequences == 0
 
 
@@ -366,7 +366,7 @@ async def test_a_server_that_leaves_while_the_model_stops_is_closed_once() -> No
     await bench.servers[A].next()
     bench.executor.endpoints.update([])
     await bench.executor.stop(0)
-    await until(lambda: not bench.executor.endpoints.under_way)
+    await until(lambda: not bench.executor.endpoints.in_flight)
     bench.executor.endpoints.update([B])
     assert B not in bench.servers
 

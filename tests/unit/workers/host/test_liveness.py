@@ -13,9 +13,9 @@ from conch.workers.host.processes import INTERVAL, WatchClock
 class Worker:
     """A worker as the watch sees it; ``run`` lets time pass, with what the worker does in each second."""
 
-    def __init__(self, **patience: float) -> None:
+    def __init__(self, **timeouts: float) -> None:
         self.now = 0.0
-        self.liveness = Liveness(0.0, WorkerTimeouts(**patience))
+        self.liveness = Liveness(0.0, WorkerTimeouts(**timeouts))
         self.beats = self.steps = self.execution = 0
         self.cpu = self.moved = 0.0
         #: The processor time of a program that the model has started.
@@ -28,9 +28,9 @@ class Worker:
             self.reads += 1
             return Activity(state, int(self.cpu), int(self.moved))
 
-        pulse = HeartbeatSample(self.beats, self.steps, self.stepping)
-        signs = LivenessSample(pulse, self.execution, self.loading, self.calling)
-        return self.liveness.look(self.now, signs, read, self.read_child)
+        heartbeat = HeartbeatSample(self.beats, self.steps, self.stepping)
+        sample = LivenessSample(heartbeat, self.execution, self.loading, self.calling)
+        return self.liveness.look(self.now, sample, read, self.read_child)
 
     def read_child(self) -> Activity | None:
         return Activity("", int(self.child_cpu)) if self.child_cpu is not None else None

@@ -216,7 +216,7 @@ class OnnxRuntimeBackend(GraphBackend):
             cores=usable_cores(),
         )
         session = Session(path, settings)
-        self.runs_with = {"engine": versioned("onnxruntime"), "providers": " ".join(session.providers)}
+        self.runtime_facts = {"engine": versioned("onnxruntime"), "providers": " ".join(session.providers)}
         if settings.threads:
-            self.runs_with["threads"] = str(settings.threads)
+            self.runtime_facts["threads"] = str(settings.threads)
         return session

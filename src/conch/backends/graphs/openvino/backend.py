@@ -60,7 +60,7 @@ class OpenVinoBackend(GraphBackend):
         )
         graph = CompiledGraph(path, settings)
         chosen = settings.compiled()
-        self.runs_with = {
+        self.runtime_facts = {
             "engine": versioned("openvino"),
             "precision": chosen["INFERENCE_PRECISION_HINT"],
             "threads": chosen["INFERENCE_NUM_THREADS"],

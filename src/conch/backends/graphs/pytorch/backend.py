@@ -298,7 +298,7 @@ class PyTorchBackend(TensorBackend):
         outputs = [*(one["name"] for one in self.config.get("output", ())), *sequences.state_outputs]
         self._results = dict(zip(outputs, indices(outputs, [tensor.name for tensor in program.outputs]), strict=True))
         self._prepared = threading.local()
-        self.runs_with = {"engine": versioned("torch"), "threads": str(self._threads)}
+        self.runtime_facts = {"engine": versioned("torch"), "threads": str(self._threads)}
 
     def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
         if not hasattr(self._prepared, "done"):

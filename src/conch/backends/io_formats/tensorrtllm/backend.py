@@ -205,7 +205,7 @@ class TensorRtLlmBackend(GenerationBackend):
         engine = self.open_engine(
             checkpoint, instance, tokenizer, lambda name: parameters.arguments if name == "vllm" else {}
         )
-        self.runs_with["checkpoint"] = str(checkpoint.directory)
+        self.runtime_facts["checkpoint"] = str(checkpoint.directory)
         outputs = {str(output["name"]) for output in self.config.get("output", ())}
         contract = TokenInterface(
             Limits(engine),

@@ -85,7 +85,7 @@ class TextBackend(GenerationBackend):
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         tokenizer.template.require_library(checkpoint.extra)
         engine = self.open_engine(checkpoint, instance, tokenizer, self.arguments)
-        self.runs_with[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
+        self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
         contract = TextInterface(
             tokenizer,
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),

@@ -173,7 +173,7 @@ class ConnectionObserver(Protocol):
 class Http2Connection(asyncio.Protocol):
     """``descriptor`` is that of its socket; ``active`` is set when something arrives.
 
-    What arrives is handled as far as ``turns`` allow; the connection reads no more until the rest has been handled.
+    Input is handled within ``loop_budget``; the connection reads no more until the rest has been handled.
     """
 
     reader: Http2FrameReader
@@ -186,7 +186,7 @@ class Http2Connection(asyncio.Protocol):
         application: Http2Application,
         loop: asyncio.AbstractEventLoop,
         observer: ConnectionObserver,
-        turns: EventLoopBudget,
+        loop_budget: EventLoopBudget,
         limits: ClientLimits,
         pings: PingLimits,
     ) -> None:
@@ -194,7 +194,7 @@ class Http2Connection(asyncio.Protocol):
         self._application = application
         self._loop = loop
         self._observer = observer
-        self._turns = turns
+        self._loop_budget = loop_budget
         self._limits = limits
         self._pings = pings
         self._put_off = False
@@ -208,10 +208,10 @@ class Http2Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=MAX_SEND_FRAME_SIZE)
         self.writer = Http2FrameWriter(self._loop, self._transport)
         self.session = Http2Session(
-            self, self._application, self._loop, self.writer, self._turns, self._limits.budget, self._pings
+            self, self._application, self._loop, self.writer, self._loop_budget, self._limits.budget, self._pings
         )
         self._stalls = StallWatch(self._limits, monotonic())
-        self.reader = Http2FrameReader(self.session, self._turns)
+        self.reader = Http2FrameReader(self.session, self._loop_budget)
         self.writer.write(_GREETING)
         self._observer.on_connection_made(self)
 
@@ -232,7 +232,7 @@ class Http2Connection(asyncio.Protocol):
         if self.session.closed:
             return
         self.active = True
-        if self._put_off or (len(data) > _SMALL_READ and self._turns.over()):
+        if self._put_off or (len(data) > _SMALL_READ and self._loop_budget.over()):
             self.reader.put_off(data)
             self._continue_later()
         else:
@@ -257,7 +257,7 @@ class Http2Connection(asyncio.Protocol):
         if not self._put_off and not self._transport.is_closing():
             self._put_off = True
             self._transport.pause_reading()
-            self._turns.later(self._continue)
+            self._loop_budget.later(self._continue)
 
     def _continue(self) -> None:
         """Handle more of what was put off, in a later turn."""

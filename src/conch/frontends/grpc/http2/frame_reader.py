@@ -56,9 +56,9 @@ class Http2FrameReader:
     ``frames`` counts how often there were complete ones.
     """
 
-    def __init__(self, handler: FrameHandler, turns: EventLoopBudget) -> None:
+    def __init__(self, handler: FrameHandler, loop_budget: EventLoopBudget) -> None:
         self._handler = handler
-        self._turns = turns
+        self._loop_budget = loop_budget
         self.frames = 0
         self._greeted = False
         self._buffer = bytearray()
@@ -136,7 +136,7 @@ class Http2FrameReader:
         Notes in ``_at`` where it stopped because the turn is over, 0 otherwise.
         """
         handler = self._handler
-        over = self._turns.over
+        over = self._loop_budget.over
         self._at = 0
         if self._data is not None:
             at = self._continue_data(data, at)

@@ -33,8 +33,8 @@ _SENT_PER_UPDATE: Final = 256
 _FRAMES_PER_ANSWER: Final = 8
 #: Frames without use are judged so many at a time, because requests in number have two each.
 OVERHEAD_BATCH: Final = 64
-#: A stream that has lived for longer (s) may be reset as often as the client likes: its deadline, or somebody's
-#: patience, is over; with so few streams at a time, opening and resetting them like that is no flood.
+#: A stream that has lived for longer (s) may be reset as often as the client likes: its deadline may have
+#: passed; with so few streams at a time, opening and resetting them like that is no flood.
 SUDDEN: Final = 0.1
 #: Frames that may wait because the client does not read.
 MAX_BLOCKED_FRAMES: Final = 10_000

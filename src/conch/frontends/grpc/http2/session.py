@@ -50,13 +50,13 @@ class Http2Session:
         application: Http2Application,
         loop: asyncio.AbstractEventLoop,
         writer: Http2FrameWriter,
-        turns: EventLoopBudget,
+        loop_budget: EventLoopBudget,
         budget: ByteBudget,
         pings: PingLimits,
     ) -> None:
         self.streams: dict[int, Http2Stream] = {}
         self.budget = budget
-        self.turns = turns
+        self.loop_budget = loop_budget
         self.closed = False
         self.greeted = False
         self.last_stream = 0

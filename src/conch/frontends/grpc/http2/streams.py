@@ -73,11 +73,11 @@ IGNORE: Final[StreamHandler] = _IgnoringHandler()
 class StreamOwner(Protocol):
     """What a stream needs of its connection.
 
-    ``budget`` counts what arrives and what waits to be sent; all connections share it, and ``turns``.
+    ``budget`` counts what arrives and what waits to be sent; all connections share it, and ``loop_budget``.
     """
 
     budget: ByteBudget
-    turns: EventLoopBudget
+    loop_budget: EventLoopBudget
 
     def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
         """The server has ended the stream, ``answered``, or reset it."""
@@ -123,9 +123,9 @@ class Http2Stream:
         return self.given - self.receive_window
 
     @property
-    def turns(self) -> EventLoopBudget:
+    def loop_budget(self) -> EventLoopBudget:
         """What says how much of a body is handled at once."""
-        return self._owner.turns
+        return self._owner.loop_budget
 
     # Sending
 
