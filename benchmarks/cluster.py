@@ -110,7 +110,7 @@ def recovery(cluster: RayCluster, said: str) -> None:
         load.more(20)
         victim = load.answers[-1]["PROCESS"]
         row("a replica", load, lambda: os.kill(victim, signal.SIGKILL), {victim})
-        replicas = [one for one in cluster.replicas() if one.deployment == "where" and one.node != head]
+        replicas = [replica for replica in cluster.replicas() if replica.deployment == "where" and replica.node != head]
         if replicas:
             process = int(ask(replicas[0].http)["PROCESS"])
             row("a node", load, lambda: cluster.kill(replicas[0].node), {process})
@@ -120,7 +120,7 @@ def row(what: str, load: Load, kill: Callable[[], object], gone: set[int]) -> No
     """Print how long it takes after ``kill`` until two others than those ``gone`` answer."""
     answers, failures, begun = len(load.answers), len(load.failures), time.perf_counter()
     kill()
-    while len({one["PROCESS"] for one in load.answers[answers:][-100:]} - gone) < 2:
+    while len({answer["PROCESS"] for answer in load.answers[answers:][-100:]} - gone) < 2:
         time.sleep(0.01)
     took = time.perf_counter() - begun
     failed = len(load.failures) - failures

@@ -60,7 +60,7 @@ def chosen(folder: Path, names: Sequence[str] | None) -> Sequence[str]:
     if names:
         return names
     manifest = json.loads((folder / "conch.json").read_text("utf-8"))
-    usable = [one["name"] for one in manifest["variants"] if one["passed"] or one.get("forced")]
+    usable = [variant["name"] for variant in manifest["variants"] if variant["passed"] or variant.get("forced")]
     usable.sort(key=lambda name: name != manifest["auto"])
     return [name for name in usable if name == usable[0] or name.endswith("int8")]
 

@@ -129,8 +129,8 @@ def measure(alone: Alone, served: Served, rows: int, tokens: int, rounds: int, s
     arrays = [alone.arrays_of(one.sequences[:size]) for size in sizes]
 
     def network() -> None:
-        for each in arrays:
-            alone.engine.run(each)
+        for array in arrays:
+            alone.engine.run(array)
 
     for _ in range(rounds):
         before = time.process_time()

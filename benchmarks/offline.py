@@ -67,7 +67,7 @@ class Alone:
         """What the network takes of sequences of one length."""
         import numpy as np
 
-        ids = np.stack([one.ids for one in sequences])
+        ids = np.stack([sequence.ids for sequence in sequences])
         arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         return {name: arrays[name] for name in self.engine.inputs}
 

@@ -16,7 +16,11 @@ def absolute(questions: Sequence[Question], columns: Sequence[Column]) -> str:
     for question in questions:
         answers = [question.figures.get(column.name) for column in columns]
         rows.append(
-            [question.title, question.unit, *(f"{statistics.median(one):.0f}" if one else "" for one in answers)]
+            [
+                question.title,
+                question.unit,
+                *(f"{statistics.median(answer):.0f}" if answer else "" for answer in answers),
+            ]
         )
     return markdown(rows)
 
@@ -34,7 +38,7 @@ def ratios(questions: Sequence[Question], columns: Sequence[Column]) -> str:
     for question in questions:
         for column in ours:
             variant = column.target.model
-            peers = [one.name for one in others] + ([f"padding {variant}"] if has_padded else [])
+            peers = [other.name for other in others] + ([f"padding {variant}"] if has_padded else [])
             cells = [_ratio(question, column.name, peer) for peer in peers]
             rows.append([question.title, question.figure, variant, *cells])
     return "conch's figure over the peer's; for latency less is better, for throughput more:\n\n" + markdown(rows)

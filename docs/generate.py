@@ -34,9 +34,9 @@ _FORM: Final = re.compile(r"(\S*<\S*[^\s,.;:])")
 #: Flags without a value.
 _BARE: Final = {
     flag.removeprefix("--")
-    for one in serve_command.params
-    if isinstance(one, click.Option) and one.is_flag
-    for flag in one.opts
+    for param in serve_command.params
+    if isinstance(param, click.Option) and param.is_flag
+    for flag in param.opts
 }
 Row = Iterable[str]
 

@@ -94,7 +94,7 @@ def whisper(folder: Path) -> Path:
     )
     model = json.loads(core.to_str())["model"]
     tokenizer: Any = transformers.WhisperTokenizer(
-        vocab=model["vocab"], merges=[tuple(one) for one in model["merges"]], unk_token=special[0]
+        vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]], unk_token=special[0]
     )
     tokenizer.add_special_tokens({"additional_special_tokens": special[1:]})
     tokenizer.add_tokens(stamps)
@@ -125,7 +125,7 @@ def ctc(folder: Path) -> Path:
     """A Wav2Vec2 that names a random character for every 20 ms."""
     characters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.json").write_text(json.dumps({one: index for index, one in enumerate(characters)}))
+    (folder / "vocab.json").write_text(json.dumps({character: index for index, character in enumerate(characters)}))
     tokenizer: Any = transformers.Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
     extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True, do_normalize=True)
     settings = transformers.Wav2Vec2Config(
@@ -200,7 +200,7 @@ def speaker(folder: Path) -> Path:
     """A VITS, which speaks."""
     folder.mkdir(parents=True, exist_ok=True)
     characters = ["<pad>", "<unk>", *" abcdefghijklmnopqrstuvwxyz"]
-    (folder / "vocab.json").write_text(json.dumps({one: index for index, one in enumerate(characters)}))
+    (folder / "vocab.json").write_text(json.dumps({character: index for index, character in enumerate(characters)}))
     tokenizer: Any = transformers.VitsTokenizer(str(folder / "vocab.json"), phonemize=False, is_uroman=False)
     settings = transformers.VitsConfig(
         vocab_size=len(characters), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16,

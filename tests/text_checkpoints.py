@@ -145,5 +145,5 @@ def strings(value: Array | Strings) -> list[list[str]]:
     """A BYTES output as lists of text."""
     assert isinstance(value, Strings)
     width = value.shape[1]
-    texts = [one.decode() if isinstance(one, bytes) else one for one in value.elements]
+    texts = [element.decode() if isinstance(element, bytes) else element for element in value.elements]
     return [texts[start : start + width] for start in range(0, len(texts), width)]

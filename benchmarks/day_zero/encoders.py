@@ -237,7 +237,7 @@ REFERENCES: Final[Mapping[str, Callable[[Path], list[tuple[Inputs, Numbers]]]]] 
 def _scores(checkpoint: Checkpoint, answer: Result) -> Numbers:
     labels, scores = answer.outputs["label"], answer.outputs["score"]
     assert isinstance(labels, Strings) and not isinstance(scores, Strings)
-    names = [one.decode() if isinstance(one, bytes) else one for one in labels.elements]
+    names = [element.decode() if isinstance(element, bytes) else element for element in labels.elements]
     return dict(zip(names, scores[0].tolist(), strict=True))
 
 
@@ -252,11 +252,11 @@ def _best(checkpoint: Checkpoint, answer: Result) -> Numbers:
 
 
 def _entities(checkpoint: Checkpoint, answer: Result) -> Numbers:
-    return {f"{one['index']}:{one['entity']}": one["score"] for one in json.loads(_text(answer, "entities"))}
+    return {f"{load['index']}:{load['entity']}": load["score"] for load in json.loads(_text(answer, "entities"))}
 
 
 def _sounds(checkpoint: Checkpoint, answer: Result) -> Numbers:
-    return {one["label"]: one["score"] for one in json.loads(_text(answer, "text_output"))}
+    return {load["label"]: load["score"] for load in json.loads(_text(answer, "text_output"))}
 
 
 def _text(answer: Result, name: str) -> str:

@@ -77,7 +77,7 @@ class Rounds:
         finally:
             column.stop()
         self._mind(others, question, column.name)
-        self._keep(number, question, column.name, {one.name: one.of(records) for one in question.figures})
+        self._keep(number, question, column.name, {figure.name: figure.of(records) for figure in question.figures})
         if question is self.full and column.ours and "alone" in self.parts:
             others = Others(tuple)
             throughput = alone.measure(column.checkpoint, column.engine, load)

@@ -33,23 +33,25 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def throughput(records: Records) -> float:
     """Tokens a second from the first request to the last answer."""
-    begin, end = min(one.due for one in records), max(one.end for one in records)
-    return sum(one.tokens for one in records) / (end - begin) * 1e9
+    begin, end = min(record.due for record in records), max(record.end for record in records)
+    return sum(record.tokens for record in records) / (end - begin) * 1e9
 
 
 def latencies(records: Records) -> list[float]:
     """Seconds from when each request was due to the end of its answer."""
-    return [(one.end - one.due) / 1e9 for one in records]
+    return [(record.end - record.due) / 1e9 for record in records]
 
 
 def first_tokens(records: Records) -> list[float]:
     """Milliseconds from when each request was due to its first text."""
-    return [(one.times[0] - one.due) / 1e6 for one in records]
+    return [(record.times[0] - record.due) / 1e6 for record in records]
 
 
 def gaps(records: Records) -> list[float]:
     """Milliseconds between one text and the next of the same answer, of the closed loop only."""
-    return [(after - before) / 1e6 for one in records if not one.arrival for before, after in pairwise(one.times)]
+    return [
+        (after - before) / 1e6 for record in records if not record.arrival for before, after in pairwise(record.times)
+    ]
 
 
 THROUGHPUT = Figure("tokens/s", throughput, more=True)
@@ -72,5 +74,5 @@ GAPS = (
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
     """Of the ratios within each round: the median, the smallest and the largest."""
-    found = [one / other for one, other in zip(ours, theirs, strict=True)]
+    found = [our / other for our, other in zip(ours, theirs, strict=True)]
     return statistics.median(found), min(found), max(found)

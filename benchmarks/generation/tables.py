@@ -62,7 +62,9 @@ def document(questions: Sequence[Question], columns: Sequence[Column], spoilt: S
     return {
         "columns": {column.name: column.about for column in columns},
         "spoilt": list(spoilt),
-        "questions": [{"title": one.title, "part": one.part, "answers": one.answers} for one in questions],
+        "questions": [
+            {"title": question.title, "part": question.part, "answers": question.answers} for question in questions
+        ],
     }
 
 

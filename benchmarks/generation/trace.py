@@ -49,7 +49,7 @@ class Load:
         """What :meth:`document` wrote."""
         seconds = document["seconds"]
         return cls(
-            [Ask(**one) for one in document["asks"]],
+            [Ask(**ask) for ask in document["asks"]],
             document["connections"],
             math.inf if seconds is None else seconds,
             document["least"],

@@ -30,7 +30,7 @@ class Answer(BaseModel):
 def service(checkpoint: Path, graph: Path) -> FastAPI:
     app = FastAPI()
     session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
-    takes = [one.name for one in session.get_inputs()]
+    takes = [tensor.name for tensor in session.get_inputs()]
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     tokenizer.enable_truncation(256)
     tokenizer.no_padding()

@@ -61,7 +61,9 @@ def remove_orphans() -> list[Path]:
     removed = []
     with os.scandir(tempfile.gettempdir()) as entries:
         homes = [
-            Path(one.path) for one in entries if one.name.startswith(_PREFIX) and one.is_dir(follow_symlinks=False)
+            Path(entry.path)
+            for entry in entries
+            if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False)
         ]
     for home in homes:
         with suppress(OSError), _lock_of_orphan(home) as lock:

@@ -18,7 +18,7 @@ _SAMPLE = re.compile(r"nv_inference_(\w+?)_summary_us(_count|_sum)?\{([^}]*)\} (
 def test_each_model_has_summaries_in_place_of_counters(tmp_path: Path, start: Start) -> None:
     repository = build(tmp_path / "models", "plus_one", "chain")
     flags = ("summary_latencies=true", "counter_latencies=false", "summary_quantiles=0.5:0.05,0.25:0.01")
-    with start(repository, *(f"--metrics-config={one}" for one in flags)) as server:
+    with start(repository, *(f"--metrics-config={flag}" for flag in flags)) as server:
         for _ in range(3):
             body = {"inputs": [tensor("X", "FP32", [1.0], [1, 1])]}
             assert post(server.http, "/v2/models/chain/infer", body).status == 200

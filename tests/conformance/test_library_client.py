@@ -42,8 +42,11 @@ def test_requests_are_answered(client: conch.Client) -> None:
 
 
 def test_streams_are_read(client: conch.Client) -> None:
-    assert [one["OUT"].tolist() for one in client.infer_stream("repeat", {"IN": [4, 5]})] == [[4], [5]]
-    assert [one.texts("TEXT") for one in client.generate_stream("generate", "so", times=2)] == [["so"], ["so"]]
+    assert [infer_event["OUT"].tolist() for infer_event in client.infer_stream("repeat", {"IN": [4, 5]})] == [[4], [5]]
+    assert [generate_event.texts("TEXT") for generate_event in client.generate_stream("generate", "so", times=2)] == [
+        ["so"],
+        ["so"],
+    ]
     assert client.generate("generate", "once").texts("TEXT") == ["once"]
 
 

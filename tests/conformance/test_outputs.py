@@ -47,7 +47,7 @@ def test_neither_is_an_error(tmp_path: Path, start: Start, server_kind: str) -> 
             if names:
                 body["outputs"] = [{"name": name} for name in names]
             reply = post(server.http, f"/v2/models/{model}/infer", body)
-            return [one["name"] for one in reply.json()["outputs"]] if reply.status == 200 else reply.error
+            return [output["name"] for output in reply.json()["outputs"]] if reply.status == 200 else reply.error
 
         for model in ("odd", "around"):
             assert outputs(model) == ["A"]

@@ -258,9 +258,9 @@ def test_every_response_of_a_stream_goes_to_the_region(sharing: Server, memory: 
     finally:
         unregister_all(sharing)
     responses = [one.infer_response for one in outcome.messages]
-    assert [(one.outputs[0].name, list(one.raw_output_contents)) for one in responses if one.outputs] == [
-        ("OUT", [b""])
-    ] * 2
+    assert [
+        (response.outputs[0].name, list(response.raw_output_contents)) for response in responses if response.outputs
+    ] == [("OUT", [b""])] * 2
     assert memory.map[64:68] == np.array([8], np.int32).tobytes()
 
 

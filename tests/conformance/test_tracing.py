@@ -90,7 +90,7 @@ def traces(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
     repository = build(folder / "models", "plus_one", "chain")
     write(repository, "caller", CONFIG, {"1/model.py": CALLER})
     settings = ("level=TIMESTAMPS", "rate=1", f"triton,file={folder}/t.json", "triton,log-frequency=1")
-    with start(repository, *(f"--trace-config={one}" for one in settings)) as server:
+    with start(repository, *(f"--trace-config={setting}" for setting in settings)) as server:
         yield Traces(server, folder / "t.json")
 
 

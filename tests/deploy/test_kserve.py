@@ -53,7 +53,9 @@ def test_services_name_runtimes_and_formats_that_there_are() -> None:
         if service["kind"] == "InferenceService":
             model = service["spec"]["predictor"]["model"]
             spec = RUNTIMES[model["runtime"]]["spec"]
-            assert model["modelFormat"]["name"] in {one["name"] for one in spec["supportedModelFormats"]}
+            assert model["modelFormat"]["name"] in {
+                supportedModelFormat["name"] for supportedModelFormat in spec["supportedModelFormats"]
+            }
             assert model["protocolVersion"] in spec["protocolVersions"]
 
 

@@ -30,8 +30,8 @@ def test_everything_in_pb_utils_is_on_its_page() -> None:
     classes = [value for name in pb_utils.__all__ if inspect.isclass(value := getattr(pb_utils, name))]
     methods = {
         name
-        for one in classes
-        for name, value in vars(one).items()
+        for class_ in classes
+        for name, value in vars(class_).items()
         if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, staticmethod))
     }
     internal = {"pack", "encode", "received"}  # between the modules of the backend
@@ -143,7 +143,7 @@ def test_tables_are_what_the_declarations_say(page: Path) -> None:
 
 
 def test_every_flag_is_on_its_page() -> None:
-    flags = {flag for one in serve_command.params if isinstance(one, click.Option) for flag in one.opts}
+    flags = {flag for param in serve_command.params if isinstance(param, click.Option) for flag in param.opts}
     written = set(re.findall(r"--[\w-]+", (DOCS / "flags.md").read_text("utf-8")))
     assert flags - written == set()
 

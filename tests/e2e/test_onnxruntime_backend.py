@@ -227,6 +227,6 @@ def test_sequences_have_states_of_their_own_that_clients_do_not_see(client: http
                 sequence_start=step == 0,
                 sequence_end=step == 2,
             )
-            assert [one["name"] for one in result.get_response()["outputs"]] == ["y"]
+            assert [output["name"] for output in result.get_response()["outputs"]] == ["y"]
             values.append(result.as_numpy("y").item())
     assert sums == {1: [1, 2, 3], 2: [2, 4, 6]}

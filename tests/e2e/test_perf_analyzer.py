@@ -40,7 +40,7 @@ def test_conch_perf_takes_every_flag_or_says_why_not() -> None:
         pytest.skip(f"perf_analyzer is not available here: {error}")
     synopsis = said[said.index("==== SYNOPSIS ====") : said.index("==== OPTIONS ====")]
     flags = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", synopsis))
-    known = {flag for one in perf_command.params if isinstance(one, click.Option) for flag in one.opts}
+    known = {flag for param in perf_command.params if isinstance(param, click.Option) for flag in param.opts}
     assert len(flags) > 60 and flags - known == set()
 
 

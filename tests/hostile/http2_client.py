@@ -91,7 +91,7 @@ class Http2Client:
         self._last += 2
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"), ("te", "trailers"),
                   ("content-type", "application/grpc"), *more]  # fmt: skip
-        block = self._encoder.encode(fields if indexed else [hpack.NeverIndexedHeaderTuple(*one) for one in fields])
+        block = self._encoder.encode(fields if indexed else [hpack.NeverIndexedHeaderTuple(*field) for field in fields])
         with self._changed:
             self._opened.add(self._last)
         flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)

@@ -193,7 +193,7 @@ class _Generator:
             if kind.startswith("remote"):
                 spec["grpc"] = kind == "remote_decoupled" or draw.random() < 0.5
             if kind == "bls":
-                others = [other for other, one in self._models.items() if one["kind"] == "plain"]
+                others = [other for other, model in self._models.items() if model["kind"] == "plain"]
                 if not others:
                     spec["kind"] = "plain"
                 else:

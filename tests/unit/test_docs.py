@@ -62,7 +62,7 @@ def named(text: str) -> set[str]:
 
 
 def declared(parameters: Iterable[Parameter]) -> dict[str, list[str]]:
-    return {one.name: [one.values, one.default, one.help] for one in parameters}
+    return {parameter.name: [parameter.values, parameter.default, parameter.help] for parameter in parameters}
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_metrics_are_documented() -> None:
 
 
 def test_options_of_convert_are_documented() -> None:
-    options = {flag for one in convert_command.params if isinstance(one, click.Option) for flag in one.opts}
+    options = {flag for param in convert_command.params if isinstance(param, click.Option) for flag in param.opts}
     assert options - {"--help"} - named(document("convert.md")) == set()
 
 
 def test_what_perf_does_otherwise_than_perf_analyzer_is_documented() -> None:
     """What it refuses, at least, and nothing that there is not."""
-    known = {flag for one in perf_command.params if isinstance(one, click.Option) for flag in one.opts}
+    known = {flag for param in perf_command.params if isinstance(param, click.Option) for flag in param.opts}
     written = {name for name in named(document("perf.md")) if name.startswith("-")}
     assert written - known == set()
     assert {flag for flag in REFUSED if flag != "--version"} - written == set()
@@ -128,7 +128,7 @@ def test_what_perf_does_otherwise_than_perf_analyzer_is_documented() -> None:
 
 @pytest.mark.parametrize("tolerances", [ENCODER_TOLERANCES, CAUSAL_TOLERANCES])
 def test_tolerances_are_those_of_the_verdict(tolerances: dict[str, Any]) -> None:
-    names = [one.name for one in fields(next(iter(tolerances.values())))]
+    names = [field.name for field in fields(next(iter(tolerances.values())))]
     tables = rows(document("convert.md"))
     table = {cells[0]: cells[1:] for cells in tables if cells[0] in tolerances and len(cells) == 1 + len(names)}
     for precision, tolerance in tolerances.items():
@@ -175,7 +175,9 @@ def test_one_module_alone_writes_the_commands_that_install_extras() -> None:
 def test_the_lowest_versions_are_those_that_are_declared() -> None:
     lines = [line for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if not line.startswith("#")]
     lowest = dict(line.split("==") for line in lines)
-    declared = dict(re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", one).groups() for one in project()["dependencies"])  # type: ignore[union-attr]
+    declared = dict(
+        re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", dependency).groups() for dependency in project()["dependencies"]
+    )  # type: ignore[union-attr]
     assert lowest.keys() == declared.keys()
     for name, version in declared.items():
         assert f"{lowest[name]}.".startswith(f"{version}."), name

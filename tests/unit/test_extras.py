@@ -56,7 +56,9 @@ def declared() -> dict[str, dict[str, str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: dict[str, dict[str, str]] = {}
     for extra, requirements in project["optional-dependencies"].items():
-        matches = [re.fullmatch(r"((?!conch)[\w-]+(?:\[\w+\])?)(?:>=([\d.]+))?", one) for one in requirements]
+        matches = [
+            re.fullmatch(r"((?!conch)[\w-]+(?:\[\w+\])?)(?:>=([\d.]+))?", requirement) for requirement in requirements
+        ]
         found[extra] = {match[1]: match[2] or "" for match in matches if match}
     return {extra: packages for extra, packages in found.items() if extra not in ("dev", "demo")}
 

@@ -237,7 +237,7 @@ def test_reset_takes_back_what_setup_did(tmp_path: Path, level: int) -> None:
 @pytest.mark.parametrize("closed", ["first", "second"])
 def test_each_of_two_log_files_has_the_lines_until_it_is_closed(tmp_path: Path, closed: str) -> None:
     settings = {name: LogSettings(log_file=str(tmp_path / name)) for name in ("first", "second")}
-    handlers = {name: logs.setup(each) for name, each in settings.items()}
+    handlers = {name: logs.setup(setting) for name, setting in settings.items()}
     LOG.info("one")
     logs.reset(handlers.pop(closed))
     LOG.info("two")

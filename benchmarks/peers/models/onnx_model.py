@@ -11,7 +11,7 @@ class TritonPythonModel:
     def initialize(self, args):
         file = json.loads(args["model_config"])["parameters"]["graph"]["string_value"]
         self.session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-        self.takes = [one.name for one in self.session.get_inputs()]
+        self.takes = [tensor.name for tensor in self.session.get_inputs()]
 
     def execute(self, requests):
         parts = [pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy() for request in requests]

@@ -36,8 +36,8 @@ class CachedResponse:
 
 def kept(outputs: Sequence[WireTensor], parameters: Mapping[str, ParameterValue]) -> CachedResponse:
     """A copy that holds nothing else in memory; data of a response may be part of a larger frame."""
-    copies = tuple(WireTensor(one.name, one.datatype, one.shape, bytes(one.data)) for one in outputs)
-    size = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(one.data) for one in copies)
+    copies = tuple(WireTensor(output.name, output.datatype, output.shape, bytes(output.data)) for output in outputs)
+    size = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(copy.data) for copy in copies)
     size += sum(len(name) + len(str(value)) + 100 for name, value in parameters.items())
     return CachedResponse(copies, dict(parameters), size)
 
@@ -46,10 +46,10 @@ def packed(entry: CachedResponse) -> bytes:
     """The entry as bytes: a header in JSON, then the tensors' data."""
     # json takes all values that parameters can have, also NaN and integers of more than 64 bits.
     header = json.dumps({
-        "outputs": [(one.name, one.datatype, one.shape, len(one.data)) for one in entry.outputs],
+        "outputs": [(output.name, output.datatype, output.shape, len(output.data)) for output in entry.outputs],
         "parameters": dict(entry.parameters),
     }, separators=(",", ":")).encode()  # fmt: skip
-    return b"".join((_HEAD.pack(_LAYOUT, len(header)), header, *(one.data for one in entry.outputs)))
+    return b"".join((_HEAD.pack(_LAYOUT, len(header)), header, *(output.data for output in entry.outputs)))
 
 
 def unpacked(data: bytes) -> CachedResponse:

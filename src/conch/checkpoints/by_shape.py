@@ -54,7 +54,7 @@ class Companion:
 
     @cached_property
     def _table(self) -> ShapeTable:
-        return ShapeTable({(one.batch, one.tokens): one.gain for one in self.gains})
+        return ShapeTable({(gain.batch, gain.tokens): gain.gain for gain in self.gains})
 
 
 class ShapeTable:

@@ -171,7 +171,7 @@ class Manifest:
         values = _known(cls, document)
         _check_texts("manifest", values, "task", "auto")
         values["source"] = Source(**_known(Source, document["source"]))
-        values["variants"] = tuple(_variant(one) for one in document["variants"])
+        values["variants"] = tuple(_variant(variant) for variant in document["variants"])
         for name in ("warnings", "choice"):
             values[name] = tuple(map(str, document.get(name, ())))
         values["by_shape"] = _companion(document.get("by_shape"))
@@ -334,7 +334,7 @@ def _variant(document: Mapping[str, Any]) -> Variant:
 def _companion(document: Mapping[str, Any] | None) -> Companion | None:
     if document is None:
         return None
-    gains = tuple(Gain(**_known(Gain, one)) for one in document["gains"])
+    gains = tuple(Gain(**_known(Gain, gain)) for gain in document["gains"])
     return Companion(**{**_known(Companion, document), "gains": gains})
 
 

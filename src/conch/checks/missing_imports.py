@@ -72,7 +72,7 @@ def _missing_in(environment: Path, names: Iterable[str]) -> frozenset[str]:
     """Those of ``names`` that the environment's folders do not have; none where other folders may have them."""
     places: list[Path] = []
     for site in environment.glob("lib/python3*/site-packages"):
-        if any(one.name not in _HARMLESS for one in site.glob("*.pth")):
+        if any(path.name not in _HARMLESS for path in site.glob("*.pth")):
             return frozenset()
         library = site.parent
         places += (site, library, library / "lib-dynload")

@@ -157,7 +157,7 @@ def _profile(config_file: Path | None, apply: bool, **given: Any) -> int:
         shown = show_results(console, settings, circumstances, searches)
         status = status or shown
     if problems:
-        raise ConchError("\n".join(one.message for one in problems), problems[0].code)
+        raise ConchError("\n".join(problem.message for problem in problems), problems[0].code)
     if apply and not status:
         _apply(settings.export_path, circumstances, searches)
     return status
@@ -235,7 +235,7 @@ def _check_output(settings: AnalyzeSettings) -> None:
     if folder is None or settings.override_output_model_repository or not folder.exists():
         return
     resumed = (settings.checkpoints / FILENAME).exists()
-    if not folder.is_dir() or not all(resumed and is_name_of_candidate(one.name) for one in folder.iterdir()):
+    if not folder.is_dir() or not all(resumed and is_name_of_candidate(path.name) for path in folder.iterdir()):
         raise invalid(
             f"output_model_repository_path: {folder} is not empty; overwrite it with --override-output-model-repository"
         )

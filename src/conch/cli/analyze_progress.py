@@ -40,7 +40,7 @@ class ProfileLine:
         if before:
             self._known += 1
             return
-        p99 = max((one.percentiles.get(99, 0.0) for one in point.models.values()), default=0.0)
+        p99 = max((model.percentiles.get(99, 0.0) for model in point.models.values()), default=0.0)
         text = f"{trial.candidate.name} at {trial.load:g}: {point.throughput:,.0f} infer/s, p99 {p99 * 1000:,.1f} ms"
         doubts = [word for word, holds in (("ended early", point.stopped), ("disturbed", point.disturbed)) if holds]
         doubt = f" ({', '.join(doubts)})" if doubts else ""

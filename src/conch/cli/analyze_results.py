@@ -46,12 +46,12 @@ def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstanc
     from conch.analyze.storage.saved_results import Circumstances, SavedSearch
     from conch.machine.facts import MachineFacts
 
-    outcomes = [one for one in profile.outcomes if one.results]
+    outcomes = [outcome for outcome in profile.outcomes if outcome.results]
     rates = bool(outcomes) and axis_of(settings, outcomes[0].search.models).rates
     local = settings.triton_launch_mode == "local"
     circumstances = Circumstances(
         load_kind="request_rate" if rates else "concurrency",
-        batch_sizes={one.name: settings.batch_size_of(one.name) for one in settings.profile_models},
+        batch_sizes={model.name: settings.batch_size_of(model.name) for model in settings.profile_models},
         server="conch serve, started for this" if local else settings.endpoint,
         machine=[("Machine", str(MachineFacts.read()))],
         settings=list(settings.given()),
@@ -59,7 +59,8 @@ def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstanc
         repository=str(settings.model_repository.resolve()) if settings.model_repository is not None else "",
     )
     searches = [
-        SavedSearch(one.search.models, one.search.goals, one.results, one.complete, one.final) for one in outcomes
+        SavedSearch(outcome.search.models, outcome.search.goals, outcome.results, outcome.complete, outcome.final)
+        for outcome in outcomes
     ]
     return circumstances, searches
 
@@ -68,7 +69,6 @@ def saved_under(
     folder: Path, formats: str | None, given: Mapping[str, Any]
 ) -> tuple[AnalyzeSettings, Circumstances, list[SavedSearch]]:
     """What was saved in ``folder``, under the goals that are given now."""
-    from conch.analyze.judging.goals import Goals
     from conch.analyze.storage.saved_results import load
 
     circumstances, searches = load(folder)
@@ -76,13 +76,7 @@ def saved_under(
     settings = read_settings(chosen | ({"output_formats": formats} if formats else {})).settings
     if not chosen:
         return replace(settings, export_path=folder), circumstances, searches
-    searches = [
-        replace(one, goals=Goals(
-            {name: replace(wanted, **_replaced(settings, name, chosen)) for name, wanted in one.goals.models.items()},
-            settings.price or one.goals.price,
-        ))
-        for one in searches
-    ]  # fmt: skip
+    searches = [replace(search, goals=_changed_goals(search.goals, settings, chosen)) for search in searches]
     # The reports of the run stay as they are.
     settings = replace(settings, export_path=folder / f"goals-{_slug(searches[0].goals)}")
     return settings, circumstances, searches
@@ -93,6 +87,11 @@ def _slug(goals: Goals) -> str:
     from conch.analyze.judging.wording import in_words
 
     return re.sub(r"[^a-z0-9.]+", "-", in_words(goals).lower()).strip("-")[:100]
+
+
+def _changed_goals(goals: Goals, settings: AnalyzeSettings, chosen: Mapping[str, Any]) -> Goals:
+    models = {name: replace(wanted, **_replaced(settings, name, chosen)) for name, wanted in goals.models.items()}
+    return replace(goals, models=models, price=settings.price or goals.price)
 
 
 def _replaced(settings: AnalyzeSettings, model: str, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def _options(
     plan(None, model_repository, of_ingress, ports=True)  # and ingresses
     return RayOptions(
         model_repository=tuple(map(_absolute, model_repository)),
-        models=tuple(filter(None, (one.strip() for one in models.split(",")))),
+        models=tuple(filter(None, (part.strip() for part in models.split(",")))),
         min_replicas=min_replicas,
         max_replicas=max_replicas or min_replicas,
         replica_options=of_replicas,

@@ -36,8 +36,10 @@ def lines(facts: Facts, given: Iterable[Advice]) -> Iterator[str]:
         ("conch", facts.conch), ("Triton's protocol", facts.protocol), ("Python", facts.python),
         ("system", facts.platform), ("event loop", "uvloop" if facts.uvloop else "asyncio"),
     ])  # fmt: skip
-    rows = _section("Engines and extras", [(one.name, _version(one), one.purpose) for one in facts.packages])
-    commands = ["", *(f"    -> {one.install}" if one.install else "" for one in facts.packages), ""]
+    rows = _section(
+        "Engines and extras", [(package.name, _version(package), package.purpose) for package in facts.packages]
+    )
+    commands = ["", *(f"    -> {package.install}" if package.install else "" for package in facts.packages), ""]
     yield from (line for row, command in zip(rows, commands, strict=True) for line in (row, command) if line)
     yield ""
     found = [(one.name, f"{_size(one.memory)}, driver {one.driver}") for one in facts.gpus.found]
@@ -59,8 +61,8 @@ def lines(facts: Facts, given: Iterable[Advice]) -> Iterator[str]:
     yield from _section(
         "Ports",
         [
-            (f"{one.port}", f"{one.service}: " + (f"taken by {one.taken_by}" if one.taken_by else "free"))
-            for one in facts.ports
+            (f"{port.port}", f"{port.service}: " + (f"taken by {port.taken_by}" if port.taken_by else "free"))
+            for port in facts.ports
         ],
     )
     cache = facts.cache

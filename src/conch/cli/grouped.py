@@ -23,10 +23,10 @@ class GroupedCommand(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        for one in self.get_params(context):
-            record = one.get_help_record(context)
+        for param in self.get_params(context):
+            record = param.get_help_record(context)
             if record is not None:
-                group = one.group if isinstance(one, GroupedOption) else _OTHERS
+                group = param.group if isinstance(param, GroupedOption) else _OTHERS
                 sections.setdefault(group, []).append(record)
         for group, records in sections.items():
             with formatter.section(group):

@@ -35,13 +35,13 @@ def plan_of(
 ) -> tuple[PerfPlan, str]:  # fmt: skip
     """The plan that the flags mean, and the path before all paths.  Raises INVALID_ARG for what contradicts itself."""
     loads = (concurrency_range, request_rate_range, request_intervals)
-    if sum(one is not None for one in loads) > 1:
+    if sum(load is not None for load in loads) > 1:
         raise invalid("--concurrency-range, --request-rate-range and --request-intervals exclude one another")
     if given["max_calls"] > MOST_CALLERS:
         raise invalid(f"--max-threads {given['max_calls']}: at most {MOST_CALLERS:,} requests can run at a time")
     texts = [("-m", given["model"]), ("-x", given["version"]), ("-u", url), ("--endpoint", endpoint)]
-    texts += [("--string-data", string_data or ""), *(("-H", one) for one in headers)]
-    _check_texts([*texts, *(("--request-parameter", one) for one in parameters)])
+    texts += [("--string-data", string_data or ""), *(("-H", header) for header in headers)]
+    _check_texts([*texts, *(("--request-parameter", parameter) for parameter in parameters)])
     if not given["model"]:
         raise invalid("-m: the name of a model is missing")
     if given["version"] and not given["version"].isdecimal():
@@ -73,17 +73,17 @@ def plan_of(
         binary=input_tensor_format == "binary",
         binary_output=output_tensor_format == "binary",
         endpoint=endpoint or ("v1/chat/completions" if protocol == "openai" else "infer"),
-        parameters=dict(_parameter(one) for one in parameters),
+        parameters=dict(_parameter(parameter) for parameter in parameters),
         objective=Objective.parse(slo) if slo is not None else None,
         metrics_url=(metrics_url or f"http://{replace(address, port=8002).shown}/metrics") if collect_metrics else "",
         metrics_interval=metrics_interval / 1000,
-        headers=dict(_pair("-H", one) for one in headers),
+        headers=dict(_pair("-H", header) for header in headers),
         encoding="" if encoding == "none" else encoding,
         shared_memory=shared_memory == "system",
         composing=_models(composing),
         sequences=_sequences(**sequences),
         data=DataOptions(
-            (input_data or ("natural",))[0], dict(_shape(one) for one in shapes), string_data, string_length or 0,
+            (input_data or ("natural",))[0], dict(_shape(shape) for shape in shapes), string_data, string_length or 0,
             more=tuple(input_data[1:]), mix=parse_mix(expect),
         ),
         **given,
@@ -139,7 +139,7 @@ def _with_tls(
     if any(files) and not encrypted:
         how = "--ssl-grpc-use-ssl" if grpc else f"-u https://{address.shown}"
         raise invalid(f"certificates are for TLS, and this connection has none: add {how}")
-    authorities, certificate, key = (one or "" for one in files)
+    authorities, certificate, key = (file or "" for file in files)
     return replace(
         address, encrypted=encrypted, verified=grpc or bool(verified), named=grpc or bool(named),
         authorities=authorities, certificate=certificate, key=key,

@@ -67,7 +67,7 @@ def body(
     Raises INVALID_ARG for an input without texts, or with more than its shape takes.
     """
     given = dict(named)
-    known = [one.name for one in inputs]
+    known = [tensor.name for tensor in inputs]
     for name in given:
         if name not in known:
             raise invalid(
@@ -81,13 +81,13 @@ def body(
     if not given:
         raise invalid("give at least one text")
     tensors, data = [], b""
-    for one in inputs:
-        if one.name not in given:
+    for tensor in inputs:
+        if tensor.name not in given:
             continue
-        packed = pack_bytes([os.fsencode(text) for text in given[one.name]])
+        packed = pack_bytes([os.fsencode(text) for text in given[tensor.name]])
         tensors.append({
-            "name": one.name,
-            "shape": shape_of(one, len(given[one.name])),
+            "name": tensor.name,
+            "shape": shape_of(tensor, len(given[tensor.name])),
             "datatype": "BYTES",
             "parameters": {"binary_data_size": len(packed)},
         })  # fmt: skip
@@ -142,9 +142,9 @@ def _ask(url: str, model: str) -> list[Input]:
         with urllib.request.urlopen(address, timeout=_SECONDS) as page:
             metadata = json.load(page)
         return [
-            Input(one["name"], tuple(map(int, one["shape"])))
-            for one in metadata["inputs"]
-            if one["datatype"] == "BYTES"
+            Input(tensor["name"], tuple(map(int, tensor["shape"])))
+            for tensor in metadata["inputs"]
+            if tensor["datatype"] == "BYTES"
         ]
     except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
         raise unavailable(f"{address} does not say what the model takes: {error}") from None

@@ -70,9 +70,9 @@ def _flags(command: click.Command) -> list[str]:
     context = click.Context(command)
     return [
         flag
-        for one in command.get_params(context)
-        if isinstance(one, click.Option)
-        for flag in one.opts
+        for param in command.get_params(context)
+        if isinstance(param, click.Option)
+        for flag in param.opts
         if flag[:2] == "--"
     ]
 

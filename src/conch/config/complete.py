@@ -150,7 +150,9 @@ def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
 
 def _refuse_downloaded(name: str, program: _Recognised, artefacts: Collection[str]) -> None:
     """Raise INVALID_ARG where a checkpoint lies beside a program: nobody has said that a program in it may run."""
-    beside = next((one for one in sorted(artefacts) if one == "config.json" or one.endswith(_GGUF)), "")
+    beside = next(
+        (artefact for artefact in sorted(artefacts) if artefact == "config.json" or artefact.endswith(_GGUF)), ""
+    )
     if beside:
         raise Problem(
             f"model '{name}' has both {program.filename} and {shown_name(beside)}, of a checkpoint that may have "

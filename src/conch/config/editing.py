@@ -211,7 +211,9 @@ def _append(text: str, body: _Span, written: str, edits: list[tuple[_Span, str]]
     if body == (0, len(text)):
         edits.append((_Span(body.end, body.end), ("\n" if text and not text.endswith("\n") else "") + written))
     elif "\n" in inside:
-        indent = next((_indent(text, one.span.start) for one in _fields(text, body)), _indent(text, body.start) + "  ")
+        indent = next(
+            (_indent(text, field.span.start) for field in _fields(text, body)), _indent(text, body.start) + "  "
+        )
         end = body.start + len(inside.rstrip(" \t"))
         lines = "".join(f"{indent}{line}\n" for line in written.splitlines())
         edits.append((_Span(end, end), lines if inside.rstrip(" \t").endswith("\n") else f"\n{lines}"))

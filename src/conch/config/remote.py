@@ -310,7 +310,7 @@ class _ParameterReader:
 
     def _affinity(self) -> str:
         name, inputs = self._given.get("affinity", ""), self._config.input
-        if name and inputs and not any(one.name == name and _is_string(one.data_type) for one in inputs):
+        if name and inputs and not any(tensor.name == name and _is_string(tensor.data_type) for tensor in inputs):
             self._note(
                 "affinity",
                 f"parameter 'affinity' is '{name}'; it must be an input of type TYPE_STRING of model "

@@ -98,9 +98,9 @@ class _Rounds:
         """Each network's figures of quiet rounds, or of all rounds where the machine was too busy."""
         return {
             name: summary(
-                self.shape, one.quiet if self.settled else one.quiet + one.disturbed, busy=not self.settled
+                self.shape, network.quiet if self.settled else network.quiet + network.disturbed, busy=not self.settled
             )
-            for name, one in self.networks.items()
+            for name, network in self.networks.items()
         }  # fmt: skip
 
 

@@ -72,7 +72,7 @@ class PossibleCompanion:
     @property
     def where(self) -> str:
         """The measured shapes at which it is faster, with how much: ``1x16 (1.31x), 1x128 (1.12x)``."""
-        gained = (one for one in self.companion.gains if one.gain >= WORTH_AT_A_SHAPE)
+        gained = (gain for gain in self.companion.gains if gain.gain >= WORTH_AT_A_SHAPE)
         return ", ".join(f"{one.batch}x{one.tokens} ({one.gain:.2f}x)" for one in gained)
 
 
@@ -83,9 +83,13 @@ def candidates(manifest: Manifest, engines: frozenset[str], mix: Mix) -> list[Po
     """
     auto = manifest.variant(manifest.auto)
     made = (
-        _candidate(auto, one, mix)
-        for one in manifest.variants
-        if one.passed and one.name != auto.name and one.engine in engines and one.latency and auto.latency
+        _candidate(auto, variant, mix)
+        for variant in manifest.variants
+        if variant.passed
+        and variant.name != auto.name
+        and variant.engine in engines
+        and variant.latency
+        and auto.latency
     )
     return sorted((one for one in made if one.where), key=lambda one: -one.companion.overall)
 
@@ -95,7 +99,7 @@ def _candidate(auto: Variant, other: Variant, mix: Mix) -> PossibleCompanion:
     companion = Companion(other.name, gains)
     usual = cost_of(auto.latency)
     both = beside(usual, cost_of(other.latency), companion)
-    shapes = [Shape(one.batch, one.tokens) for one in gains]
+    shapes = [Shape(gain.batch, gain.tokens) for gain in gains]
     overall = expected_speed_up(both, usual, mix) if mix else mean_speed_up(both, usual, shapes)
     return PossibleCompanion(other, Companion(other.name, gains, round(overall, 3)))
 
@@ -394,10 +398,10 @@ def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapp
     if not conversion.serves_by_shape:
         return manifest
     auto, choice = built[manifest.auto], list(manifest.choice)
-    for one in candidates(manifest, conversion.serving_engines, conversion.plan.mix):
-        name, overall = one.variant.name, one.companion.overall
-        faster = f"'{name}' is faster at {one.where}"
-        if not one.worth_it:
+    for candidate in candidates(manifest, conversion.serving_engines, conversion.plan.mix):
+        name, overall = candidate.variant.name, candidate.companion.overall
+        faster = f"'{name}' is faster at {candidate.where}"
+        if not candidate.worth_it:
             choice.append(f"{faster}, which makes {overall:.2f}x over all: too little to hold both")
             break  # the others gain less
         conversion.progress(f"comparing {manifest.auto} with {name}")
@@ -413,7 +417,7 @@ def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapp
             f"{faster} and serves there: {overall:.2f}x over all, for {memory / 1e6:.0f} MB resident with both where "
             f"'{manifest.auto}' alone has {manifest.variant(manifest.auto).memory_bytes / 1e6:.0f}"
         )
-        companion = replace(one.companion, memory_bytes=memory, agreement=figures)
+        companion = replace(candidate.companion, memory_bytes=memory, agreement=figures)
         return replace(manifest, by_shape=companion, choice=tuple(choice))
     return replace(manifest, choice=tuple(choice))
 

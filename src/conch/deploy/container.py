@@ -35,7 +35,7 @@ def containerfile(platform: str, needs: RepositoryRequirements, steps: Iterable[
         ]
     lines += ["ARG CONCH=conch", *(["ARG PYTHON=3.12"] if needs.packages else []), "FROM ${CONCH} AS conch"]
     if needs.packages:
-        lines += _PACKAGES.format(packages=" ".join(shlex.quote(one) for one in needs.packages)).splitlines()
+        lines += _PACKAGES.format(packages=" ".join(shlex.quote(package) for package in needs.packages)).splitlines()
     lines += ["", "FROM conch"]
     if needs.packages:
         lines.append("COPY --from=packages /opt/conch /opt/conch")

@@ -53,8 +53,8 @@ def process_times() -> list[ProcessTime]:
 def family(processes: Iterable[ProcessTime], roots: Iterable[int]) -> set[int]:
     """``roots`` and all that they have started, which still run."""
     children: defaultdict[int, list[int]] = defaultdict(list)
-    for one in processes:
-        children[one.parent].append(one.pid)
+    for process in processes:
+        children[process.parent].append(process.pid)
     found: set[int] = set()
     left = list(roots)
     while left:
@@ -87,12 +87,12 @@ class ProcessTimes:
         """What each group has used since this was made (s)."""
         processes = self._read()
         families = [family(processes, roots) for roots in self._groups]
-        for one in processes:
-            key = (one.pid, one.started)
-            self._used[key] = one.seconds
-            self._names[key] = one.name
+        for process in processes:
+            key = (process.pid, process.started)
+            self._used[key] = process.seconds
+            self._names[key] = process.name
             for number, members in enumerate(families):
-                if one.pid in members:
+                if process.pid in members:
                     self._group_of.setdefault(key, number)
         used = [0.0] * len(self._groups)
         for key, number in self._group_of.items():

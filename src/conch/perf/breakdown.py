@@ -55,7 +55,7 @@ def _within(
     """What the server counted of its ``request`` seconds."""
     parts = {name: _average(server, name) for name in ("queue", "compute_input", "compute_infer", "compute_output")}
     yield TimeSpent("scheduler", "queue", parts["queue"])
-    others = [one for one in models if one is not server]
+    others = [model for model in models if model is not server]
     if others and not server.executions:
         yield from _steps(server, request - parts["queue"], others)
         return
@@ -78,12 +78,12 @@ def _steps(server: ServerFigures, seconds: float, others: Sequence[ServerFigures
     """The members of an ensemble, as often as they ran for each of its requests."""
     requests = server.stages["success"].count
     spent = 0.0
-    for one in others:
-        stage = one.stages.get("success")
+    for other in others:
+        stage = other.stages.get("success")
         if stage is not None:
             mean = stage.average * stage.count / requests
             spent += mean
-            yield TimeSpent("step", f"{one.model}: {stage.count / requests:.2g} requests to it", mean)
+            yield TimeSpent("step", f"{other.model}: {stage.count / requests:.2g} requests to it", mean)
     yield TimeSpent("ensemble", "between steps (negative: steps that ran at once)", seconds - spent)
 
 

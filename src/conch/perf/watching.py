@@ -65,7 +65,7 @@ class MachineWatch:
     def machine(self, sights: Sequence[WindowReading]) -> MachineFigures:
         """The machine during the windows of ``sights``."""
         return MachineFigures(
-            self._facts, self._load_before, load_average(), _mean(one.interference for one in sights),
+            self._facts, self._load_before, load_average(), _mean(sight.interference for sight in sights),
             () if self.unseen else self._times.rivals(monotonic() - self._begun), self.unseen,
         )  # fmt: skip
 
@@ -73,7 +73,7 @@ class MachineWatch:
         """What the server used in the windows of ``sights``; None where it was not seen."""
         if not self._server or not sights:
             return None
-        return ResourceFigures(fmean(one.cores for one in sights), max(one.memory for one in sights))
+        return ResourceFigures(fmean(sight.cores for sight in sights), max(sight.memory for sight in sights))
 
     def _resident(self) -> int:
         """The server's memory, read now and then: the kernel walks through all its pages for that."""

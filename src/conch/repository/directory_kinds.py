@@ -61,7 +61,7 @@ def repository_problem(path: Path) -> Problem | None:
         directories = [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
     except OSError as error:
         return Problem(f"repository path {path} cannot be read: {error.strerror}", hint="give a model repository")
-    if any(is_model_directory(one) for one in directories):
+    if any(is_model_directory(directory) for directory in directories):
         return None
     if is_model_directory(path):
         return Problem(f"{path} is a model, not a repository of models", hint=f"give {_above(path, 1)}")
@@ -71,7 +71,7 @@ def repository_problem(path: Path) -> Problem | None:
         return Problem(
             f"{path} is a checkpoint, not a repository of models", hint=f"serve it with 'conch serve {path}'"
         )
-    inner = next((one for one in sorted(directories) if _holds_models(one)), None)
+    inner = next((directory for directory in sorted(directories) if _holds_models(directory)), None)
     if inner is not None:
         return Problem(f"{path} is not a repository of models, but {inner.name} in it is", hint=f"give {inner}")
     return None

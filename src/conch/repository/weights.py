@@ -125,7 +125,9 @@ def _served(folder: Path, options: Mapping[str, object], gpu: bool) -> WeightFil
 
 def _chosen(document: Mapping[str, Any], options: Mapping[str, object]) -> list[Mapping[str, Any]]:
     """The entries of the variants that run, as ``conch.checkpoints.manifest`` and ``folder`` choose them."""
-    usable = {one["name"]: one for one in document["variants"] if one.get("passed") or one.get("forced")}
+    usable = {
+        variant["name"]: variant for variant in document["variants"] if variant.get("passed") or variant.get("forced")
+    }
     auto = usable.get(document.get("auto"))
     if options.get("variant"):
         return [usable[name] for name in (options["variant"],) if name in usable]
@@ -172,7 +174,11 @@ def _checkpoint(version_directory: Path, options: Mapping[str, object]) -> Path:
         return version_directory
     path = Path(named.replace(_MODEL_DIRECTORY, str(version_directory.parent))).expanduser()
     candidates = (version_directory / path, version_directory.parent / path)
-    return next((one for one in candidates if one.exists()), None) or _snapshot(named) or version_directory
+    return (
+        next((candidate for candidate in candidates if candidate.exists()), None)
+        or _snapshot(named)
+        or version_directory
+    )
 
 
 def _snapshot(id: str) -> Path | None:

@@ -40,7 +40,9 @@ class WorkersLimits:
 
     def give_up(self, placements: Iterable[WorkerPlacement]) -> None:
         """Forget what was reserved at ``placements``, whose workers could not start."""
-        self.limiter.unregister([instance for one in placements for instance in self._reserved.pop(one, ())])
+        self.limiter.unregister(
+            [instance for placement in placements for instance in self._reserved.pop(placement, ())]
+        )
 
     def assign(self, worker: SupervisedWorker) -> None:
         """``worker`` has started: what was reserved at its place is its own."""

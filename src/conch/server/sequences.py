@@ -138,7 +138,7 @@ class SequenceDispatcher(Dispatcher):
             self._schedule_dispatch()
 
     def _keys(self, worker: SupervisedWorker) -> list[str]:
-        return [key for key, one in self._instances.items() if one is worker]
+        return [key for key, instance in self._instances.items() if instance is worker]
 
     def _retire_vacant(self) -> None:
         for worker in list(self._leaving):

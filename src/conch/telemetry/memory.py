@@ -82,15 +82,15 @@ class ModelMemory:
 def together(memories: Iterable[ModelMemory]) -> ModelMemory:
     """The sum of several."""
     total = ModelMemory()
-    for one in memories:
-        gpus = {gpu: total.gpus.get(gpu, 0) + one.gpus.get(gpu, 0) for gpu in {*total.gpus, *one.gpus}}
+    for memory in memories:
+        gpus = {gpu: total.gpus.get(gpu, 0) + memory.gpus.get(gpu, 0) for gpu in {*total.gpus, *memory.gpus}}
         total = replace(
             total,
-            workers=total.workers + one.workers,
-            shared_regions=total.shared_regions + one.shared_regions,
+            workers=total.workers + memory.workers,
+            shared_regions=total.shared_regions + memory.shared_regions,
             gpus=gpus,
-            weights=total.weights + one.weights,
-            kv_cache=total.kv_cache + one.kv_cache,
+            weights=total.weights + memory.weights,
+            kv_cache=total.kv_cache + memory.kv_cache,
         )
     return total
 

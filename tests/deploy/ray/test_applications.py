@@ -72,7 +72,7 @@ def test_replicas_are_added_for_requests_that_come_straight_to_them_until_the_en
             said += line
         assert "where: 1 replica\n" in said
         with Load([next(iter(urls(said, "http").values()))], callers=8, seconds=0.05) as load:
-            eventually(lambda: len({one["PROCESS"] for one in load.answers}) == 2, "a second replica", 150)
+            eventually(lambda: len({answer["PROCESS"] for answer in load.answers}) == 2, "a second replica", 150)
         assert load.failures == []
         process.terminate()  # as Ctrl+C, which a test in the background would not pass on
         assert process.wait(120) == 0

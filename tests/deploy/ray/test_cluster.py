@@ -204,7 +204,11 @@ def test_a_node_that_dies_loses_nothing_that_can_be_repeated(
     url = by_node[head[:8]]
     with Load([url], callers=4, seconds=0.02) as load:
         load.more(20)
-        cluster.kill(next(one.node for one in cluster.replicas() if one.deployment == "where" and one.node != head))
+        cluster.kill(
+            next(
+                replica.node for replica in cluster.replicas() if replica.deployment == "where" and replica.node != head
+            )
+        )
         load.more(60)
     assert load.failures == []
     eventually(

@@ -74,7 +74,10 @@ def test_candidates_that_fail_are_results_and_the_others_are_ranked(settings: An
 
     [outcome] = run(replace(settings, output_model_repository_path=kept, final_rounds=1), Watching())
 
-    errors = {(one.candidate.overrides.get("waits") or {}).get("max_batch_size"): one.error for one in outcome.results}
+    errors = {
+        (result.candidate.overrides.get("waits") or {}).get("max_batch_size"): result.error
+        for result in outcome.results
+    }
     assert "died with status 3" in errors[4]
     assert "8 does not fit" in errors[8]
     # Of its points, as others who use the machine may have disturbed some.
@@ -95,7 +98,7 @@ def test_an_interrupted_analysis_goes_on_where_it_was(settings: AnalyzeSettings)
             profile.run()
         [partial] = profile.outcomes
     assert not partial.complete
-    assert [bool(one.points) for one in partial.results] == [True], "what was only begun is no result"
+    assert [bool(result.points) for result in partial.results] == [True], "what was only begun is no result"
 
     [outcome] = run(settings, second)
 
@@ -121,7 +124,7 @@ def test_models_at_the_same_time_and_an_ensemble_follows_its_members(settings: A
 
     [outcome] = run(both, Watching())
 
-    smaller = next(one for one in outcome.results if one.candidate.overrides)
+    smaller = next(result for result in outcome.results if result.candidate.overrides)
     assert smaller.error == ""
     assert [smaller.configs[name]["max_batch_size"] for name in ("waits", "both")] == [1, 1]
     assert all(figures.requests for figures in smaller.points[0].models.values())
@@ -159,7 +162,7 @@ def test_what_does_not_load_is_not_applied(settings: AnalyzeSettings) -> None:
         apply(repository, changes(repository, {"waits": {"max_batch_size": 8}}))
 
     folder = repository.directory("waits")
-    assert sorted(one.name for one in folder.iterdir() if one.name != "__pycache__") == ["1", "config.pbtxt"]
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == ["1", "config.pbtxt"]
     assert (folder / "config.pbtxt").read_text() == models.CONFIG
 
 
@@ -207,7 +210,7 @@ def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_f
                 profile.run()
 
     [outcome] = profile.outcomes
-    assert [bool(one.points) for one in outcome.results] == [True]
+    assert [bool(result.points) for result in outcome.results] == [True]
     assert '"error"' not in (settings.checkpoints / FILENAME).read_text()
 
 

@@ -65,7 +65,7 @@ def test_why_a_configuration_does_not_load_is_told_with_the_users_paths(
 
 def test_a_server_that_died_is_started_again(local: LocalServer) -> None:
     pids = find_server(local.address).pids
-    [process] = [one for one in psutil.Process().children() if one.pid in pids]
+    [process] = [child for child in psutil.Process().children() if child.pid in pids]
     process.kill()
     process.wait()
 

@@ -109,13 +109,17 @@ def test_failure_of_a_model_has_the_model_s_code(service: InferenceService, even
 
 def test_responses_of_a_decoupled_model_come_as_they_are_sent(service: InferenceService) -> None:
     with service.infer_stream("repeat", {"IN": [4, 5, 6]}) as stream:
-        assert [(int(one["OUT"][0]), int(one["IDX"][0])) for one in stream] == [(4, 0), (5, 1), (6, 2)]
+        assert [(int(event["OUT"][0]), int(event["IDX"][0])) for event in stream] == [(4, 0), (5, 1), (6, 2)]
         assert list(stream) == []
-    assert [list(one.outputs) for one in service.infer_stream("repeat", {"IN": [4]}, outputs=["IDX"])] == [["IDX"]]
+    assert [
+        list(infer_event.outputs) for infer_event in service.infer_stream("repeat", {"IN": [4]}, outputs=["IDX"])
+    ] == [["IDX"]]
 
 
 def test_model_that_is_not_decoupled_has_a_stream_of_one_response(service: InferenceService) -> None:
-    assert [one["OUTPUT0"].tolist() for one in service.infer_stream("add_sub", ROWS)] == [list(range(1, 17))]
+    assert [infer_event["OUTPUT0"].tolist() for infer_event in service.infer_stream("add_sub", ROWS)] == [
+        list(range(1, 17))
+    ]
 
 
 @pytest.mark.parametrize("sender", [False, True])
@@ -162,7 +166,7 @@ def test_closing_a_stream_wakes_the_thread_that_waits_for_it(service: InferenceS
 def test_threads_that_share_a_stream_in_the_process_all_come_to_its_end(server: Server) -> None:
     stream = server.infer_stream("repeat", {"IN": list(range(20)), "DELAY": [5] * 20})
     with ThreadPoolExecutor(3) as pool:
-        parts = list(pool.map(lambda _: [int(one["IDX"][0]) for one in stream], range(3), timeout=30))
+        parts = list(pool.map(lambda _: [int(event["IDX"][0]) for event in stream], range(3), timeout=30))
     assert sorted(index for part in parts for index in part) == list(range(20))
 
 
@@ -256,7 +260,7 @@ def test_statistics_count_requests(service: InferenceService, server: Server) ->
     [entry] = service.statistics("add_sub")
     assert entry["inference_count"] == before + 1
     assert entry["inference_stats"] == server.statistics("add_sub")[0]["inference_stats"]
-    assert {one["name"] for one in service.statistics()} >= {"add_sub", "repeat"}
+    assert {row["name"] for row in service.statistics()} >= {"add_sub", "repeat"}
 
 
 def test_models_are_loaded_and_unloaded(service: InferenceService, folder: Path) -> None:

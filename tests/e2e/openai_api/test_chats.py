@@ -72,7 +72,7 @@ def test_model_gets_what_the_client_asks(client: Any) -> None:
 
 def test_several_choices(client: Any) -> None:
     answer = client.chat.completions.create(**say("one two"), n=3)
-    assert [(one.index, one.message.content) for one in answer.choices] == [
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [
         (0, "one two"), (1, "twoone "), (2, "one two"),
     ]  # fmt: skip
     assert answer.usage.completion_tokens == 6
@@ -82,7 +82,7 @@ def test_log_probabilities_of_a_chat(client: Any) -> None:
     answer = client.chat.completions.create(**say("né here"), logprobs=True, top_logprobs=2)
     first, second = answer.choices[0].logprobs.content
     assert (first.token, first.logprob, bytes(first.bytes).decode()) == ("né ", -0.5, "né ")
-    assert [(one.token, one.logprob) for one in first.top_logprobs] == [("t0", 0.0), ("t1", -1.0)]
+    assert [(logprob.token, logprob.logprob) for logprob in first.top_logprobs] == [("t0", 0.0), ("t1", -1.0)]
     assert second.token == "here"
     answer = client.chat.completions.create(**say("hi"), logprobs=True)
     assert answer.choices[0].logprobs.content[0].top_logprobs == []

@@ -18,7 +18,12 @@ def test_prompt_is_continued(client: Any) -> None:
 
 def test_several_prompts_have_several_choices(client: Any) -> None:
     answer = client.completions.create(model="talker", prompt=["a b", "c d"], n=2)
-    assert [(one.index, one.text) for one in answer.choices] == [(0, "a b"), (1, "ba "), (2, "c d"), (3, "dc ")]
+    assert [(choice.index, choice.text) for choice in answer.choices] == [
+        (0, "a b"),
+        (1, "ba "),
+        (2, "c d"),
+        (3, "dc "),
+    ]
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 8)
 
 

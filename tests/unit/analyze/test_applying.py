@@ -64,7 +64,7 @@ def test_a_link_stays_one_and_its_file_is_written(repository: ModelRepository, t
 
     assert link.is_symlink() and real.read_text() == TEXT.replace("4", "8")
     assert old == link.with_name(link.name + BEFORE) and not old.is_symlink()
-    assert sorted(one.name for one in real.parent.iterdir()) == ["config.pbtxt"]
+    assert sorted(path.name for path in real.parent.iterdir()) == ["config.pbtxt"]
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -80,4 +80,4 @@ def test_what_does_not_load_leaves_text_permissions_and_links_as_they_were(
         apply(repository, changes(repository, {"m": {"max_batch_size": 8}}))
 
     assert file.read_text() == TEXT and mode(file) == 0o600 and file.is_symlink() == linked
-    assert sorted(one.name for one in file.parent.iterdir()) == ["1", "config.pbtxt"]
+    assert sorted(path.name for path in file.parent.iterdir()) == ["1", "config.pbtxt"]

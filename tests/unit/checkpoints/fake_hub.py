@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts[4] == "revision" and parts[5] != "main":
             self._refuse(404, "RevisionNotFound")
         elif parts[4] == "revision":
-            siblings = [_sibling(*one) for one in self.fake.files[model].items()] if "blobs=" in self.path else []
+            siblings = [_sibling(*item) for item in self.fake.files[model].items()] if "blobs=" in self.path else []
             self._answer(
                 {"id": model, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False, "downloads": 0}
             )

@@ -29,7 +29,7 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["conch"], document["protocol"]) == (__version__, SERVER_VERSION)
-    assert {"torch", "openvino", "onnxruntime", "vllm"} <= {one["name"] for one in document["packages"]}
+    assert {"torch", "openvino", "onnxruntime", "vllm"} <= {package["name"] for package in document["packages"]}
     assert {"name", "usable", "features"} <= document["processor"].keys()
     assert isinstance(document["advice"], list)
 

@@ -25,7 +25,7 @@ def _plan(*flags: str) -> PerfPlan:
 
 
 def test_every_flag_is_declared_once_and_in_a_group() -> None:
-    flags = Counter(flag for one in perf_command.params if isinstance(one, click.Option) for flag in one.opts)
+    flags = Counter(flag for param in perf_command.params if isinstance(param, click.Option) for flag in param.opts)
     assert [flag for flag, count in flags.items() if count > 1] == []
     shown = perf_command.get_help(click.Context(perf_command))
     assert "\nModel and server:\n" in shown and "--trace-file" not in shown

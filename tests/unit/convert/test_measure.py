@@ -26,7 +26,7 @@ class Clock:
 
     def runs(self, **seconds: float) -> dict[str, Run]:
         """Networks that take so many seconds of the clock."""
-        return {name: timed(partial(self.pass_time, name, one), self) for name, one in seconds.items()}
+        return {name: timed(partial(self.pass_time, name, second), self) for name, second in seconds.items()}
 
     def pass_time(self, name: str, seconds: float) -> None:
         self.now += seconds

@@ -58,10 +58,10 @@ def test_manifest_tells_what_was_done_and_found(converted: ConvertedModel, encod
     assert found == converted.manifest
     assert found.source.model == str(encoder)
     assert set(found.source.files) >= {"config.json", "model.safetensors", "tokenizer.json"}
-    assert [one.name for one in found.variants] == ["torch-fp32", "onnxruntime-fp32", "onnxruntime-int8"]
-    for one in found.variants:
-        assert [(shape.batch, shape.tokens) for shape in one.latency] == [(1, 4), (1, 8)]
-        assert set(one.agreement) == {"last_hidden_state", "embedding", "task", "neighbours"}
+    assert [variant.name for variant in found.variants] == ["torch-fp32", "onnxruntime-fp32", "onnxruntime-int8"]
+    for variant in found.variants:
+        assert [(shape.batch, shape.tokens) for shape in variant.latency] == [(1, 4), (1, 8)]
+        assert set(variant.agreement) == {"last_hidden_state", "embedding", "task", "neighbours"}
     assert found.variants[0].agreement["task"]["value"] == 1
     assert found.variants[1].passed
     contrasts = found.variants[2].contrasts
@@ -133,11 +133,11 @@ def test_only_what_serves_is_written_when_asked(encoder: Path, tmp_path: Path) -
     assert checkpoint.variant is not None and checkpoint.variant.name == made.manifest.auto
     auto = checkpoint.variant
     beside = checkpoint.companion.variant if checkpoint.companion is not None else ""
-    kept = {one.name: one.kept for one in made.manifest.variants}
+    kept = {variant.name: variant.kept for variant in made.manifest.variants}
     assert kept == {name: name in (auto.name, beside) for name in kept} and not all(kept.values())
     written = {path.name for path in version.iterdir()}
     assert ("model.safetensors" in written) == ("torch-fp32" in (auto.name, beside))
-    assert all(one.latency for one in made.manifest.variants)  # the figures stay
+    assert all(variant.latency for variant in made.manifest.variants)  # the figures stay
     other = next(name for name, is_kept in kept.items() if not is_kept)
     with pytest.raises(ConchError, match=f"the files of variant '{other}' were left out"):
         Checkpoint.open(version, Options.from_values({"variant": other}))
@@ -194,12 +194,12 @@ def test_two_variants_serve_where_each_is_faster(encoder: Path, tmp_path: Path, 
         return open_engine(checkpoint, checkpoint.options, head="AutoModel")
 
     both = opened()
-    assert [one.variant for one in both.parts] == [manifest.auto, beside.variant]
-    assert [one.variant for one in opened(by_shape="false").parts] == [manifest.auto]
-    assert [one.variant for one in opened(variant="torch-fp32").parts] == ["torch-fp32"]
+    assert [part.variant for part in both.parts] == [manifest.auto, beside.variant]
+    assert [part.variant for part in opened(by_shape="false").parts] == [manifest.auto]
+    assert [part.variant for part in opened(variant="torch-fp32").parts] == ["torch-fp32"]
     for tokens in (8, 16):
         arrays = {name: np.ones((1, tokens), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
-        answers = [one.run(arrays)["last_hidden_state"] for one in both.parts]
+        answers = [part.run(arrays)["last_hidden_state"] for part in both.parts]
         np.testing.assert_allclose(answers[0], answers[1], atol=1e-4)
 
 

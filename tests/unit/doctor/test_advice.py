@@ -22,7 +22,9 @@ from conch.doctor.facts import (
 from conch.extras import pip
 
 GIB = 1 << 30
-INSTALLED = tuple(replace(one, version="9", install="", detail="CPU" * (one.name == "torch")) for one in packages())
+INSTALLED = tuple(
+    replace(package, version="9", install="", detail="CPU" * (package.name == "torch")) for package in packages()
+)
 ENGINES = ("torch", "onnxruntime", "openvino", "vllm")
 TOO_OLD = PackageFact("transformers", "4.40", "checkpoints", "pip install it", "older than 5.5, which is needed")
 #: A machine about which there is nothing to say.

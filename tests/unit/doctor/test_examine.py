@@ -140,7 +140,7 @@ def test_what_torch_is_built_for_is_read_without_importing_it(
     monkeypatch.setattr(examine, "find_spec", lambda name: spec if name == "torch" else None)
     monkeypatch.setattr(examine.extras, "version_of", lambda module: "2.13.0")
 
-    found = {one.name: one for one in packages()}
+    found = {package.name: package for package in packages()}
 
     assert (found["torch"].version, found["torch"].detail) == ("2.13.0", build)
     assert found["openvino"].version == ""

@@ -32,5 +32,5 @@ def test_groups_are_told_from_others_and_never_go_back() -> None:
 
 
 def test_this_process_is_among_all() -> None:
-    [own] = [one for one in process_times() if one.pid == os.getpid()]
+    [own] = [time for time in process_times() if time.pid == os.getpid()]
     assert own.seconds > 0 and own.name

@@ -43,7 +43,7 @@ def test_responses_of_decoupled_models_are_events_and_the_last_one_ends_the_requ
     assert generation.itl.percentiles[50] >= 0.02
     assert figures.latency.percentiles[50] >= generation.ttft.percentiles[50] + 3 * 0.02
     assert generation.tokens * figures.seconds == pytest.approx(4 * 12)
-    assert all(one.parameters["triton_enable_empty_final_response"].bool_param for one in server.requests)
+    assert all(request.parameters["triton_enable_empty_final_response"].bool_param for request in server.requests)
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -63,7 +63,7 @@ def test_headers_and_parameters_travel_with_requests(streaming: bool) -> None:
     with running_grpc(KnownGrpcServer()) as server:
         _measure(server, headers={"X-Tenant": "a"}, parameters={"n": 3, "s": "t"}, streaming=streaming)
     assert all(one["x-tenant"] == "a" for one in server.metadata)
-    assert all(one.parameters["n"].int64_param == 3 for one in server.requests)
+    assert all(request.parameters["n"].int64_param == 3 for request in server.requests)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -81,9 +81,9 @@ def test_each_caller_sends_a_sequence_after_another(streaming: bool) -> None:
         measured = _measure(server, 2, streaming=streaming, sequences=options)
     assert measured.figures.requests == 12
     sequences: dict[int, list[tuple[bool, bool]]] = {}
-    for one in server.requests:
-        flags = one.parameters["sequence_start"].bool_param, one.parameters["sequence_end"].bool_param
-        sequences.setdefault(one.parameters["sequence_id"].int64_param, []).append(flags)
+    for request in server.requests:
+        flags = request.parameters["sequence_start"].bool_param, request.parameters["sequence_end"].bool_param
+        sequences.setdefault(request.parameters["sequence_id"].int64_param, []).append(flags)
     assert min(sequences) == 7 and len(sequences) >= 3
     for flags in sequences.values():
         assert [start for start, _ in flags] == [True] + [False] * (len(flags) - 1)

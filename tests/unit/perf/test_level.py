@@ -124,7 +124,9 @@ def test_a_quota_that_is_used_up_is_a_warning_and_repeats_nothing() -> None:
     run, measured = take(FakeSenders(lambda second: 100), sights=iter([used_up] * 4))
     assert len(run.windows) == 3 and not measured.disturbed
     machine = MachineFigures(MachineFacts.read(), 0.0, 0.0, used_up)
-    assert any(one.startswith("for 40% of the time the quota") for one in replace(measured, machine=machine).warnings)
+    assert any(
+        warning.startswith("for 40% of the time the quota") for warning in replace(measured, machine=machine).warnings
+    )
 
 
 def test_windows_until_there_are_as_many_requests_as_wanted() -> None:

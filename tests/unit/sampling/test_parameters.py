@@ -46,7 +46,9 @@ def test_defaults_ask_for_nothing() -> None:
     assert SamplingParams().features() == []
     values = SamplingParams()
     assert all(getattr(values, one.name) == one.neutral for one in PARAMETERS if one.neutral is not None)
-    assert {one.name for one in fields(SamplingParams)} - {one.name for one in PARAMETERS} == {"bad_words_token_ids"}
+    assert {field.name for field in fields(SamplingParams)} - {one.name for one in PARAMETERS} == {
+        "bad_words_token_ids"
+    }
 
 
 @pytest.mark.parametrize(

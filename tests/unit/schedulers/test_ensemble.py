@@ -88,7 +88,7 @@ def test_steps_run_one_after_the_other() -> None:
     assert flow.asked() == ["a", "b"]
     assert flow.members["b"].requests[0].inputs["x"].data == b"y"
     flow.answer("b", "y")
-    assert [one.name for one in flow.responses[0].outputs] == ["out"]
+    assert [output.name for output in flow.responses[0].outputs] == ["out"]
     assert flow.responses[0].final
 
 
@@ -126,7 +126,9 @@ def test_first_error_ends_the_request_and_cancels_the_rest() -> None:
     flow = Flow(step("a", "in", "one"), step("b", "in", "two"), outputs=("one", "two"))
     flow.run()
     flow.members["a"].requests[0].fail(invalid("bad"))
-    assert [one.error.status for one in flow.responses if one.error] == ["Invalid argument: in ensemble 'e', bad"]
+    assert [response.error.status for response in flow.responses if response.error] == [
+        "Invalid argument: in ensemble 'e', bad"
+    ]
     assert flow.members["b"].requests[0].cancelled
     flow.answer("b", "y")
     assert len(flow.responses) == 1
@@ -172,9 +174,9 @@ def test_each_response_of_a_decoupled_member_flows_on() -> None:
     flow.answer("b", "y")
     flow.answer("a", "y", final=False)
     flow.answer("a")
-    assert [one.final for one in flow.responses] == [False]
+    assert [response.final for response in flow.responses] == [False]
     flow.answer("b", "y")
-    assert [(len(one.outputs), one.final) for one in flow.responses] == [(1, False), (1, True)]
+    assert [(len(response.outputs), response.final) for response in flow.responses] == [(1, False), (1, True)]
 
 
 def test_step_has_no_more_requests_under_way_than_it_may() -> None:
@@ -187,7 +189,7 @@ def test_step_has_no_more_requests_under_way_than_it_may() -> None:
     for number in range(5):
         assert len(asked) == min(number + 2, 5)
         asked[number].respond(InferResponse([tensor("y")]))
-    assert [one.final for one in flow.responses] == [False] * 4 + [True]
+    assert [response.final for response in flow.responses] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize("error", [None, invalid("wrong")])
@@ -204,7 +206,7 @@ def test_what_waits_for_its_turn_is_given_up_with_the_request(error: ConchError 
         first.fail(error)
     first.respond(InferResponse([tensor("y")]))
     assert len(flow.members["b"].requests) == 1
-    assert [one.final for one in flow.responses] == [True]
+    assert [response.final for response in flow.responses] == [True]
 
 
 def test_end_that_comes_after_the_last_answer_is_an_empty_response() -> None:
@@ -212,7 +214,7 @@ def test_end_that_comes_after_the_last_answer_is_an_empty_response() -> None:
     flow.run()
     flow.answer("a", "y", final=False)
     flow.answer("a")
-    assert [(len(one.outputs), one.final) for one in flow.responses] == [(1, False), (0, True)]
+    assert [(len(response.outputs), response.final) for response in flow.responses] == [(1, False), (0, True)]
 
 
 def test_late_branch_completes_several_answers_of_which_the_last_is_final() -> None:
@@ -222,14 +224,14 @@ def test_late_branch_completes_several_answers_of_which_the_last_is_final() -> N
     flow.answer("a", "y")
     assert flow.responses == []
     flow.answer("b", "y")
-    assert [(len(one.outputs), one.final) for one in flow.responses] == [(2, False), (2, True)]
+    assert [(len(response.outputs), response.final) for response in flow.responses] == [(2, False), (2, True)]
 
 
 def test_decoupled_member_without_responses_ends_the_request() -> None:
     flow = Flow(step("a", "in", "out"), outputs=("out",), decoupled="a")
     flow.run()
     flow.answer("a")
-    assert [(one.empty, one.final) for one in flow.responses] == [(True, True)]
+    assert [(response.empty, response.final) for response in flow.responses] == [(True, True)]
 
 
 def test_slow_branch_beside_a_decoupled_one_is_waited_for() -> None:

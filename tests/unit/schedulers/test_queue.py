@@ -143,7 +143,7 @@ def test_cancelled_request_never_runs_and_ends_once() -> None:
     queue.add(stays, 0)
     gone.cancel()
     gone.cancel()
-    assert [one.error.code for one in responses if one.error] == [Code.CANCELLED]
+    assert [response.error.code for response in responses if response.error] == [Code.CANCELLED]
     assert waiting(queue) == [stays]
     assert len(queue) == 1
 

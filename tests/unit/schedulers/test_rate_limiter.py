@@ -129,7 +129,7 @@ def test_instances_that_could_never_run_are_refused(
     given: list[Resource], needs: list[dict[ResourceKey, int]], error: str
 ) -> None:
     limiter = InstanceRateLimiter(given)
-    *first, last = [LimitedInstance(one, 0, lambda: True) for one in needs]
+    *first, last = [LimitedInstance(need, 0, lambda: True) for need in needs]
     limiter.register(first)
     before = dict(limiter.pool)
     with pytest.raises(ConchError, match=error):

@@ -44,8 +44,8 @@ class Bench:
 
     def submit(self, count: int = 1) -> list[Answers]:
         answers = [Answers() for _ in range(count)]
-        for one in answers:
-            self.dispatcher.submit(make_request(one))
+        for answer in answers:
+            self.dispatcher.submit(make_request(answer))
         return answers
 
 

@@ -138,7 +138,7 @@ class Town:
 
     def waiting(self) -> list[InferRequest]:
         """Those that neither run nor have ended."""
-        running = {id(one) for worker in self.workers for batch in worker.batches for one in batch.requests}
+        running = {id(request) for worker in self.workers for batch in worker.batches for request in batch.requests}
         return [one for one, _ in self.accepted if not one.finished and id(one) not in running]
 
     async def play(self, kind: str, what: Any) -> None:

@@ -130,7 +130,7 @@ class OneModel:
 
     @property
     def running(self) -> list[InferRequest]:
-        return [one for worker in self.workers for batch in worker.batches for one in batch.requests]
+        return [request for worker in self.workers for batch in worker.batches for request in batch.requests]
 
     @property
     def taken(self) -> int:
@@ -249,7 +249,7 @@ def _finish(world: World, of: OneModel, value: int) -> None:
 def _cancel(world: World, of: OneModel, value: int) -> None:
     if world.sent:
         request = world.sent[value % len(world.sent)][1]
-        running = any(request in one.running for one in world.models)
+        running = any(request in model.running for model in world.models)
         request.cancel()
         assert running or request.finished or request.on_cancel is None
 

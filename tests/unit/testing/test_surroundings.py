@@ -97,7 +97,7 @@ def test_what_a_model_logs_is_logged_by_the_test(write: Write, caplog: pytest.Lo
     source = GREETER.replace("self.batches.append", 'pb_utils.Logger.log_warn("careful"); self.batches.append')
     with caplog.at_level(logging.WARNING), conch.testing.load(write(source)) as model:
         model(name="Ada")
-    assert [(one.name, one.levelname, one.message) for one in caplog.records] == [
+    assert [(record.name, record.levelname, record.message) for record in caplog.records] == [
         ("conch.models.m", "WARNING", "careful")
     ]
 

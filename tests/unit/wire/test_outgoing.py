@@ -45,7 +45,7 @@ def test_tensors_follow_the_message() -> None:
 def test_tensors_follow_the_json() -> None:
     header, blobs = json_outgoing.encode_request(request())
     document = json.loads(header)
-    assert [one["parameters"]["binary_data_size"] for one in document["inputs"]] == [4, 0, 300]
+    assert [tensor["parameters"]["binary_data_size"] for tensor in document["inputs"]] == [4, 0, 300]
     assert b"".join(blobs) == b"\1\2\3\4" + bytes(300)
     assert document["parameters"] == {"sequence_id": 5, "timeout": 7, "binary_data_output": True}
 

@@ -59,6 +59,8 @@ class Goals:
     @property
     def percentiles(self) -> tuple[float, ...]:
         """The percentiles of latency that are needed, besides the usual ones."""
-        metrics = [one.metric for wanted in self.models.values() for one in wanted.objectives]
-        metrics += [one.metric for wanted in self.models.values() for one in wanted.constraints]
-        return tuple(sorted({float(one.rpartition("_p")[2]) for one in metrics if one.startswith("latency_p")}))
+        metrics = [objective.metric for wanted in self.models.values() for objective in wanted.objectives]
+        metrics += [constraint.metric for wanted in self.models.values() for constraint in wanted.constraints]
+        return tuple(
+            sorted({float(metric.rpartition("_p")[2]) for metric in metrics if metric.startswith("latency_p")})
+        )

@@ -69,7 +69,8 @@ def score(point: Point, reference: Point, goals: Goals) -> float:
 def valid(point: Point) -> bool:
     """Whether every model answered, and no more than a few requests in a thousand failed."""
     return bool(point.models) and all(
-        one.requests > 0 and one.failed <= FAILURES * (one.requests + one.failed) for one in point.models.values()
+        model.requests > 0 and model.failed <= FAILURES * (model.requests + model.failed)
+        for model in point.models.values()
     )
 
 

@@ -35,8 +35,8 @@ def hopeless(windows: Sequence[Point], rival: Point | None, goals: Goals, *, sta
     if not all(map(valid, windows)) or _rising(windows, stability):
         return False
     margin = 3 * stability * sqrt(1 / len(windows) + 1 / _RIVALS)
-    worse = all(knows_objectives(one, goals) and score(one, rival, goals) < 1 - margin for one in windows)
-    return worse or all(excess_known(one, goals) > margin for one in windows)
+    worse = all(knows_objectives(window, goals) and score(window, rival, goals) < 1 - margin for window in windows)
+    return worse or all(excess_known(window, goals) > margin for window in windows)
 
 
 def _rising(windows: Sequence[Point], stability: float) -> bool:

@@ -64,7 +64,7 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
     reference = _reference(results, goals)
     if reference is None:
         return Ranking((), None, None, ("There is no valid point: nothing was measured.", *_failures(results)))
-    found = [_ranked(one, reference, goals) for one in results if one.points]
+    found = [_ranked(result, reference, goals) for result in results if result.points]
     found.sort(key=lambda row: _order(row, reference, goals), reverse=True)
     tied = _tied(found, goals)
     if len(tied) > 1:
@@ -85,8 +85,8 @@ def best_point(result: CandidateResult, reference: Point, goals: Goals) -> Point
 
 def _reference(results: Sequence[CandidateResult], goals: Goals) -> Point | None:
     """The best point of the default; of another candidate where it has none; None where no point is valid."""
-    for candidates in ([one for one in results if one.candidate.is_default], results):
-        points = [point for one in candidates for point in one.points if valid(point)]
+    for candidates in ([result for result in results if result.candidate.is_default], results):
+        points = [point for candidate in candidates for point in candidate.points if valid(point)]
         if points:
             return max(points, key=lambda point: _preference(point, worth(point, points[0], goals)))
     return None
@@ -190,6 +190,6 @@ def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
 
 
 def _failures(results: Sequence[CandidateResult]) -> Iterator[str]:
-    for one in results:
-        if one.error:
-            yield f"{one.candidate.name} was not measured{' to the end' if one.points else ''}: {one.error}"
+    for result in results:
+        if result.error:
+            yield f"{result.candidate.name} was not measured{' to the end' if result.points else ''}: {result.error}"

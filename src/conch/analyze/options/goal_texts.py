@@ -51,8 +51,8 @@ def objectives(name: str, value: Any) -> tuple[WeightedObjective, ...]:
         texts = value.split(",") if isinstance(value, str) else value
         if not isinstance(texts, Sequence) or not all(isinstance(one, str) for one in texts):
             raise wrong(name, value, "figures, or weights by figure")
-        split = [one for text in texts for one in text.split(",")]
-        pairs = [(key, weight or 1) for key, _, weight in (one.partition("=") for one in split)]
+        split = [part for text in texts for part in text.split(",")]
+        pairs = [(key, weight or 1) for key, _, weight in (part.partition("=") for part in split)]
     if not pairs:
         raise wrong(name, value, "an objective")
     found = {named(name, key).name: positive(f"{name}.{key}", weight) for key, weight in pairs}

@@ -202,7 +202,7 @@ class AnalyzeSettings:
                 raise invalid(
                     f"run_config_search_min_{name} ({least:g}) is greater than run_config_search_max_{name} ({most:g})"
                 )
-        for sizes in (self.batch_sizes, *(one.batch_sizes for one in self.profile_models)):
+        for sizes in (self.batch_sizes, *(model.batch_sizes for model in self.profile_models)):
             if len(sizes) > 1:
                 raise invalid(
                     f"batch_sizes: {', '.join(map(str, sizes))}: an analysis takes one batch size; run one for each,"

@@ -87,7 +87,7 @@ def some_of(*known: str) -> Reader:
 def names(name: str, value: Any) -> tuple[str, ...]:
     """Names as a list, or in a text with commas between them."""
     if isinstance(value, str):
-        value = [one for one in value.split(",") if one.strip()]
+        value = [part for part in value.split(",") if part.strip()]
     if isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value):
         return tuple(one.strip() for one in value)
     raise wrong(name, value, "a list of names")

@@ -77,11 +77,11 @@ class CandidateMeasurement:
                 together.abort()
                 raise
         measured = {name: future.result() for name, future in running.items()}
-        for name, one in measured.items():
-            if one.gone:
-                raise ServerGone(one.gone)
-            if not one.figures.requests:
-                why = _most_frequent(one.errors) or next(one.warnings, "")
+        for name, measurement in measured.items():
+            if measurement.gone:
+                raise ServerGone(measurement.gone)
+            if not measurement.figures.requests:
+                why = _most_frequent(measurement.errors) or next(measurement.warnings, "")
                 raise internal(f"model '{name}' answered no request: {why}")
         return _point(load, measured, stopped=windows.stopped)
 
@@ -148,15 +148,17 @@ class WindowsSoFar:
 
 def _point(load: float, measured: Mapping[str, Measured], *, stopped: bool) -> Point:
     many = len(measured) > 1
-    warnings = [f"{name}: {text}" if many else text for name, one in measured.items() for text in one.warnings]
+    warnings = [
+        f"{name}: {text}" if many else text for name, measurement in measured.items() for text in measurement.warnings
+    ]
     models = {
-        name: replace(_figures(one.figures), stages=_stages(name, one), noise=_noise(one))
-        for name, one in measured.items()
+        name: replace(_figures(measurement.figures), stages=_stages(name, measurement), noise=_noise(measurement))
+        for name, measurement in measured.items()
     }
-    seen = [one.resources for one in measured.values() if one.resources is not None]
+    seen = [measurement.resources for measurement in measured.values() if measurement.resources is not None]
     return Point(
         load, models, max(seen, key=lambda one: one.memory, default=None), warnings=tuple(warnings),
-        disturbed=any(one.disturbed for one in measured.values()), stopped=stopped,
+        disturbed=any(measurement.disturbed for measurement in measured.values()), stopped=stopped,
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def _variants(repository: ModelRepository | None, model: str) -> tuple[tuple[str
         manifest = None
     if manifest is None:
         return (), ""
-    return tuple(one.name for one in manifest.variants if one.usable), manifest.auto
+    return tuple(variant.name for variant in manifest.variants if variant.usable), manifest.auto
 
 
 #: The time that a budget leaves for starting and for the reports (s), and the largest share of the budget for it.
@@ -115,10 +115,10 @@ class Profile:
         settings = self._settings
         budget = settings.budget if settings.budget is not None else inf
         end = time.monotonic() + budget - min(_REPORTS, _MOST * budget)
-        names = [one.name for one in (*settings.bls_composing_models, *settings.profile_models)]
+        names = [model.name for model in (*settings.bls_composing_models, *settings.profile_models)]
         server = self._server = open_server(settings, self._repository, list(dict.fromkeys(names)))
         self.configs = server.load({})
-        check_requests(settings, server, [one.name for one in settings.profile_models])
+        check_requests(settings, server, [model.name for model in settings.profile_models])
         checkpoint = self._checkpoint = AnalysisCheckpoint(
             settings.checkpoints, conditions(settings, self._repository, self.configs)
         )

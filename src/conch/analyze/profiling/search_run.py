@@ -119,8 +119,8 @@ class SearchRun:
         space = self._search.space
         self._observer.say(
             f"Plan for {space.name}: the default at rising loads, up to {space.distinct} configurations"
-            f" ({', '.join(dict.fromkeys(one.name for one in space.dimensions)) or 'no other'}), final rounds against"
-            f" the default ({self._settings.final_rounds}); about {max(minutes, 1):.0f} min"
+            f" ({', '.join(dict.fromkeys(dimension.name for dimension in space.dimensions)) or 'no other'}), final rounds"
+            f" against the default ({self._settings.final_rounds}); about {max(minutes, 1):.0f} min"
         )
         if skipped := space.size - space.distinct:
             self._observer.say(
@@ -131,11 +131,11 @@ class SearchRun:
     def outcome(self) -> SearchOutcome:
         """What is known so far; a candidate that is being measured for the first time is not."""
         results = []
-        for one in self._strategy.results:
-            error = self._errors.get(one.candidate.name, "")
-            if one.points or error:
-                configs = self._loaded_configs.get(one.candidate.name) or one.configs
-                results.append(replace(one, error=error, configs=configs))
+        for result in self._strategy.results:
+            error = self._errors.get(result.candidate.name, "")
+            if result.points or error:
+                configs = self._loaded_configs.get(result.candidate.name) or result.configs
+                results.append(replace(result, error=error, configs=configs))
         return SearchOutcome(self._search, results, self._complete, self._strategy.final)
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class SearchRun:
         if set(point.models) != set(self._search.models):
             return False
         needed = set(self._search.goals.percentiles)
-        if any(one.requests and not needed <= set(one.percentiles) for one in point.models.values()):
+        if any(model.requests and not needed <= set(model.percentiles) for model in point.models.values()):
             return False
         if point.disturbed and self._settings.repeat_disturbed:
             return False

@@ -36,7 +36,7 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
         latency_limit=min(limits, default=None),
         notes=notes,
         only_throughput=all(
-            objective.metric == "throughput" for one in search.goals.models.values() for objective in one.objectives
+            objective.metric == "throughput" for model in search.goals.models.values() for objective in model.objectives
         ),
         advice=found.advice,
         reason=found.reason,
@@ -62,7 +62,7 @@ def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:
         for row in ranking.rows
     ]
     names = {row.name for row in rows}
-    return [*rows, *(Placed(one, None) for one in search.results if one.candidate.name not in names)]
+    return [*rows, *(Placed(result, None) for result in search.results if result.candidate.name not in names)]
 
 
 def _passing(points: Sequence[Point], goals: Goals) -> frozenset[float]:

@@ -76,9 +76,9 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
 
 def _about_grey(analysis: Analysis) -> Iterator[str]:
     """Why rows of the ranking are grey."""
-    if not all(one.satisfied for one in analysis.measured):
+    if not all(measurement.satisfied for measurement in analysis.measured):
         yield "Grey configurations do not keep the constraints."
-    if any(one.disturbed for one in analysis.measured):
+    if any(measurement.disturbed for measurement in analysis.measured):
         yield "Other processes used the machine while those with an asterisk were measured."
 
 
@@ -159,16 +159,16 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
 
 def _memory(analysis: Analysis) -> Iterator[Chart]:
     groups: dict[str, list[Dot]] = {}
-    for one in analysis.measured:
-        assert one.point is not None
-        memory = memory_of(one.point)
+    for measurement in analysis.measured:
+        assert measurement.point is not None
+        memory = memory_of(measurement.point)
         if memory is None:
             continue
         kind = (
-            "best" if one is analysis.recommended else "default" if one.is_default
-            else "keep the constraints" if one.satisfied else "do not keep the constraints"
+            "best" if measurement is analysis.recommended else "default" if measurement.is_default
+            else "keep the constraints" if measurement.satisfied else "do not keep the constraints"
         )  # fmt: skip
-        groups.setdefault(kind, []).append(Dot(memory / 1e6, one.point.throughput, one.name))
+        groups.setdefault(kind, []).append(Dot(memory / 1e6, measurement.point.throughput, measurement.name))
     if not groups:
         return
     order = ("best", "default", "keep the constraints", "do not keep the constraints")

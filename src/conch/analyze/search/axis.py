@@ -63,9 +63,11 @@ class LoadAxis:
         server can do latency has no bound, so a rate just below that is next.
         """
         shares = [
-            one.constraint.maximum / one.value
-            for one in violations(point, goals)
-            if one.constraint.metric.startswith(WAITING) and one.value and one.constraint.maximum is not None
+            violation.constraint.maximum / violation.value
+            for violation in violations(point, goals)
+            if violation.constraint.metric.startswith(WAITING)
+            and violation.value
+            and violation.constraint.maximum is not None
         ]
         if not shares or load <= self.least:
             return None

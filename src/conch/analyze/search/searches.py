@@ -263,7 +263,7 @@ def searches(settings: AnalyzeSettings, facts: Mapping[str, ModelFacts]) -> list
 
     Raises INVALID_ARG for a model that is not there, and for settings that a model cannot have.
     """
-    names = [one.name for one in settings.profile_models]
+    names = [model.name for model in settings.profile_models]
     missing = [name for name in names if name not in facts]
     if missing:
         raise invalid(f"profile_models: there is no model '{missing[0]}'; there are {', '.join(sorted(facts))}")
@@ -300,7 +300,11 @@ def dimensions_of(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimensio
     taken = {one.path[:2] if one.path[0] == "parameters" else one.path[:1] for one in manual}
     return [
         *manual,
-        *(one for one in automatic_dimensions(settings, facts) if taken.isdisjoint((one.path[:1], one.path[:2]))),
+        *(
+            dimension
+            for dimension in automatic_dimensions(settings, facts)
+            if taken.isdisjoint((dimension.path[:1], dimension.path[:2]))
+        ),
     ]
 
 
@@ -319,8 +323,8 @@ def composing(settings: AnalyzeSettings, name: str, facts: Mapping[str, ModelFac
     """The models that a measured one uses: an ensemble's steps, and for a BLS model those that the settings name."""
     steps = (facts[name].config.get("ensemble_scheduling") or {}).get("step") or []
     if not steps:
-        return [one.name for one in settings.bls_composing_models if one.name in facts]
-    chosen = {one.name for one in settings.ensemble_composing_models}
+        return [model.name for model in settings.bls_composing_models if model.name in facts]
+    chosen = {model.name for model in settings.ensemble_composing_models}
     members = [step["model_name"] for step in steps if not chosen or step["model_name"] in chosen]
     below = [one for member in members if member in facts for one in composing(settings, member, facts)]
     return [one for one in dict.fromkeys([*members, *below]) if one in facts]

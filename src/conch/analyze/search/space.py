@@ -79,16 +79,16 @@ class SearchSpace:
     @property
     def start(self) -> Choice:
         """The choice nearest to the default."""
-        return tuple(one.start for one in self.dimensions)
+        return tuple(dimension.start for dimension in self.dimensions)
 
     @property
     def size(self) -> int:
         """How many choices there are."""
-        return prod(len(one.values) for one in self.dimensions)
+        return prod(len(dimension.values) for dimension in self.dimensions)
 
     def choices(self) -> Iterator[Choice]:
         """All choices, the last dimension fastest."""
-        return product(*(range(len(one.values)) for one in self.dimensions))
+        return product(*(range(len(dimension.values)) for dimension in self.dimensions))
 
     @cached_property
     def distinct(self) -> int:

@@ -47,9 +47,9 @@ def write_repository(folder: Path, source: ModelRepository, overrides: Overrides
             copy.symlink_to(source.directory(model))
             continue
         copy.mkdir()
-        for one in source.directory(model).iterdir():
-            if one.name not in (CONFIG_FILE, "configs"):
-                (copy / one.name).symlink_to(one)
+        for path in source.directory(model).iterdir():
+            if path.name not in (CONFIG_FILE, "configs"):
+                (copy / path.name).symlink_to(path)
         if texts[model]:
             (copy / CONFIG_FILE).write_text(texts[model], encoding="utf-8")
 

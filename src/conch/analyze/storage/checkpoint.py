@@ -112,7 +112,9 @@ class AnalysisCheckpoint:
 
     def _under(self, models: Iterable[str]) -> str:
         """The conditions that concern a search over ``models``, as a short text that equal ones share."""
-        concerned = {name: self._conditions.get(name, "") for name in (*_COMMON, *(f"model {one}" for one in models))}
+        concerned = {
+            name: self._conditions.get(name, "") for name in (*_COMMON, *(f"model {model}" for model in models))
+        }
         return hashlib.sha256(json.dumps(concerned, sort_keys=True).encode()).hexdigest()[:16]
 
     def _append(self, record: Mapping[str, Any]) -> None:
@@ -193,7 +195,9 @@ def read_point(values: Mapping[str, Any]) -> Point:
         gpus = {name: GpuFigures(**one) for name, one in resources["gpus"].items()}
         resources = ResourceFigures(**{**resources, "gpus": gpus})
     models = {
-        name: ModelFigures(**{**one, "percentiles": {float(key): value for key, value in one["percentiles"].items()}})
-        for name, one in values["models"].items()
+        name: ModelFigures(
+            **{**model, "percentiles": {float(key): value for key, value in model["percentiles"].items()}}
+        )
+        for name, model in values["models"].items()
     }
     return Point(**{**values, "models": models, "resources": resources, "warnings": tuple(values["warnings"])})

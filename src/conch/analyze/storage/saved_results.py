@@ -53,7 +53,7 @@ def save(folder: Path, circumstances: Circumstances, searches: Sequence[SavedSea
     document = {
         "format": FORMAT,
         "circumstances": asdict(circumstances),
-        "searches": [asdict(one) for one in searches],
+        "searches": [asdict(search) for search in searches],
     }
     folder.mkdir(parents=True, exist_ok=True)
     path, new = folder / FILENAME, folder / f".{FILENAME}.new"
@@ -76,7 +76,7 @@ def load(folder: Path) -> tuple[Circumstances, list[SavedSearch]]:
             raise ValueError(f"format {document['format']}")
         known = document["circumstances"]
         pairs = {name: [(key, value) for key, value in known[name]] for name in ("machine", "settings")}
-        return Circumstances(**{**known, **pairs}), [_search(one) for one in document["searches"]]
+        return Circumstances(**{**known, **pairs}), [_search(search) for search in document["searches"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise invalid(f"{path} has no results of this version ({type(error).__name__}: {error})") from None
 
@@ -85,16 +85,16 @@ def _search(values: Mapping[str, Any]) -> SavedSearch:
     goals = values["goals"]
     wanted = {
         name: ModelGoals(
-            tuple(WeightedObjective(**each) for each in one["objectives"]),
-            tuple(Constraint(**each) for each in one["constraints"]),
-            one["weight"],
+            tuple(WeightedObjective(**objective) for objective in model["objectives"]),
+            tuple(Constraint(**constraint) for constraint in model["constraints"]),
+            model["weight"],
         )
-        for name, one in goals["models"].items()
+        for name, model in goals["models"].items()
     }
     return SavedSearch(
         tuple(values["models"]),
         Goals(wanted, Price(**goals["price"])),
-        [_result(one) for one in values["results"]],
+        [_result(result) for result in values["results"]],
         values["complete"],
         _rounds(values["final"]),
     )

@@ -191,7 +191,7 @@ class EngineOpener:
         facts = {"engine": versioned(engine.name), "precision": engine.precision}
         if engine.variant:
             facts["variant"] = engine.variant
-        others = [one.variant for one in engine.parts if one.variant != engine.variant]
+        others = [part.variant for part in engine.parts if part.variant != engine.variant]
         return {**facts, "by_shape": ", ".join(others)} if others else facts
 
     @property

@@ -116,7 +116,7 @@ class ImageClassification(Task):
             before = monotonic_ns()
             work.answer_ns += before - computed
         results: list[Result | ConchError] = []
-        results += [self._result(prepared, one) for prepared, one in zip(requests, logits, strict=True)]
+        results += [self._result(prepared, logit) for prepared, logit in zip(requests, logits, strict=True)]
         work.answer_ns += monotonic_ns() - before
         return results
 

@@ -179,7 +179,9 @@ class _Reader:
         return GgufFile(self._path, version, metadata, self._placed(infos, start))
 
     def _placed(self, infos: Sequence[TensorInfo], start: int) -> dict[str, TensorInfo]:
-        placed = {one.name: TensorInfo(one.name, one.shape, one.type, start + one.offset, one.size) for one in infos}
+        placed = {
+            info.name: TensorInfo(info.name, info.shape, info.type, start + info.offset, info.size) for info in infos
+        }
         if len(placed) != len(infos):
             raise self._wrong("two tensors have the same name")
         end = max((one.offset + one.size for one in placed.values()), default=0)

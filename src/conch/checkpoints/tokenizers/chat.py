@@ -65,7 +65,7 @@ class ChatTemplate:
         ignores.
         """
         check_messages(messages)
-        if tools is not None and not (isinstance(tools, list) and all(isinstance(one, dict) for one in tools)):
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
             raise invalid("'tools' must be a list of JSON objects, each the description of a tool")
         compiled = self._template(variables.pop("chat_template", None), tools)
         if tools and not compiled.tools:

@@ -92,7 +92,7 @@ class EncoderAnswers:
         return lambda index: self._label(outputs[index])
 
     def _nearest(self, outputs: Sequence[SampleOutputs]) -> Words:
-        vectors = np.stack([one["embedding"][0] for one in outputs]).astype(np.float64)
+        vectors = np.stack([output["embedding"][0] for output in outputs]).astype(np.float64)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
         def words(index: int) -> str:

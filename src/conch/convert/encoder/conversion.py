@@ -114,7 +114,9 @@ def together(
     they are compared with those of other texts, which the other variant may have answered: what they may differ by is
     bounded as a share of the ``largest`` number of all.
     """
-    strict = max((TOLERANCES.get(one, TOLERANCES["int8"]) for one in precisions), key=lambda one: one.vector)
+    strict = max(
+        (TOLERANCES.get(precision, TOLERANCES["int8"]) for precision in precisions), key=lambda one: one.vector
+    )
     missed = [*_dependent(found, outputs, strict)]
     widths = [outputs[name].width for name in _answers(outputs) if "logits" in name]
     bound = 1 - strict.logits

@@ -58,7 +58,7 @@ def alone(batch: TokenBatch) -> list[TokenBatch]:
     rows = []
     for row, index in enumerate(batch.indices):
         length = int(batch.arrays["attention_mask"][row].sum())
-        rows.append(TokenBatch((index,), {name: one[row : row + 1, :length] for name, one in batch.arrays.items()}))
+        rows.append(TokenBatch((index,), {name: array[row : row + 1, :length] for name, array in batch.arrays.items()}))
     return rows
 
 
@@ -73,12 +73,12 @@ def neighbours(
 def apart(first: Sequence[SampleOutputs], second: Sequence[SampleOutputs], rows: int = 1) -> Neighbours:
     """How far the answers to the same rows are apart, which were in batches of ``rows``."""
     figures = _answers(compare(first, second))
-    cosines = [one.cosine_min for one in figures.values() if one.cosine_min is not None]
-    shares = [one.argmax for one in figures.values() if one.argmax is not None]
+    cosines = [figure.cosine_min for figure in figures.values() if figure.cosine_min is not None]
+    shares = [figure.argmax for figure in figures.values() if figure.argmax is not None]
     return Neighbours(
         min(cosines, default=None),
         min(shares, default=None),
-        max(one.max_difference for one in figures.values()),
+        max(figure.max_difference for figure in figures.values()),
         rows,
         len(first),
     )
@@ -99,8 +99,10 @@ def widest(found: Sequence[Neighbours]) -> Neighbours:
 
 def greatest(outputs: Sequence[SampleOutputs]) -> float:
     """The largest number of all answers, without its sign."""
-    return max((float(np.abs(one[name]).max()) for one in outputs for name in one if name not in PARTS), default=0.0)
+    return max(
+        (float(np.abs(output[name]).max()) for output in outputs for name in output if name not in PARTS), default=0.0
+    )
 
 
 def _answers(figures: Mapping[str, OutputAgreement]) -> Mapping[str, OutputAgreement]:
-    return {name: one for name, one in figures.items() if name not in PARTS} or figures
+    return {name: figure for name, figure in figures.items() if name not in PARTS} or figures

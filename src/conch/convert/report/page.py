@@ -353,10 +353,10 @@ def _by_shape(manifest: Manifest) -> Iterator[Block]:
         [Column("batch x tokens"), Column(f"{other}: times as fast", True), Column("runs")],
         [
             Row([
-                f"{one.batch}x{one.tokens}", f"{one.gain:.2f}",
-                other if found.faster_at(one.batch, one.tokens) else columns.title(manifest.variant(manifest.auto)),
+                f"{gain.batch}x{gain.tokens}", f"{gain.gain:.2f}",
+                other if found.faster_at(gain.batch, gain.tokens) else columns.title(manifest.variant(manifest.auto)),
             ])
-            for one in found.gains
+            for gain in found.gains
         ],
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ def written_manifest(folder: Path) -> Manifest:
 
     Raises INVALID_ARG where there is none, and for one that cannot be read.
     """
-    versions = [one for one in folder.iterdir() if one.name.isdecimal() and one.is_dir()]
+    versions = [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
     for place in (folder, *sorted(versions, key=lambda one: -int(one.name))):
         manifest = Manifest.read(place)
         if manifest is not None:

@@ -145,7 +145,7 @@ class RayApplication:
             words = _words(state)
             if failures or (state is not None and state.status == "DEPLOY_FAILED"):
                 raise _failure(failures, "; ".join(words))
-            if news := [one for one in words if one not in said]:
+            if news := [word for word in words if word not in said]:
                 tell("; ".join(news))
             said |= set(words)
             if time.monotonic() > ends:

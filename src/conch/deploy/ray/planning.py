@@ -81,7 +81,7 @@ def plan_deployments(options: RayOptions) -> list[DeploymentPlan]:
 
 
 def _plans(repository: ModelRepository, options: RayOptions) -> list[DeploymentPlan]:
-    groups = [tuple(one.split("+")) for one in options.models] or [(name,) for name in repository.names()]
+    groups = [tuple(model.split("+")) for model in options.models] or [(name,) for name in repository.names()]
     if not groups:
         raise invalid(f"the model repository is empty: {', '.join(options.model_repository)} has no folder of a model")
     for name in (name for group in groups for name in group):
@@ -123,7 +123,7 @@ def _version(repository: ModelRepository, models: Sequence[str], options: RayOpt
     stored = any(isinstance(place, StoreUrl) for place in repository.paths)
     for name in repository.names() if stored else _with_members(repository, models):
         taken = repository.fingerprint(name)
-        stamps = [*taken.config, *taken.rest, *(one for stamps in taken.versions.values() for one in stamps)]
+        stamps = [*taken.config, *taken.rest, *(stamp for stamps in taken.versions.values() for stamp in stamps)]
         digest.update(f"{name} {sorted(stamps)}".encode())
     return digest.hexdigest()
 

@@ -62,7 +62,7 @@ class ControlMethods:
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
         models = self._server.counters(request.name, control.read_version(request.version))
-        entries = await self._lister.all(control.model_statistics(one.snapshot()) for one in models)
+        entries = await self._lister.all(control.model_statistics(model.snapshot()) for model in models)
         return pb.ModelStatisticsResponse(model_stats=entries)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest) -> Any:

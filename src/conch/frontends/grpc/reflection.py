@@ -140,7 +140,7 @@ def _symbols(file: FileDescriptor) -> Iterator[str]:
     while messages:
         message = messages.pop()
         yield message.full_name
-        yield from [one.full_name for one in message.fields]
+        yield from [field.full_name for field in message.fields]
         yield from _symbols_of_enums(message.enum_types)
         messages += message.nested_types
 

@@ -159,7 +159,7 @@ class ControlRoutes:
             raise unavailable("Server exiting")
 
     async def _respond_with_statistics(self, exchange: HttpExchange, models: Iterable[ModelStatistics]) -> None:
-        entries = await self._lister.all(wire.document_body(one.snapshot()) for one in models)
+        entries = await self._lister.all(wire.document_body(model.snapshot()) for model in models)
         exchange.respond(200, [JSON], wire.statistics_body(entries))
 
     async def _respond_with_index(self, exchange: HttpExchange, ready_only: bool) -> None:

@@ -116,7 +116,9 @@ class Inference:
             self._tasks.start(exchange, self._have_header_decoded(exchange, model, size))
             return
         request = self._decode_infer(exchange, model, body, length)
-        if any(one.datatype == "BYTES" and large.has_many_strings(one.data) for one in request.inputs.values()):
+        if any(
+            tensor.datatype == "BYTES" and large.has_many_strings(tensor.data) for tensor in request.inputs.values()
+        ):
             self._tasks.start(exchange, self._have_decoded(exchange, model, "", length))
         else:
             self._send(exchange, model, request)

@@ -87,9 +87,9 @@ def read_signature(document: dict[str, Any]) -> ModelSignature:
 
 def _specs(documents: Iterable[dict[str, Any]]) -> dict[str, TensorSpec]:
     specs = {}
-    for one in documents:
-        reshape = None if one["reshape"] is None else tuple(one["reshape"])
-        specs[one["name"]] = TensorSpec(**{**one, "dims": tuple(one["dims"]), "reshape": reshape})
+    for document in documents:
+        reshape = None if document["reshape"] is None else tuple(document["reshape"])
+        specs[document["name"]] = TensorSpec(**{**document, "dims": tuple(document["dims"]), "reshape": reshape})
     return specs
 
 
@@ -121,18 +121,18 @@ def read_tensors(
     Raises as ``regions`` do.
     """
     tensors = []
-    for one in documents:
+    for document in documents:
         data: Buffer
-        if "span" in one:
+        if "span" in document:
             assert body is not None
-            start, size = one["span"]
+            start, size = document["span"]
             data = body[start : start + size]
-        elif "region" in one:
-            data = regions.read(one["datatype"], *one["region"])
+        elif "region" in document:
+            data = regions.read(document["datatype"], *document["region"])
         else:
-            data = parts[one["part"]]
-        tensor = WireTensor(one["name"], one["datatype"], tuple(one["shape"]), data)
-        tensor.elements = one.get("elements")
+            data = parts[document["part"]]
+        tensor = WireTensor(document["name"], document["datatype"], tuple(document["shape"]), data)
+        tensor.elements = document.get("elements")
         tensors.append(tensor)
     return tensors
 

@@ -34,7 +34,7 @@ class LatencyFigures:
             return None
         seconds = durations / 1e9
         values = np.percentile(seconds, percentiles, method="inverted_cdf")
-        found = {one: float(value) for one, value in zip(percentiles, values, strict=True)}
+        found = {percentile: float(value) for percentile, value in zip(percentiles, values, strict=True)}
         return cls(float(seconds.mean()), float(seconds.std()), found, float(seconds.max()))
 
 

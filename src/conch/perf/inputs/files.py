@@ -103,7 +103,7 @@ def _of_file(model: ModelSpec, file: Path, shapes: Mapping[str, tuple[int, ...]]
     streams = _streams(entries)
     found = [
         _of_entry(model, entry, shapes, f"{file}, entry {number}")
-        for number, entry in enumerate(one for stream in streams for one in stream)
+        for number, entry in enumerate(event for stream in streams for event in stream)
     ]
     numbers = iter(range(len(found)))
     placed = [[next(numbers) for _ in stream] for stream in streams]
@@ -114,15 +114,15 @@ def _of_file(model: ModelSpec, file: Path, shapes: Mapping[str, tuple[int, ...]]
         raise invalid(f"--input-data {file}: 'validation_data' has not the form of 'data', an entry for each entry")
     expected = [
         _outputs_of(model, entry, f"{file}, entry {number} of validation_data")
-        for number, entry in enumerate(one for stream in _streams(right) for one in stream)
+        for number, entry in enumerate(event for stream in _streams(right) for event in stream)
     ]
     return SampleSet(found, placed, expected)
 
 
 def _streams(entries: Sequence[Any]) -> list[list[Any]]:
     """Entries by sequence: those that stand alone are one together."""
-    alone = [one for one in entries if not isinstance(one, list)]
-    return ([alone] if alone else []) + [one for one in entries if isinstance(one, list) and one]
+    alone = [entry for entry in entries if not isinstance(entry, list)]
+    return ([alone] if alone else []) + [entry for entry in entries if isinstance(entry, list) and entry]
 
 
 def _of_entry(model: ModelSpec, entry: Any, shapes: Mapping[str, tuple[int, ...]], where: str) -> Sample:
@@ -132,7 +132,7 @@ def _of_entry(model: ModelSpec, entry: Any, shapes: Mapping[str, tuple[int, ...]
     for name, given in entry.items():
         spec = model.inputs.get(name)
         if spec is None:
-            known = ", ".join(f"'{one}'" for one in model.inputs)
+            known = ", ".join(f"'{tensor}'" for tensor in model.inputs)
             raise invalid(f"{where}: model '{model.name}' has no input '{name}' (it has {known})")
         try:
             sample[name] = _of_json(model, spec, given, shapes)
@@ -151,7 +151,7 @@ def _outputs_of(model: ModelSpec, entry: Any, where: str) -> Mapping[str, bytes]
     for name, given in entry.items():
         spec = model.outputs.get(name)
         if spec is None:
-            known = ", ".join(f"'{one}'" for one in model.outputs)
+            known = ", ".join(f"'{output}'" for output in model.outputs)
             raise invalid(f"{where}: model '{model.name}' has no output '{name}' (it has {known})")
         values = given.get("content") if isinstance(given, dict) else given
         try:

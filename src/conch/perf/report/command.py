@@ -15,4 +15,4 @@ _SECRET: Final = re.compile(
 
 def command_line(arguments: Sequence[str]) -> str:
     """``conch`` with the arguments of this process; of headers that authorise, the value is left out."""
-    return shlex.join(["conch", *(_SECRET.sub(r"\1...", one) for one in arguments[1:])])
+    return shlex.join(["conch", *(_SECRET.sub(r"\1...", argument) for argument in arguments[1:])])

@@ -36,12 +36,12 @@ def table(comparison: Comparison) -> Table:
     for heading in ("A", "B", "B / A", "95% range"):
         shown.add_column(heading, justify="right")
     shown.add_column("")
-    for one in comparison.figures:
-        interval = f"{one.interval.low:.3f} … {one.interval.high:.3f}" if one.interval else "–"
+    for figure in comparison.figures:
+        interval = f"{figure.interval.low:.3f} … {figure.interval.high:.3f}" if figure.interval else "–"
         shown.add_row(
-            "infer/s" if one.name == THROUGHPUT else one.name, _value(one, one.a), _value(one, one.b),
-            f"{one.ratio:.3f}", interval,
-            "disturbed" if comparison.disturbed else "" if one.differs else "no difference can be told",
+            "infer/s" if figure.name == THROUGHPUT else figure.name, _value(figure, figure.a), _value(figure, figure.b),
+            f"{figure.ratio:.3f}", interval,
+            "disturbed" if comparison.disturbed else "" if figure.differs else "no difference can be told",
             style="dim" if comparison.disturbed else "",
         )  # fmt: skip
     return shown
@@ -64,7 +64,7 @@ def _level(plan: PerfPlan, comparison: Comparison) -> dict[str, Any]:
     return {
         "request_rate" if plan.rates is not None else "concurrency": comparison.level,
         "conclusion": comparison.sentence(plan.rates is not None),
-        "figures": [asdict(one) | {"differs": one.differs} for one in comparison.figures],
+        "figures": [asdict(figure) | {"differs": figure.differs} for figure in comparison.figures],
         "rounds": [
             {
                 "a": [turn.figures.throughput for turn in one.a],

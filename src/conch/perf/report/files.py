@@ -32,7 +32,7 @@ def csv(plan: PerfPlan, measured: Sequence[Measured], *, verbose: bool = False) 
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
     writer.writerow(headings)
-    writer.writerows(_row(plan, one, verbose=verbose) for one in measured)
+    writer.writerows(_row(plan, measurement, verbose=verbose) for measurement in measured)
     return out.getvalue()
 
 
@@ -61,7 +61,7 @@ def json(plan: PerfPlan, measured: Sequence[Measured]) -> str:
         "url": plan.address.shown,
         "batch_size": plan.batch_size,
         "sent": measured[0].sent if measured else "",
-        "levels": [_level(plan, one) for one in measured],
+        "levels": [_level(plan, measurement) for measurement in measured],
     }
     return json_module.dumps(document, indent=2) + "\n"
 

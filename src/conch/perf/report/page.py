@@ -46,24 +46,25 @@ def level_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
         "Batch size", "Requests", "Failed",
     ]  # fmt: skip
     rows = []
-    for one in measured:
-        latency, server = one.figures.latency, server_of(plan, one)
-        sure = one.confidence.throughput if one.confidence is not None else None
+    for measurement in measured:
+        latency, server = measurement.figures.latency, server_of(plan, measurement)
+        sure = measurement.confidence.throughput if measurement.confidence is not None else None
         stages = server.stages if server is not None else {}
         rows.append(
             Row(
                 [
-                    f"{one.level:g}",
-                    significant(one.figures.throughput),
+                    f"{measurement.level:g}",
+                    significant(measurement.figures.throughput),
                     f"{significant(sure.low)} – {significant(sure.high)}" if sure is not None else NONE,
                     *_times(latency, plan.percentiles),
                     *(milliseconds(stages[name].average) if name in stages else NONE
                       for name in ("queue", "compute_infer")),
                     significant(server.batch_size) if server is not None and server.executions else NONE,
-                    count(one.figures.requests),
-                    count(one.failed),
+                    count(measurement.figures.requests),
+                    count(measurement.failed),
                 ],
-                "bad" if not one.figures.requests or one.gone else "muted" if one.disturbed else "",
+                "bad" if not measurement.figures.requests or measurement.gone
+                else "muted" if measurement.disturbed else "",
             )
         )  # fmt: skip
     return Table("Figures by level", [Column(heading, number=True) for heading in headings], rows)
@@ -71,7 +72,9 @@ def level_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
 
 def generation_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     """Tokens, and how long they took."""
-    goodput = any(one.generation is not None and one.generation.goodput is not None for one in measured)
+    goodput = any(
+        measurement.generation is not None and measurement.generation.goodput is not None for measurement in measured
+    )
     headings = [
         "Requests/s" if plan.rates is not None else "Concurrency", "Tokens/s in all", "Tokens/s of a request",
         *(["Within the objective (requests/s)"] if goodput else []), "First token, p50 (ms)", "First token, p99 (ms)",
@@ -79,36 +82,38 @@ def generation_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     ]  # fmt: skip
     rows = [
         Row([
-            f"{one.level:g}", significant(found.tokens), significant(found.tokens_per_user),
+            f"{measurement.level:g}", significant(found.tokens), significant(found.tokens_per_user),
             *([significant(found.goodput)] if goodput else []),
             *(milliseconds(times.percentiles[number]) if times is not None else NONE
               for times in (found.ttft, found.itl) for number in (50, 99)),
         ])
-        for one in measured if (found := one.generation) is not None
+        for measurement in measured if (found := measurement.generation) is not None
     ]  # fmt: skip
     return Table("Tokens by level", [Column(heading, number=True) for heading in headings], rows)
 
 
 def resources_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     """What the server and its processes used, and its own metrics."""
-    uuids = sorted({uuid for one in measured if one.resources is not None for uuid in one.resources.gpus})
-    metrics = list(dict.fromkeys(name for one in measured for name in one.metrics))
+    uuids = sorted(
+        {uuid for measurement in measured if measurement.resources is not None for uuid in measurement.resources.gpus}
+    )
+    metrics = list(dict.fromkeys(name for measurement in measured for name in measurement.metrics))
     headings = [
         "Requests/s" if plan.rates is not None else "Concurrency", "Cores", "Memory (MB)",
         *(f"{uuid}: {what}" for uuid in uuids for what in ("busy", "memory (MB)", "power (W)")),
         *(f"{name}: {what}" for name in metrics for what in ("average", "largest")),
     ]  # fmt: skip
     rows = []
-    for one in measured:
-        used = one.resources
-        cells = [f"{one.level:g}"]
+    for measurement in measured:
+        used = measurement.resources
+        cells = [f"{measurement.level:g}"]
         cells += [significant(used.cores), megabytes(used.memory)] if used is not None else [NONE, NONE]
         for uuid in uuids:
             gpu = used.gpus.get(uuid) if used is not None else None
             known = [percent(gpu.utilisation), megabytes(gpu.memory), significant(gpu.power)] if gpu is not None else []
             cells += known or [NONE] * 3
         for name in metrics:
-            metric = one.metrics.get(name)
+            metric = measurement.metrics.get(name)
             cells += [significant(metric.average), significant(metric.largest)] if metric is not None else [NONE] * 2
         rows.append(Row(cells))
     return Table("The server's processes by level", [Column(heading, number=True) for heading in headings], rows)
@@ -121,16 +126,16 @@ def machine_tables(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Tab
         "Taken by the host (steal)",
     ]  # fmt: skip
     rows = []
-    for one in measured:
-        if (machine := one.machine) is not None:
+    for measurement in measured:
+        if (machine := measurement.machine) is not None:
             seen = machine.interference
             others = NONE if machine.unseen else percent(seen.others)
-            cells = [f"{one.level:g}", f"{machine.load_before:.1f}", f"{machine.load_during:.1f}", others]
+            cells = [f"{measurement.level:g}", f"{machine.load_before:.1f}", f"{machine.load_during:.1f}", others]
             cells += [
                 percent(seen.stolen),
                 ", ".join(f"{rival.name} ({rival.cores:.2f} cores)" for rival in machine.rivals),
             ]
-            rows.append(Row(cells, "bad" if one.disturbed else ""))
+            rows.append(Row(cells, "bad" if measurement.disturbed else ""))
     if rows:
         columns = [*(Column(heading, number=True) for heading in headings), Column("Busiest others")]
         yield Table("The machine of the senders by level", columns, rows)
@@ -139,9 +144,9 @@ def machine_tables(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Tab
 def failures_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     """What went wrong, the most frequent first."""
     rows = [
-        Row([short_level(plan, one), count(number), message], "bad")
-        for one in measured
-        for message, number in Counter(one.errors).most_common(10)
+        Row([short_level(plan, measurement), count(number), message], "bad")
+        for measurement in measured
+        for message, number in Counter(measurement.errors).most_common(10)
     ]
     return Table("Errors by level", [Column("Level"), Column("Times", number=True), Column("Message")], rows)
 
@@ -165,7 +170,7 @@ def page(
     distributions: Sequence[LevelDistributions | None],
 ) -> Page:  # fmt: skip
     """The report; ``opening`` says who was asked for what, ``distributions`` are those of the levels."""
-    answered = [one for one in measured if one.figures.latency is not None]
+    answered = [measurement for measurement in measured if measurement.figures.latency is not None]
     sections = [
         Section("Figures", [level_table(plan, measured), *_throughput(plan, answered)], "figures"),
         Section("Latency", list(_latency(plan, measured, distributions)), "latency"),
@@ -192,7 +197,7 @@ def page(
 
 def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
     """What must be known first; what disturbed several levels is said once."""
-    disturbed = [one for one in measured if one.disturbed and one.machine is not None]
+    disturbed = [measurement for measurement in measured if measurement.disturbed and measurement.machine is not None]
     if len(disturbed) > 1:
         worst = max(disturbed, key=lambda one: one.machine.interference.others if one.machine else 0.0)
         yield Note(
@@ -200,11 +205,13 @@ def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
             f"other processes used the machine while {len(disturbed)} of {len(measured)} levels were measured, so their"
             f" figures are not reliable; most at {short_level(plan, worst)}: {worst.machine}.",
         )
-    for one in measured:
-        for warning in one.warnings:
+    for measurement in measured:
+        for warning in measurement.warnings:
             if len(disturbed) < 2 or not warning.startswith("disturbed:"):
-                kind: Literal["warning", "error"] = "warning" if one.figures.requests and not one.gone else "error"
-                yield Note(kind, f"{short_level(plan, one)}: {warning}.")
+                kind: Literal["warning", "error"] = (
+                    "warning" if measurement.figures.requests and not measurement.gone else "error"
+                )
+                yield Note(kind, f"{short_level(plan, measurement)}: {warning}.")
 
 
 def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
@@ -282,27 +289,25 @@ def _throughput(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]
 def _latency(
     plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions | None]
 ) -> Iterator[Chart]:
-    yield from _distribution(
-        plan, measured, [one.latency if one is not None else () for one in distributions], "Distribution of latency",
-        "latency (ms)", wide=True,
-    )  # fmt: skip
+    latencies = [distribution.latency if distribution is not None else () for distribution in distributions]
+    yield from _distribution(plan, measured, latencies, "Distribution of latency", "latency (ms)", wide=True)
 
 
 def _generation(
     plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions | None]
 ) -> Iterator[Block]:
-    if any(one.generation is not None for one in measured):
+    if any(measurement.generation is not None for measurement in measured):
         yield generation_table(plan, measured)
-    first = [one.ttft if one is not None else () for one in distributions]
+    first = [distribution.ttft if distribution is not None else () for distribution in distributions]
     yield from _distribution(plan, measured, first, "Time to the first token", "time to first token (ms)", wide=False)
-    between = [one.itl if one is not None else () for one in distributions]
+    between = [distribution.itl if distribution is not None else () for distribution in distributions]
     yield from _distribution(plan, measured, between, "Time between tokens", "inter-token latency (ms)", wide=False)
 
 
 def _distribution(
     plan: PerfPlan, measured: Sequence[Measured], quantiles: Sequence[Quantiles], title: str, unit: str, *, wide: bool
 ) -> Iterator[Chart]:
-    pairs = [(one, found) for one, found in zip(measured, quantiles, strict=True) if found]
+    pairs = [(measurement, found) for measurement, found in zip(measured, quantiles, strict=True) if found]
     shown = _some(pairs)
     if not shown:
         return
@@ -344,7 +349,7 @@ def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
 
 
 def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
-    shown = _some([one for one in measured if len(one.windows) > 1])
+    shown = _some([measurement for measurement in measured if len(measurement.windows) > 1])
     disturbed = ", ".join(short_level(plan, one) for one in shown if one.disturbed)
     counted = f"Figures are of the last {WINDOWS} undisturbed windows that agree."
     if disturbed:
@@ -373,24 +378,24 @@ def _windows(measured: Measured, value: Callable[..., float]) -> Iterator[Dot]:
 
 
 def _used(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
-    if any(one.resources is not None or one.metrics for one in measured):
+    if any(measurement.resources is not None or measurement.metrics for measurement in measured):
         yield resources_table(plan, measured)
 
 
 def _failed(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
-    failed = sum(one.failed for one in measured)
-    if any(one.errors for one in measured):
+    failed = sum(measurement.failed for measurement in measured)
+    if any(measurement.errors for measurement in measured):
         yield Paragraph(f"{count(failed)} requests failed in the windows that count; they are not among the latencies.")
         yield failures_table(plan, measured)
 
 
 def _facts(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[tuple[str, str]]:
-    machines = [one.machine for one in measured if one.machine is not None]
+    machines = [measurement.machine for measurement in measured if measurement.machine is not None]
     if machines:
         yield "machine of the senders", str(machines[0].facts)
         if machines[0].unseen:
             yield "the server's processes", machines[0].unseen
-    limits = [one.limit for one in measured if one.limit]
+    limits = [measurement.limit for measurement in measured if measurement.limit]
     if limits:
         yield "senders can do", f"{count(min(limits))} requests a second"
     yield "protocol", plan.protocol + (f", {plan.endpoint}" if plan.endpoint != "infer" else "")

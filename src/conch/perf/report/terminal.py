@@ -144,17 +144,17 @@ def summary(plan: PerfPlan, measured: Sequence[Measured], width: int) -> Table:
     for heading in ("average", *(f"p{number:g}" for number in numbers), "queue", "compute"):
         table.add_column(f"{heading}\nms", justify="right", no_wrap=True)
     table.add_column("failed", justify="right")
-    for one in measured:
-        figures, server, latency = one.figures, server_of(plan, one), one.figures.latency
+    for measurement in measured:
+        figures, server, latency = measurement.figures, server_of(plan, measurement), measurement.figures.latency
         stages = server.stages if server is not None else {}
         table.add_row(
-            f"{one.level:g}",
+            f"{measurement.level:g}",
             significant(figures.throughput),
             milliseconds(latency.average if latency else None),
             *(milliseconds(latency.percentiles[number] if latency else None) for number in numbers),
             *(milliseconds(stages[name].average if name in stages else None) for name in ("queue", "compute_infer")),
-            str(one.failed),
-            style="red" if one.gone or not figures.requests else "dim" if one.disturbed else "",
+            str(measurement.failed),
+            style="red" if measurement.gone or not figures.requests else "dim" if measurement.disturbed else "",
         )
     return table
 

@@ -89,6 +89,6 @@ class GpuSampler(Sampler[Mapping[str, GpuReading]]):
 
 def _figures(readings: Sequence[GpuReading]) -> GpuFigures:
     return GpuFigures(
-        fmean(one.utilisation for one in readings), max(one.memory for one in readings),
-        fmean(one.power for one in readings),
+        fmean(reading.utilisation for reading in readings), max(reading.memory for reading in readings),
+        fmean(reading.power for reading in readings),
     )  # fmt: skip

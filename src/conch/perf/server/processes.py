@@ -31,7 +31,11 @@ def find_server(address: Address) -> ServerProcesses:
     if not _is_here(address.host):
         return ServerProcesses(unseen=f"the server's machine, {address.host}, was not seen")
     try:
-        found = [one.pid for one in psutil.net_connections("tcp") if _listens(one, address.port) and one.pid]
+        found = [
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if _listens(connection, address.port) and connection.pid
+        ]
         oldest = [_oldest(psutil.Process(pid), address.port) for pid in set(found)]
         names = {process.pid: process.name() for process in oldest}
     except (psutil.Error, OSError):
@@ -56,7 +60,7 @@ def _oldest(process: Any, port: int) -> Any:
     while parent is not None:
         connections = getattr(parent, "net_connections", None) or parent.connections  # before psutil 6
         try:
-            shared = any(_listens(one, port) for one in connections("tcp"))
+            shared = any(_listens(connection, port) for connection in connections("tcp"))
         except psutil.AccessDenied:
             break
         if not shared:

@@ -71,6 +71,6 @@ def totals_of(metrics: str, statistics: Sequence[Mapping[str, Any]], model: str)
     for name, labels, value in _LINE.findall(metrics):
         if name in WORKER_STAGES and dict(_LABEL.findall(labels)).get("model") == model:
             by_metric[name] = by_metric.get(name, 0.0) + float(value) / 1e6
-    batches = [batch for one in statistics if one["name"] == model for batch in one.get("batch_stats", ())]
+    batches = [batch for row in statistics if row["name"] == model for batch in row.get("batch_stats", ())]
     infer = sum(int(batch.get("compute_infer", {}).get("ns", 0)) for batch in batches) / 1e9
     return StageTotals(by_metric, infer)

@@ -74,8 +74,8 @@ def added(windows: Sequence[Sequence[ServerFigures]]) -> list[ServerFigures]:
             versions.setdefault((one.model, one.version), []).append(one)
     return [
         ServerFigures(
-            *key, sum(one.inferences for one in parts), sum(one.executions for one in parts),
-            {name: stage for name in STAGES if (stage := _added([one.stages.get(name) for one in parts])).count},
+            *key, sum(part.inferences for part in parts), sum(part.executions for part in parts),
+            {name: stage for name in STAGES if (stage := _added([part.stages.get(name) for part in parts])).count},
         )
         for key, parts in versions.items()
     ]  # fmt: skip

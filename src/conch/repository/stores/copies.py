@@ -62,9 +62,9 @@ class Copy:
 
     def has_just(self, files: Collection[RemoteFile], directories: Iterable[str]) -> bool:
         """Whether it is a copy of ``files`` and of nothing else, as it was made."""
-        if len(self.files) != len(files) or not all((self.directory / one).is_dir() for one in directories):
+        if len(self.files) != len(files) or not all((self.directory / directory).is_dir() for directory in directories):
             return False
-        return all(self.file(one) is not None for one in files)
+        return all(self.file(file) is not None for file in files)
 
 
 class ModelCopies:
@@ -162,7 +162,7 @@ def tidy(folder: Path, *, gone: bool) -> None:
 
 
 def _homes(folder: Path) -> list[Path]:
-    return [one for one in folder.iterdir() if one.name.isdecimal()]
+    return [path for path in folder.iterdir() if path.name.isdecimal()]
 
 
 def _open(home: Path) -> Copy | None:

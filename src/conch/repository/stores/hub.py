@@ -54,13 +54,13 @@ class HubStore:
         )
         self._commit = info.sha
         files = []
-        for one in info.siblings or []:
-            lfs = one.lfs
+        for sibling in info.siblings or []:
+            lfs = sibling.lfs
             # Large files have their SHA-256, others the digest that they have in Git.
-            stamp = lfs.sha256 if lfs is not None else one.blob_id or ""
+            stamp = lfs.sha256 if lfs is not None else sibling.blob_id or ""
             digest = f"{'sha256' if lfs is not None else 'git'}:{stamp}" if stamp else ""
-            size = lfs.size if lfs is not None else one.size
-            files.append((one.rfilename, self._file(one.rfilename, size or 0, stamp, digest)))
+            size = lfs.size if lfs is not None else sibling.size
+            files.append((sibling.rfilename, self._file(sibling.rfilename, size or 0, stamp, digest)))
         return files
 
     def _cached(self) -> list[tuple[str, RemoteFile]]:

@@ -143,7 +143,7 @@ class Fetcher:
         left_out = {str(version) for version in versions if version not in selected}
         files = [file for file in model.files if file.path.partition("/")[0] not in left_out]
         empty = [file.path.rstrip("/") for file in model.listed if file.path.endswith("/")]
-        needed = [one for one in (*directories, *empty) if one.partition("/")[0] not in left_out]
+        needed = [directory for directory in (*directories, *empty) if directory.partition("/")[0] not in left_out]
         found = next((one for one in existing if one.has_just(files, needed)), None)
         if found is not None:
             LOG.info("model '%s' of %s has been downloaded before, and has not changed", model.name, self._url)
@@ -189,7 +189,7 @@ class Fetcher:
 
 
 def _in_copies(copies: list[Copy], file: RemoteFile) -> Path | None:
-    return next((path for one in copies if (path := one.file(file)) is not None), None)
+    return next((path for copy in copies if (path := copy.file(file)) is not None), None)
 
 
 def _link(path: Path, target: Path) -> bool:

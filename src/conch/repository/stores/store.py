@@ -56,7 +56,7 @@ class Redacted:
     """Removes secrets from texts of libraries."""
 
     def __init__(self, secrets: tuple[str, ...] = ()) -> None:
-        self._secrets = sorted((one for one in secrets if len(one) > 3), key=len, reverse=True)
+        self._secrets = sorted((secret for secret in secrets if len(secret) > 3), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         for secret in self._secrets:

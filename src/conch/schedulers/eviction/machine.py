@@ -245,7 +245,9 @@ class OnDemandPlanner:
         first = self._first_without_room()
         if first is not None:
             turns = [self._pending_loads[first].since + self.limits.min_loaded]
-            turns += [self._turn_ends(one) for one in self._residents.values() if one.phase is Phase.LOADED]
+            turns += [
+                self._turn_ends(resident) for resident in self._residents.values() if resident.phase is Phase.LOADED
+            ]
             times += [turn for turn in turns if turn > now]
         return min(times, default=None)
 
@@ -339,7 +341,9 @@ class OnDemandPlanner:
         return max(resident.since, self._usage.last_used(name))
 
     def _staying(self) -> Capacity:
-        return total(one.footprint.capacity for one in self._residents.values() if one.phase is not Phase.LEAVING)
+        return total(
+            resident.footprint.capacity for resident in self._residents.values() if resident.phase is not Phase.LEAVING
+        )
 
     def _evict(self, name: str, reason: str, now: float) -> None:
         self._residents[name].phase = Phase.LEAVING
@@ -406,10 +410,12 @@ class OnDemandPlanner:
 
     def _never_fits(self, name: str, footprints: Footprints) -> ConchError | None:
         """Why the model cannot be loaded even when everything leaves that may."""
-        stays = {one for one in self._residents if one in self.pinned}
-        while more := {one for one in self._residents if one not in stays and self._held_by(one, stays)}:
+        stays = {resident for resident in self._residents if resident in self.pinned}
+        while more := {
+            resident for resident in self._residents if resident not in stays and self._held_by(resident, stays)
+        }:
             stays |= more
-        used = total(self._residents[one].footprint.capacity for one in stays - set(footprints))
+        used = total(self._residents[stay].footprint.capacity for stay in stays - set(footprints))
         needed = total(
             (self._residents[one].footprint if one in self._residents else footprint).capacity
             for one, footprint in footprints.items()
@@ -435,7 +441,7 @@ class OnDemandPlanner:
             footprint.capacity for one, footprint in pending_load.footprints.items() if one not in self._residents
         ]
         cause = the_sum(total(missing), self.room_taken(), self.limits.capacity)
-        busy = sum(self._usage.busy(one) for one in self.residents(Phase.LOADED))
+        busy = sum(self._usage.busy(resident) for resident in self.residents(Phase.LOADED))
         before = "" if first == name else f"'{first}' comes first: "
         return (
             f"{late}: {before}{cause}; of those, {busy} are in use, {len(self.pinned & self._residents.keys())} stay "

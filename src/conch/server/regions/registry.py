@@ -125,7 +125,7 @@ class ClientRegions:
     def unregister(self, kind: type[ClientRegion], name: str = "") -> None:
         """Forget a region of a kind, or all of them; those that requests use go when these have ended."""
         if not name:
-            self._regions = {name: one for name, one in self._regions.items() if not isinstance(one, kind)}
+            self._regions = {name: region for name, region in self._regions.items() if not isinstance(region, kind)}
         elif isinstance(self._regions.get(name), kind):
             del self._regions[name]
 

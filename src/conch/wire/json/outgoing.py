@@ -122,7 +122,8 @@ def decode_response(body: bytes, header_length: int | None) -> InferResponse:
             raise internal(f"the answer lacks {at - len(binary)} bytes of its outputs")
         parameters = document.get("parameters") or {}
         return InferResponse(
-            outputs, parameters={name: one for name, one in parameters.items() if isinstance(one, _SCALARS)}
+            outputs,
+            parameters={name: parameter for name, parameter in parameters.items() if isinstance(parameter, _SCALARS)},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise internal(f"the answer is not an inference response: {type(error).__name__} {error}") from None

@@ -127,7 +127,7 @@ def test_a_server_is_started_anew_after_a_candidate_that_answers_nothing(
 
     outcome, _ = profile(tmp_path, monkeypatch, server, answer)
 
-    errors = [one.error for one in outcome.results]
+    errors = [result.error for result in outcome.results]
     assert sum(bool(error) for error in errors) == 1 and len(errors) == 3
     failed = server.told.index("load 2")
     assert server.told[failed + 1 : failed + 3] == ["no more requests", "restart"]
@@ -144,7 +144,7 @@ def test_a_failure_that_passes_leaves_no_trace(tmp_path: Path, monkeypatch: pyte
         return point(100.0 * server.instances, load=load)
 
     outcome, _ = profile(tmp_path, monkeypatch, server, answer)
-    assert not any(one.error for one in outcome.results)
+    assert not any(result.error for result in outcome.results)
 
 
 def test_a_failure_of_before_is_final_unless_it_is_to_be_tried_again(
@@ -160,7 +160,7 @@ def test_a_failure_of_before_is_final_unless_it_is_to_be_tried_again(
 
     def errors(**more: Any) -> int:
         outcome, _ = profile(tmp_path, monkeypatch, server, answer, **more)
-        return sum(bool(one.error) for one in outcome.results)
+        return sum(bool(result.error) for result in outcome.results)
 
     assert errors() == 1
     broken = False
@@ -227,6 +227,6 @@ def test_rounds_that_fail_leave_the_search_as_it_is(tmp_path: Path, monkeypatch:
         return point(100.0 * server.instances, load=load)
 
     outcome, _ = profile(tmp_path, monkeypatch, server, answer)
-    assert outcome.complete and not any(one.error for one in outcome.results)
+    assert outcome.complete and not any(result.error for result in outcome.results)
     assert outcome.final is not None and len(outcome.final.rounds) == 1
     assert outcome.recommendation.advice == "unproven"

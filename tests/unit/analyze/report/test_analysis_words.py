@@ -205,7 +205,7 @@ def test_disturbed_points_are_marked_and_never_coloured() -> None:
     found = replace(analysis(), placed=[disturb(one) for one in analysis().placed], advice="keep", comparison=None)
     assert {row.tone for row in ranking_table(found, found.measured).rows} == {"muted"}
     assert all("*" in "".join(row.cells) for row in ranking_table(found, found.measured).rows)
-    assert not {"good"} & {row.tone for one in found.measured for row in load_table(found, one).rows}
+    assert not {"good"} & {row.tone for measurement in found.measured for row in load_table(found, measurement).rows}
     assert "infer/s" not in headline(found)
     slow = disturb(candidate("m_config_1", 1, 1, limit=0.001, broken=["p99 latency is 61 ms"]))
     assert headline(replace(found, placed=[slow])).endswith("while other processes used the machine.")

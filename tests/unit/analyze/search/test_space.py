@@ -99,14 +99,14 @@ def test_an_instance_group_is_a_list_and_its_fields_are_swept() -> None:
     search = search_for(
         swept(instance_group=[[{"kind": "KIND_CPU", "count": 3}], [{"kind": "KIND_CPU"}, {"count": 1}]])
     )
-    assert [len(one["instance_group"]) for one in configs(search)] == [1, 2]
+    assert [len(config["instance_group"]) for config in configs(search)] == [1, 2]
 
 
 def test_climbing_adds_what_is_not_named() -> None:
     chosen = AnalyzeSettings(
         profile_models=models("profile_models", {"m": {"model_config_parameters": {"max_batch_size": [2, 4]}}})
     )
-    names = [one.name for one in search_for(chosen).space.dimensions]
+    names = [dimension.name for dimension in search_for(chosen).space.dimensions]
     assert names[0] == "max_batch_size" and names.count("max_batch_size") == 1
     assert "instance_group.count" in names
 
@@ -129,14 +129,17 @@ def test_a_field_that_configurations_have_not_is_refused(config: dict[str, Any],
 def test_a_model_without_batches_gets_none() -> None:
     settings = AnalyzeSettings(profile_models=models("profile_models", "m"))
     plain = search_for(settings, max_batch_size=0, dynamic_batching=None)
-    assert {one.name for one in plain.space.dimensions} == {"instance_group.count", "parameters.intra_op_thread_count"}
+    assert {dimension.name for dimension in plain.space.dimensions} == {
+        "instance_group.count",
+        "parameters.intra_op_thread_count",
+    }
     others: list[dict[str, Any]] = [
         {"sequence_batching": {"oldest": {}}},
         {"model_transaction_policy": {"decoupled": True}},
     ]
     for changes in others:
         search = search_for(settings, dynamic_batching=None, **changes)
-        assert "max_batch_size" not in {one.name for one in search.space.dimensions}
+        assert "max_batch_size" not in {dimension.name for dimension in search.space.dimensions}
 
 
 def test_batches_are_tried_with_dynamic_batching() -> None:
@@ -158,13 +161,13 @@ def test_variants_of_a_converted_checkpoint_are_tried_and_its_own_choice_is_the_
 
 def test_requests_fit_into_every_batch() -> None:
     chosen = AnalyzeSettings(profile_models=models("profile_models", "m"), sweep=("batch",), batch_sizes=(3,))
-    assert [one.values for one in search_for(chosen).space.dimensions] == [(3, 6, 12, 24, 48, 96)]
+    assert [dimension.values for dimension in search_for(chosen).space.dimensions] == [(3, 6, 12, 24, 48, 96)]
 
 
 def test_all_candidates_stay_on_the_cpu_where_that_is_wanted() -> None:
     chosen = AnalyzeSettings(profile_models=models("profile_models", {"m": {"cpu_only": True}}), sweep=("instances",))
     search = search_for(chosen, instance_group=[{"kind": "KIND_GPU", "count": 1, "gpus": [0]}])
-    groups = [one["instance_group"] for one in configs(search)]
+    groups = [config["instance_group"] for config in configs(search)]
     assert [[(group["kind"], group["count"]) for group in one] for one in groups] == [
         [("KIND_CPU", n)] for n in range(1, 6)
     ]
@@ -182,7 +185,7 @@ def test_steps_of_an_ensemble_have_dimensions_of_their_own() -> None:
     facts |= {name: ModelFacts(name, batching_model(name)) for name in "ab"}
     chosen = AnalyzeSettings(profile_models=models("profile_models", "e"), sweep=("instances", "batch"))
     (search,) = searches(chosen, facts)
-    assert [one.model for one in search.space.dimensions] == ["a", "a", "b", "b"]
+    assert [dimension.model for dimension in search.space.dimensions] == ["a", "a", "b", "b"]
     assert search.models == ("e",)
 
 
@@ -195,7 +198,7 @@ def test_models_are_searched_together_or_one_after_the_other() -> None:
     )
     (search,) = searches(together, facts)
     assert search.name == "a+b"
-    assert {one.model for one in search.space.dimensions} == {"a", "b"}
+    assert {dimension.model for dimension in search.space.dimensions} == {"a", "b"}
 
 
 def test_a_model_that_is_not_there_is_refused() -> None:

@@ -88,9 +88,9 @@ def test_the_prompt_is_left_out_on_request(worker: Worker) -> None:
 def test_a_stream_has_a_response_for_each_step(worker: Worker) -> None:
     worker.ask("abc", max_tokens=3, stream=True, return_finish_reason=True, return_num_output_tokens=True)
     outputs = [one["outputs"] for one in worker.run().answers[1]]
-    assert [one["text_output"] for one in outputs] == [["d"], ["e"], ["f"]]
-    assert [one["finish_reason"] for one in outputs] == [[""], [""], ["length"]]
-    assert [one["num_output_tokens"] for one in outputs] == [[1], [1], [1]]
+    assert [output["text_output"] for output in outputs] == [["d"], ["e"], ["f"]]
+    assert [output["finish_reason"] for output in outputs] == [[""], [""], ["length"]]
+    assert [output["num_output_tokens"] for output in outputs] == [[1], [1], [1]]
 
 
 def test_what_ends_a_text_is_not_part_of_it(worker: Worker) -> None:

@@ -22,7 +22,7 @@ def config(ready: str = "bool_false_true", **state: str) -> dict[str, Any]:
 
 def test_clients_see_neither_controls_nor_states() -> None:
     inputs, outputs = SequenceTensors.of(config()).of_clients(INPUTS, OUTPUTS)
-    assert ([one.name for one in inputs], [one.name for one in outputs]) == (["x"], ["y"])
+    assert ([tensor.name for tensor in inputs], [output.name for output in outputs]) == (["x"], ["y"])
     SequenceTensors.of(config()).check("m", INPUTS, OUTPUTS)
 
 

@@ -364,7 +364,7 @@ def test_sender_that_is_dropped_after_a_response_ends_its_request(launch: Launch
     worker.submit("x")
     frames = [worker.read(), worker.read(), worker.read()]
     responses = [frame for frame in frames if frame["op"] == "response"]
-    assert [(len(one["outputs"]), one["final"], "error" in one) for one in responses] == [
+    assert [(len(response["outputs"]), response["final"], "error" in response) for response in responses] == [
         (1, False, False),
         (0, True, False),
     ]

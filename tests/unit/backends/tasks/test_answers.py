@@ -30,7 +30,10 @@ def by_hand(folder: Path, context: str, *, stride: int, longest: int, k: int) ->
             logits = model(**inputs)
         encoding = encoded.encodings[window]
         allowed = torch.tensor(
-            [one == 1 or id == tokenizer.cls_token_id for one, id in zip(encoding.sequence_ids, ids, strict=True)]
+            [
+                sequence_id_ == 1 or id == tokenizer.cls_token_id
+                for sequence_id_, id in zip(encoding.sequence_ids, ids, strict=True)
+            ]
         )
         start, end = (
             torch.where(allowed, scores[0], torch.tensor(-10000.0)).softmax(0)

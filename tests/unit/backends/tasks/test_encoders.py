@@ -106,8 +106,10 @@ def test_token_classification(tmp_path: Path, family: str, strategy: str) -> Non
     for text, [document] in zip(texts, strings(result.outputs["entities"]), strict=True):
         entities = json.loads(document)
         expected = reference(text, aggregation_strategy=strategy)
-        assert [{**one, "score": 0} for one in entities] == [{**one, "score": 0} for one in expected]
-        np.testing.assert_allclose([one["score"] for one in entities], [one["score"] for one in expected], rtol=2e-5)
+        assert [{**entity, "score": 0} for entity in entities] == [{**one, "score": 0} for one in expected]
+        np.testing.assert_allclose(
+            [entity["score"] for entity in entities], [one["score"] for one in expected], rtol=2e-5
+        )
         found += len(entities)
     assert found > 5
 

@@ -162,7 +162,7 @@ def test_torch_gives_what_transformers_gives(bert: Path) -> None:
     arrays["input_ids"].flags.writeable = False
     found = engine.run(arrays)["last_hidden_state"]
     with torch.no_grad():
-        wanted = BertModel.from_pretrained(bert).eval()(**{name: torch.tensor(one) for name, one in arrays.items()})
+        wanted = BertModel.from_pretrained(bert).eval()(**{name: torch.tensor(array) for name, array in arrays.items()})
     np.testing.assert_allclose(found, wanted.last_hidden_state.numpy(), atol=1e-5)
 
 
@@ -308,7 +308,7 @@ def test_each_run_takes_the_engine_for_its_shape() -> None:
     assert [answer(1, 16), answer(2, 16), answer(1, 16)] == [2, 1, 2]
     assert (engine.padded_shape(1, 16), engine.padded_shape(2, 16)) == ((1, 18), (2, 17))
     assert (engine.name, engine.variant, engine.inputs) == ("engine1", "variant1", {"input_ids", "only_1", "only_2"})
-    assert [one.variant for one in engine.parts] == ["variant1", "variant2"]
+    assert [part.variant for part in engine.parts] == ["variant1", "variant2"]
 
 
 def test_engines_with_other_outputs_do_not_run_together() -> None:

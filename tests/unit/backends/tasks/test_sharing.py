@@ -90,8 +90,8 @@ def together(task: EncoderTask) -> tuple[list[Any], ExecutionWork]:
     work = ExecutionWork()
     prepared = [task.prepare(request("logits", text_input=[text])) for text in TEXTS]
     answers = task.execute(prepared, work)
-    assert all(isinstance(one, Result) for one in answers), answers
-    return [one.outputs["logits"] for one in answers if isinstance(one, Result)], work
+    assert all(isinstance(answer, Result) for answer in answers), answers
+    return [answer.outputs["logits"] for answer in answers if isinstance(answer, Result)], work
 
 
 def check(folder: Path, sharing: Sharing) -> ExecutionWork:

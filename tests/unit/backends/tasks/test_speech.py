@@ -58,9 +58,9 @@ def raw(samples: Any) -> dict[str, Any]:
 def pieces(given: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
     """The pipeline's chunks as the task gives them."""
     return [
-        {"text": one["text"], "start": round(one["timestamp"][0] or 0, 3),
-         "end": round(seconds if one["timestamp"][1] is None else one["timestamp"][1], 3)}
-        for one in given["chunks"]
+        {"text": chunk["text"], "start": round(chunk["timestamp"][0] or 0, 3),
+         "end": round(seconds if chunk["timestamp"][1] is None else chunk["timestamp"][1], 3)}
+        for chunk in given["chunks"]
     ]  # fmt: skip
 
 

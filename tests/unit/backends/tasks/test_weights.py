@@ -27,7 +27,7 @@ def without(folder: Path, *endings: str) -> list[str]:
     tensors = load_file(path)
     gone = [name for name in tensors if name.endswith(endings)]
     assert gone
-    save_file({name: one for name, one in tensors.items() if name not in gone}, path, metadata={"format": "pt"})
+    save_file({name: tensor for name, tensor in tensors.items() if name not in gone}, path, metadata={"format": "pt"})
     return gone
 
 

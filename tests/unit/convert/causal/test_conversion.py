@@ -51,7 +51,7 @@ def converted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Converte
 
 def test_usual_variants_pass_and_are_measured(converted: ConvertedModel) -> None:
     names = ["torch-fp32", "openvino-fp32", "openvino-int8", "openvino-int4"]
-    found = {one.name: one for one in converted.manifest.variants}
+    found = {variant.name: variant for variant in converted.manifest.variants}
 
     assert list(found) == names
     assert [found[name].passed for name in names] == [False, True, True, True], found
@@ -87,15 +87,15 @@ def test_the_server_computes_as_the_verdict_did(converted: ConvertedModel, capab
     parameters = {"threads": {"string_value": "1"}}
     assert 'key: "threads" value { string_value: "1" }' in (folder / "config.pbtxt").read_text()
     judged = {}
-    for one in converted.manifest.variants[1:]:
-        chosen = {**parameters, "variant": {"string_value": one.name}}
+    for variant in converted.manifest.variants[1:]:
+        chosen = {**parameters, "variant": {"string_value": variant.name}}
         checkpoint = Checkpoint.open(folder / "1", Options.from_config({"parameters": chosen}))
-        assert choose_engine(checkpoint, on_gpu=False) == one.engine
+        assert choose_engine(checkpoint, on_gpu=False) == variant.engine
         serves = engine_spec(checkpoint, {"kind": "CPU", "device_id": 0}, None)
-        judges = spec_of(folder / "1" / one.path, one.precision, checkpoint.config, 1)
+        judges = spec_of(folder / "1" / variant.path, variant.precision, checkpoint.config, 1)
 
-        judged[one.precision] = Precision.of(judges, capabilities)
-        assert Precision.of(serves, capabilities) == judged[one.precision]
+        judged[variant.precision] = Precision.of(judges, capabilities)
+        assert Precision.of(serves, capabilities) == judged[variant.precision]
         assert serves.directory == judges.directory and serves.threads == judges.threads
 
     quantised = Precision("f32", "f16")
@@ -115,7 +115,7 @@ def test_the_report_is_in_tokens_a_second(converted: ConvertedModel) -> None:
 def test_torch_serves_where_it_is_asked_for(qwen2: Path, tmp_path: Path) -> None:
     made = convert(plan(qwen2, tmp_path, backends=("pytorch", "openvino"), quantize=("int8",)), no_progress)
 
-    assert [one.passed for one in made.manifest.variants] == [True, True, True], made.manifest.variants
+    assert [variant.passed for variant in made.manifest.variants] == [True, True, True], made.manifest.variants
     assert (made.folders[0] / "1" / "model.safetensors").is_file()
 
 
@@ -149,7 +149,7 @@ def test_a_variant_whose_weights_are_wrong_is_refused(
 
     made = convert(plan(llama, tmp_path, quantize=("int8",)), steps.append)
 
-    found = {one.name: one for one in made.manifest.variants}
+    found = {variant.name: variant for variant in made.manifest.variants}
     assert not found["openvino-int8"].passed and made.manifest.auto == "openvino-fp32"
     assert any(step.startswith("openvino-int8 refused: perplexity") for step in steps), steps
     assert not (made.folders[0] / "1" / "openvino-int8").exists()
@@ -174,7 +174,7 @@ def test_a_variant_that_cannot_be_measured_is_refused(
     made = convert(plan(llama, tmp_path, quantize=("int8",)), steps.append)
 
     assert "openvino-int8: it does not run: RuntimeError: the cache is full" in steps
-    assert [one.passed for one in made.manifest.variants] == [False, True, False]
+    assert [variant.passed for variant in made.manifest.variants] == [False, True, False]
 
 
 def test_nothing_is_written_when_the_export_is_wrong(

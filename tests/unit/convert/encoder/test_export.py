@@ -42,8 +42,8 @@ def test_network_is_exported_with_dynamic_sizes(name: str, tmp_path: Path) -> No
     assert exporter == "torchscript"
     assert {file.name for file in tmp_path.iterdir()} == {"checkpoint", "model.onnx"}
     session = onnx_graph.session(path)
-    assert tuple(one.name for one in session.get_inputs()) == inputs == loaded.inputs
-    assert tuple(one.name for one in session.get_outputs()) == outputs
+    assert tuple(tensor.name for tensor in session.get_inputs()) == inputs == loaded.inputs
+    assert tuple(output.name for output in session.get_outputs()) == outputs
     arrays = loaded.example(4, 29, seed=5)
     onnx_graph.compare(onnx_graph.run(session, arrays), loaded.run(arrays), arrays)
 

@@ -66,7 +66,7 @@ def test_labels_that_change_in_a_batch_are_counted() -> None:
     found = neighbours([BATCH], answering("logits", True))
 
     assert found.argmax == 1
-    assert neighbours([TokenBatch((0,), {name: one[:1] for name, one in BATCH.arrays.items()})],
+    assert neighbours([TokenBatch((0,), {name: array[:1] for name, array in BATCH.arrays.items()})],
                       answering("logits", False)).argmax == 1  # fmt: skip
 
 

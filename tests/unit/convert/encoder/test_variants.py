@@ -21,7 +21,7 @@ def calibration() -> list[dict[str, Array]]:
     draw = np.random.default_rng(0)
     ids = [draw.integers(5, 90, (1, tokens)) for tokens in (9, 5, 12, 3)]
     return [
-        {"input_ids": one, "attention_mask": np.ones_like(one), "token_type_ids": np.zeros_like(one)} for one in ids
+        {"input_ids": id_, "attention_mask": np.ones_like(id_), "token_type_ids": np.zeros_like(id_)} for id_ in ids
     ]
 
 

@@ -147,7 +147,7 @@ def test_manifest_of_an_older_conch_has_a_page_without_what_it_lacks() -> None:
 
 
 def test_conversion_in_which_nothing_was_measured_has_a_page() -> None:
-    bare = replace(WHOLE, variants=tuple(replace(one, latency=()) for one in WHOLE.variants))
+    bare = replace(WHOLE, variants=tuple(replace(variant, latency=()) for variant in WHOLE.variants))
 
     assert "Where each is fastest" not in [one.title for one in page_of(bare).sections]
 

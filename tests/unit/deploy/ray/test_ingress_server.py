@@ -121,7 +121,7 @@ async def test_classes_have_the_labels_of_the_replicas(tmp_path: Path) -> None:
 async def test_what_nobody_expects_is_not_served(first: conch.Server) -> None:
     async with ingress("echo") as here:
         await here.follow(record("a", first, "echo", "a b.c"))
-        assert [one["name"] for one in await here.models()] == ["echo"]
+        assert [model["name"] for model in await here.models()] == ["echo"]
 
 
 async def test_requests_go_where_replicas_are_now(first: conch.Server, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ async def test_what_is_expected_may_change_while_it_follows(first: conch.Server)
         await asyncio.gather(
             here.follow(replica), here.server.expect(["echo"]), here.follow(replica), here.server.expect(["echo"])
         )
-        assert [one["name"] for one in await here.models() if one.get("state") == "READY"] == ["echo"]
+        assert [model["name"] for model in await here.models() if model.get("state") == "READY"] == ["echo"]
         assert here.server._repository.written.keys() == {"echo"}
 
 
@@ -194,7 +194,7 @@ async def test_models_that_share_replicas_are_loaded_when_they_are_asked_for(tmp
         async with ingress("echo", "other", shared=True) as here:
             await here.follow(replica)
             assert await here.ready()
-            assert not [one for one in pool.models() if one.get("state") == "READY"]
+            assert not [model for model in pool.models() if model.get("state") == "READY"]
             for name in ("echo", "other", "echo"):
                 assert await here.ask(name) == "echo hello"
 

@@ -89,8 +89,8 @@ def test_decoupled_model_that_was_loaded_for_it_holds_up_no_response(frontend, s
         frontend.call(late.load, "count_down")
         conversation.half_close()
         responses = list(conversation.call)
-    assert [one.infer_response.id for one in responses if not one.error_message] == ["late", "late"]
-    assert len([one for one in responses if one.error_message]) == 1
+    assert [response.infer_response.id for response in responses if not response.error_message] == ["late", "late"]
+    assert len([response for response in responses if response.error_message]) == 1
 
 
 def test_stream_that_is_given_up_waits_no_longer(frontend, stub, late):

@@ -66,7 +66,10 @@ def test_half_a_head_is_not_waited_for(frontend, client, half):
     client.ping()
     client.send(half)
     frontend.until(
-        lambda: any(one.reader.partial or one.session.in_header_block for one in frontend.frontend.connections)
+        lambda: any(
+            connection.reader.partial or connection.session.in_header_block
+            for connection in frontend.frontend.connections
+        )
     )
     wait(frontend, 0, 9)
     assert frontend.call(lambda: len(frontend.frontend.connections)) == 1
@@ -170,7 +173,7 @@ def test_connection_whose_client_reads_nothing_is_cut(frontend):
         client.send(frames.window_update(0, 1 << 30))
         for _ in range(200):
             client.request(INFER, text_request("echo", "x" * 100_000).SerializeToString())
-        frontend.until(lambda: any(one.writer.paused for one in frontend.frontend.connections))
+        frontend.until(lambda: any(connection.writer.paused for connection in frontend.frontend.connections))
         wait(frontend, 0, 29)
         assert frontend.call(lambda: len(frontend.frontend.connections)) == 1
         wait(frontend, 31)

@@ -100,7 +100,7 @@ def test_empty_final_response_is_sent_only_on_request(stub):
     explicit = numbers(9, id="explicit", model_version="1")
     explicit.parameters["triton_enable_empty_final_response"].bool_param = True
     responses = list(stub.ModelStreamInfer(iter([silent, explicit])))
-    assert [(one.infer_response.id, final(one)) for one in responses] == [
+    assert [(response.infer_response.id, final(response)) for response in responses] == [
         ("silent", False), ("silent", False), ("explicit", False), ("explicit", True),
     ]  # fmt: skip
     last = responses[-1].infer_response

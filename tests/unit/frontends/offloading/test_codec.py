@@ -78,7 +78,7 @@ def shown(request: InferRequest) -> dict[str, Any]:
         "model_name",
         "model_version",
     )
-    inputs = [(one.name, one.datatype, one.shape, bytes(one.data)) for one in request.inputs.values()]
+    inputs = [(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)) for tensor in request.inputs.values()]
     return {"inputs": inputs, **{name: getattr(request, name) for name in kept}}
 
 

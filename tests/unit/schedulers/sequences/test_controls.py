@@ -25,10 +25,10 @@ def correlation(kind: str) -> str:
 @pytest.mark.parametrize(("flags", "start", "end"), [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)])
 def test_flags_become_the_values_of_the_configuration(flags: int, start: int, end: int) -> None:
     tensors = ControlInputs(batching(CONTROLS), batched=True).of(request(flags))
-    assert [(one.name, one.datatype, one.shape) for one in tensors] == [
+    assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors] == [
         ("START", "INT32", (1, 1)), ("END", "FP32", (1, 1)), ("READY", "BOOL", (1, 1))
     ]  # fmt: skip
-    assert [bytes(one.data) for one in tensors] == [struct.pack("<i", start), struct.pack("<f", end), b"\1"]
+    assert [bytes(tensor.data) for tensor in tensors] == [struct.pack("<i", start), struct.pack("<f", end), b"\1"]
 
 
 def test_model_without_batches_gets_one_dimension() -> None:
@@ -37,7 +37,7 @@ def test_model_without_batches_gets_one_dimension() -> None:
 
 def test_row_without_a_request_is_not_ready() -> None:
     tensors = ControlInputs(batching(CONTROLS + correlation("STRING")), batched=True).of_null
-    assert [bytes(one.data) for one in tensors] == [bytes(4), bytes(4), b"\0", bytes(4)]
+    assert [bytes(tensor.data) for tensor in tensors] == [bytes(4), bytes(4), b"\0", bytes(4)]
 
 
 @pytest.mark.parametrize(

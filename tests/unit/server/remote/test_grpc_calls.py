@@ -136,7 +136,10 @@ async def test_a_request_is_sent_whole_and_its_answer_read() -> None:
     assert list(sent.raw_input_contents) == [b"\0\0\x80\x3f", b""]
     assert [(tensor.name, list(tensor.shape)) for tensor in sent.inputs] == [("x", [1]), ("e", [0])]
     assert [output.name for output in sent.outputs] == ["y"]
-    given = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in sent.parameters.items()}
+    given = {
+        name: getattr(parameter, parameter.WhichOneof("parameter_choice"))
+        for name, parameter in sent.parameters.items()
+    }
     assert given == {
         "a": "b", "n": -1, "f": 0.5, "t": True, "priority": 2, "timeout": 9_000_000,
         "sequence_id": -1, "sequence_start": True, "sequence_end": True,

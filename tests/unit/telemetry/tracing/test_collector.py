@@ -86,7 +86,9 @@ def test_spans_of_a_call_and_its_calls_hang_together(receiver: Receiver) -> None
     assert {span.trace_id.hex() for span, _ in got} == {TRACE}
     assert {span.trace_state for span, _ in got} == {"k=v"}
     assert context == f'{{"traceparent":"00-{TRACE}-{model.span_id.hex()}-01"}}'
-    attributes = {one.key: one.value.string_value or one.value.int_value for one in model.attributes}
+    attributes = {
+        attribute.key: attribute.value.string_value or attribute.value.int_value for attribute in model.attributes
+    }
     assert attributes.pop("triton.trace_id") > 0
     assert attributes == {
         "triton.model_name": "m",
@@ -94,7 +96,7 @@ def test_spans_of_a_call_and_its_calls_hang_together(receiver: Receiver) -> None
         "triton.trace_parent_id": 0,
         "triton.request_id": "one",
     }
-    resource = {one.key: one.value.string_value for one in got[0][1].attributes}
+    resource = {attribute.key: attribute.value.string_value for attribute in got[0][1].attributes}
     assert (resource["service.name"], resource["a.b"]) == ("triton-inference-server", "c")
 
 

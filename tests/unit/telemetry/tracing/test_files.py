@@ -66,7 +66,7 @@ def test_requests_made_to_answer_one_name_it_and_the_trace_waits_for_them(server
     answer(late)
     objects = written(server.kept, server)
     headers = [one for one in objects if "model_name" in one]
-    assert [one.get("parent_id") for one in headers] == [None, headers[0]["id"]]
+    assert [header.get("parent_id") for header in headers] == [None, headers[0]["id"]]
     assert moments(objects, headers[1]["id"]) == ["REQUEST_START", "QUEUE_START", *COMPUTE, "REQUEST_END"]
 
 
@@ -99,8 +99,8 @@ def test_files_are_whole_when_they_are_closed(tmp_path: Path) -> None:
     server.ask()
     server.tracing.close()
 
-    assert len({one["id"] for one in json.loads((tmp_path / "t.json").read_text())}) == 2
-    assert len({one["id"] for one in json.loads((tmp_path / "t.json.0").read_text())}) == 1
+    assert len({load["id"] for load in json.loads((tmp_path / "t.json").read_text())}) == 2
+    assert len({load["id"] for load in json.loads((tmp_path / "t.json.0").read_text())}) == 1
 
 
 def test_a_folder_that_is_missing_costs_the_traces_and_nothing_else(

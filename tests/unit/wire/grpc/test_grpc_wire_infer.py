@@ -62,7 +62,7 @@ def test_request_is_what_the_message_says():
     request = decoded(message)
     assert (request.model_name, request.model_version, request.id) == ("m", 1, "7")
     assert request.outputs == ("B", "A")
-    assert [(one.name, one.datatype, one.shape, one.data) for one in request.inputs.values()] == [
+    assert [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in request.inputs.values()] == [
         ("IN", "FP32", (1,), b"abcd"),
         ("OTHER", "BYTES", (0, 3), b""),
     ]
@@ -292,7 +292,7 @@ def test_response_holds_outputs_in_order_with_their_bytes():
         )
     )  # fmt: skip
     assert (response.model_name, response.model_version, response.id) == ("m", "3", "7")
-    assert [(one.name, one.datatype, list(one.shape)) for one in response.outputs] == [
+    assert [(output.name, output.datatype, list(output.shape)) for output in response.outputs] == [
         ("SMALL", "FP32", [1]), ("EMPTY", "BYTES", [0, 2]), ("LARGE", "UINT8", [256000]),
     ]  # fmt: skip
     assert list(response.raw_output_contents) == [b"abcd", b"", large]
@@ -313,7 +313,7 @@ def test_only_requested_outputs_are_sent():
     request = InferRequest("m", {}, ignore, model_version=1, outputs=("B",))
     tensors = [WireTensor(name, "FP32", (1,), name.encode() * 4) for name in "ABC"]
     response = encoded(InferResponse(tensors), request)
-    assert [one.name for one in response.outputs] == ["B"]
+    assert [output.name for output in response.outputs] == ["B"]
     assert list(response.raw_output_contents) == [b"BBBB"]
 
 

@@ -41,7 +41,10 @@ def test_response_is_read_whatever_the_order_of_its_outputs() -> None:
         counts("num_input_tokens", 5),
     ]
     reply = read_response(InferResponse(outputs))
-    assert [(one.text, one.finish, one.tokens) for one in reply.pieces] == [("ä", "", 1), ("\ufffdb", "length", 2)]
+    assert [(piece.text, piece.finish, piece.tokens) for piece in reply.pieces] == [
+        ("ä", "", 1),
+        ("\ufffdb", "length", 2),
+    ]
     assert reply.prompt_tokens == 5
 
 
@@ -72,14 +75,15 @@ def test_model_that_gives_no_reason_stopped_or_reached_the_limit() -> None:
     chat = answer(max_tokens=2, n=2)
     chat.add(0, ChoiceDelta("a", tokens=1), last=True)
     chat.add(1, ChoiceDelta("ab", tokens=2), last=True)
-    assert [one["finish_reason"] for one in json.loads(chat.body())["choices"]] == ["stop", "length"]
+    assert [choice["finish_reason"] for choice in json.loads(chat.body())["choices"]] == ["stop", "length"]
 
 
 def test_log_probabilities_wait_for_the_text_that_they_are_about() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     chat = answer(tools=tools, logprobs=True)
     assert [
-        one["logprobs"] for one in chunks(chat.events(0, ChoiceDelta("{", logprobs=[Token("{", -1, [])]), last=False))
+        chunk["logprobs"]
+        for chunk in chunks(chat.events(0, ChoiceDelta("{", logprobs=[Token("{", -1, [])]), last=False))
     ] == [None]
     found = chunks(chat.events(0, ChoiceDelta("}", logprobs=[Token("}", -2, [])]), last=True))
     assert [token["token"] for token in found[-1]["logprobs"]["content"]] == ["{", "}"]

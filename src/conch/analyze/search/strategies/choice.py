@@ -149,7 +149,7 @@ class HillClimb:
 
     def _diagonals(self) -> Generator[Trial, Point | None, bool]:
         """Raise one dimension and lower another; whether that was better."""
-        ordered = [axis for axis, one in enumerate(self._seen.space.dimensions) if one.ordered]
+        ordered = [axis for axis, dimension in enumerate(self._seen.space.dimensions) if dimension.ordered]
         for up, down in permutations(ordered, 2):
             higher = self._shifted(self._home, up, 1)
             place = self._shifted(higher, down, -1) if higher is not None else None

@@ -205,14 +205,14 @@ class Exploration:
     @property
     def _load_matters(self) -> bool:
         """Whether an objective may be better at a load that leaves some instances idle."""
-        objectives = [one for wanted in self.goals.models.values() for one in wanted.objectives]
-        return any(one.metric.startswith(WAITING) for one in objectives)
+        objectives = [objective for wanted in self.goals.models.values() for objective in wanted.objectives]
+        return any(objective.metric.startswith(WAITING) for objective in objectives)
 
     def _too_much(self, point: Point) -> bool:
         """Whether a point breaks a bound that any higher load breaks too, such as latency or memory."""
         return any(
-            one.constraint.maximum is not None and one.constraint.metric != "cost"
-            for one in violations(point, self.goals)
+            violation.constraint.maximum is not None and violation.constraint.metric != "cost"
+            for violation in violations(point, self.goals)
         )
 
     def _score(self, point: Point) -> float:

@@ -96,7 +96,7 @@ def session_settings(
 
     Raises INVALID_ARG for a value that has no meaning, naming it.
     """
-    parameters = {name: one.get("string_value", "") for name, one in config.get("parameters", {}).items()}
+    parameters = {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
     threads, inter_op = (
         _threads(name, _number(parameters, name, _number(backend_config, name, 0)))
         for name in ("intra_op_thread_count", "inter_op_thread_count")

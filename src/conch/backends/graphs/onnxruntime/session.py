@@ -111,7 +111,10 @@ class Session(Graph):
         of_numpy = self._runtime.OrtValue.ortvalue_from_numpy
         feeds = {name: of_numpy(feed) if isinstance(feed, np.ndarray) else feed for name, feed in feeds.items()}
         try:
-            return [_bits(one) for one in self._session.run_with_ort_values(names, feeds, self._run_options)]
+            return [
+                _bits(run_with_ort_value)
+                for run_with_ort_value in self._session.run_with_ort_values(names, feeds, self._run_options)
+            ]
         except Exception as error:
             raise runtime_error(error) from None
 

@@ -51,8 +51,8 @@ class OpenVinoBackend(GraphBackend):
             )
         self.check_parameters(PARAMETERS)
         properties = {
-            name: one.get("string_value", "")
-            for name, one in self.config.get("parameters", {}).items()
+            name: parameter.get("string_value", "")
+            for name, parameter in self.config.get("parameters", {}).items()
             if name in PARAMETERS.names
         }
         settings = CompileSettings(

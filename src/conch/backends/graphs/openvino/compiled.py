@@ -112,7 +112,7 @@ class CompiledGraph(Graph):
         """A tensor over the caller's memory, or of a copy where OpenVINO cannot read it as it is."""
         openvino = self._openvino
         if isinstance(value, Strings):
-            texts = [one if isinstance(one, bytes) else one.encode() for one in value.elements]
+            texts = [element if isinstance(element, bytes) else element.encode() for element in value.elements]
             return openvino.Tensor(np.array(texts, np.bytes_).reshape(value.shape))
         if name in self._of_bfloat16:
             bits = np.ascontiguousarray(value, np.uint16)

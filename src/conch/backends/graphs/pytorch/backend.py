@@ -96,7 +96,7 @@ class TorchSettings:
 
 def torch_settings(config: Mapping[str, Any]) -> TorchSettings:
     """The settings that a configuration's parameters ask for.  Raises INVALID_ARG for a value that has no meaning."""
-    given = {name: one.get("string_value", "") for name, one in config.get("parameters", {}).items()}
+    given = {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
     return TorchSettings(
         inference_mode=_flag(given, "INFERENCE_MODE", True),
         optimized=not _flag(given, "DISABLE_OPTIMIZED_EXECUTION", False),
@@ -187,7 +187,7 @@ class _Script(TorchProgram):
     def __init__(self, torch: Any, path: Path, device: str) -> None:
         self._module = torch.jit.load(str(path), map_location=device or None)
         self._module.eval()
-        arguments = [(one.name, str(one.type)) for one in self._module.forward.schema.arguments[1:]]
+        arguments = [(argument.name, str(argument.type)) for argument in self._module.forward.schema.arguments[1:]]
         self.arguments = tuple(name for name, _ in arguments)
         self.keyed = [kind for _, kind in arguments] == ["Dict[str, Tensor]"]
         self.texts = frozenset(name for name, kind in arguments if kind == "List[str]")
@@ -350,7 +350,10 @@ class PyTorchBackend(TensorBackend):
     def _given(self, name: str, value: Array | Strings) -> Any:
         """An input as forward takes it."""
         if isinstance(value, Strings):
-            return [one if isinstance(one, str) else one.decode("utf-8", "replace") for one in value.elements]
+            return [
+                element if isinstance(element, str) else element.decode("utf-8", "replace")
+                for element in value.elements
+            ]
         torch = self._torch
         array = value if value.flags.writeable and value.flags.aligned else value.copy()
         of_bits = self._inputs[name] == "TYPE_BF16"

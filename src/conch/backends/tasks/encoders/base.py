@@ -39,7 +39,7 @@ class EncodedRequest(PreparedRequest):
     __slots__ = ("sequences", "state", "truncated")
 
     def __init__(self, request: Request, sequences: list[Tokens], truncated: int = 0, state: Any = None) -> None:
-        super().__init__(request, max([len(one.ids) for one in sequences], default=0), len(sequences))
+        super().__init__(request, max([len(sequence.ids) for sequence in sequences], default=0), len(sequences))
         self.sequences = sequences
         self.truncated = truncated
         self.state = state
@@ -106,7 +106,7 @@ class EncoderTask(Task):
         before = monotonic_ns()
         for indices in self._divided([len(sequence.ids) for sequence in sequences]):
             padded = self._pad([sequences[index] for index in indices], [requests[index] for index in indices])
-            if all(one.request.cancelled for one in padded.requests):
+            if all(request.request.cancelled for request in padded.requests):
                 continue
             arrays = padded.arrays(self.engine.inputs, types=self.encoder.types)
             arranged = monotonic_ns()

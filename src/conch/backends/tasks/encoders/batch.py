@@ -36,13 +36,13 @@ class PaddedBatch:
         self.requests = requests
         count = len(sequences)
         rows, length = shape or (count, len(sequences[0].ids))
-        flat = np.concatenate([one.ids for one in sequences]) if count > 1 else sequences[0].ids
+        flat = np.concatenate([sequence.ids for sequence in sequences]) if count > 1 else sequences[0].ids
         self.padded = len(flat) != rows * length
         if not self.padded:
             self.ids = flat.reshape(rows, length)
             self.mask = np.ones((rows, length), np.int64)
             return
-        lengths = np.array([len(one.ids) for one in sequences])
+        lengths = np.array([len(sequence.ids) for sequence in sequences])
         real = np.zeros((rows, length), np.bool_)
         real[:count] = np.arange(length) < lengths[:, None]
         self.ids = np.full((rows, length), pad, np.int64)

@@ -60,7 +60,7 @@ def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Inp
     ``encoding`` is the whole pair.  Raises INVALID_ARG when the question leaves no room for the context.
     """
     sequences = encoding.sequence_ids
-    first = next((index for index, one in enumerate(sequences) if one == 1), -1)
+    first = next((index for index, sequence in enumerate(sequences) if sequence == 1), -1)
     if first < 0:
         raise invalid(f"input 'context' gives no token in row {row}; the model needs one")
     last = len(sequences) - sequences[::-1].index(1)

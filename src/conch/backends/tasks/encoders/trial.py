@@ -108,7 +108,7 @@ class Examples:
 
         Infinite where both cannot run at once.
         """
-        row = next(index for index, one in enumerate(sequences) if one is self._short)
+        row = next(index for index, sequence in enumerate(sequences) if sequence is self._short)
         try:
             found = self._run(sequences)
             return max(distance(alone[name][0], array[row]) for name, array in found.items())

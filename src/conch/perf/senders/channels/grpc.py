@@ -336,7 +336,7 @@ class GrpcChannel(Connecting):
         last, code = frames.GOAWAY_HEAD.unpack_from(payload)
         why = payload[frames.GOAWAY_HEAD.size :].decode("utf-8", "replace")
         self._going_away = True
-        for stream in [one for one in self._calls if one > last]:
+        for stream in [call for call in self._calls if call > last]:
             self._end(stream, Outcome.CONNECTION_LOST, code, f"the server ended the connection: {why or code}")
         self._reconnect_when_idle()
 

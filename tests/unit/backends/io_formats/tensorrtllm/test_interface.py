@@ -113,15 +113,15 @@ def test_a_prompt_is_as_long_as_its_length_says(worker: Worker) -> None:
 
 def test_a_stream_has_the_new_tokens_and_nothing_else(worker: Worker) -> None:
     worker.ask(streaming=True)
-    assert [texts(one) for one in worker.run().outputs()] == [[["d"]], [["e"]], [["f"]]]
+    assert [texts(output) for output in worker.run().outputs()] == [[["d"]], [["e"]], [["f"]]]
 
 
 def test_what_ends_a_sequence_is_not_part_of_it(worker: Worker) -> None:
     worker.ask("xy", streaming=True, request_output_len=[[9]])
     worker.ask("xy", request_output_len=[[9]])
     worker.run()
-    assert [texts(one) for one in worker.outputs(1)] == [[["z"]], [[""]]]
-    assert [texts(one) for one in worker.outputs(2)] == [[["xyz"]]]
+    assert [texts(output) for output in worker.outputs(1)] == [[["z"]], [[""]]]
+    assert [texts(output) for output in worker.outputs(2)] == [[["xyz"]]]
 
 
 def test_a_stop_word_ends_its_sequence_and_stays(worker: Worker) -> None:
@@ -233,7 +233,7 @@ def test_a_stop_request_ends_those_of_its_id_with_what_they_have() -> None:
     worker.ask([[1]], id="one", stop=True)
     worker.ask("a", id="one", request_output_len=[[4]])
     worker.finish()
-    made = "".join(texts(one)[0][0] for one in worker.outputs(1))
+    made = "".join(texts(output)[0][0] for output in worker.outputs(1))
     assert made.startswith("bcd")
     [stopped] = worker.outputs(2)
     assert texts(stopped)[0][0].startswith("cde")

@@ -151,7 +151,7 @@ def test_each_setting_is_applied_once_in_a_frame(client, frontend):
     client.ping()
     (session,) = [connection.session for connection in frontend.frontend.connections if connection.session.streams]
     sizes = [(frames.INITIAL_WINDOW_SIZE, 1000 + number) for number in range(2000)]
-    client.send(frame(frames.SETTINGS, 0, 0, b"".join([frames.SETTING.pack(*one) for one in sizes])))
+    client.send(frame(frames.SETTINGS, 0, 0, b"".join([frames.SETTING.pack(*size) for size in sizes])))
     client.ping(b"second  ")
     assert [session.streams[stream].send_window for stream in held] == [2999] * 3
 

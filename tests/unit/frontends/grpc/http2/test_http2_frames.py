@@ -202,9 +202,9 @@ def test_stream_that_was_used_cannot_be_opened_again(client):
 
 
 MALFORMED_HEADS = {
-    "no path": [one for one in headers() if one[0] != ":path"],
-    "no method": [one for one in headers() if one[0] != ":method"],
-    "no scheme": [one for one in headers() if one[0] != ":scheme"],
+    "no path": [header for header in headers() if header[0] != ":path"],
+    "no method": [header for header in headers() if header[0] != ":method"],
+    "no scheme": [header for header in headers() if header[0] != ":scheme"],
     "twice a path": [(":path", LIVE), *headers()],
     "unknown pseudo-field": [(":status", "200"), *headers()],
     "pseudo-field behind": [*headers(), (":authority", "x")],
