@@ -1,7 +1,7 @@
-"""conch is a model server that does what NVIDIA Triton does, and serves Hugging Face models as they are.
+"""A model server that works like NVIDIA Triton and serves Hugging Face models directly.
 
-As a library it exports the names below, each imported when it is first used: ``import conch`` alone costs nothing.
-Workers import this package under Python 3.9 and newer, where only ``__version__`` is of use.
+As a library, the package exports the names below, each imported on first use, so that ``import conch`` alone is cheap.
+Workers import it under Python 3.9 and newer, where only ``__version__`` is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m conch`` is the command ``conch``."""
+"""Runs the command ``conch`` as ``python -m conch``."""
 
 import sys
 

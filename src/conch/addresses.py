@@ -1,8 +1,8 @@
-"""Addresses as URLs have them."""
+"""Addresses in URLs."""
 
 from __future__ import annotations
 
 
 def host_and_port(host: str, port: int) -> str:
-    """``host:port``, with the brackets that an IPv6 address needs."""
+    """Return ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

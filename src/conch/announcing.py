@@ -1,4 +1,4 @@
-"""How to ask a model that is served alone: the line that is logged when it is ready, for ``conch serve MODEL``."""
+"""The example request that ``conch serve MODEL`` logs when its model is ready."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("conch")
 
-#: Values of inputs in the example of a request.
+#: Input values of the example request.
 _SAMPLES: Final[Mapping[str, Any]] = {
     "text_input": "Where is the library?",
     "text_pair": "The library is near the station.",
@@ -28,7 +28,7 @@ _SAMPLES: Final[Mapping[str, Any]] = {
 
 
 def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, int]]], None]:
-    """Logs how to ask the model ``name`` of a server that listens at ``addresses``, once it is loaded."""
+    """Return a function that logs an example request to the model ``name`` once the server has loaded it."""
 
     def announce(server: InferenceServer, addresses: Mapping[str, tuple[str, int]]) -> None:
         if "http" not in addresses:
@@ -36,7 +36,7 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
         try:
             model = server.model(name)
         except ConchError:
-            return  # it is to be loaded later
+            return  # the model is loaded later
         host, port = addresses["http"]
         if host in ("0.0.0.0", "::", "127.0.0.1", "::1"):
             host = "localhost"
@@ -47,25 +47,25 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
             command = chat_example(root, name)
         else:
             command = example(f"{root}/v2/models/{name}", model.signature.inputs.values())
-        # As it is, so that it can be copied: log lines are quoted.
+        # Logged as a table, because log lines are quoted and could not be copied.
         LOG.info("Ask it:", extra={"table": command})
 
     return announce
 
 
 def chat_example(root: str, name: str) -> str:
-    """A curl command that asks the model ``name`` of the server at ``root`` in a conversation."""
+    """Return a curl command that sends a chat request to the model ``name`` of the server at ``root``."""
     question = {"role": "user", "content": _SAMPLES["text_input"]}
     body = json.dumps({"model": name, "messages": [question], "max_tokens": _SAMPLES["max_tokens"]})
     return f"curl {root}/v1/chat/completions -d '{body}'"
 
 
 def example(url: str, inputs: Iterable[TensorSpec]) -> str:
-    """A curl command that asks a model, or that shows its tensors where they are not text."""
+    """Return a curl command that sends a request, or one that shows the tensors if they are not text."""
     specs = list(inputs)
     needed = [spec.name for spec in specs if not spec.optional]
     if not needed and {"text_input", "max_tokens"} <= {spec.name for spec in specs}:
-        needed = ["text_input", "max_tokens"]  # it generates text, and takes conversations in place of a text too
+        needed = ["text_input", "max_tokens"]  # it generates text; a conversation may replace the text
     if not needed or any(name not in _SAMPLES for name in needed):
         return f"curl {url}"
     body = json.dumps({name: _SAMPLES[name] for name in needed})

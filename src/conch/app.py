@@ -1,8 +1,8 @@
-"""A whole server: its front ends, its models and its metrics; and the process of ``conch serve``, which runs one.
+"""A complete server (front ends, models and metrics) and the process of ``conch serve``.
 
-The only place where front ends, server and telemetry are put together.  The ports answer from the start: the server is
-live at once, and ready when its models are.  ``run`` and ``serve`` are the process's, with signals and logs; the
-library makes an ``Application`` of its own and has neither.
+Only this module combines front ends, server and telemetry. The ports are open from the start: the server is live at
+once, and ready when its models are. ``run`` and ``serve`` belong to the process and set up signals and logs; the
+library creates an ``Application`` without them.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from conch.workers.host.descriptors import raise_limit
 
 LOG = logging.getLogger("conch")
 
-#: Called with the server, and where its front ends listen.
+#: Called with the server and the addresses of its front ends.
 OnReady = Callable[[InferenceServer, Mapping[str, tuple[str, int]]], None]
 
-#: The lines that help somebody further whose server could not start because of an error.
+#: Returns lines of help for an error that prevents the server from starting.
 Explain = Callable[[ConchError], Sequence[str]]
 
-#: How long the last responses may take to be sent after everything has stopped (s).
+#: Timeout for sending the last responses after the server has stopped (s).
 FLUSH_SECONDS = 2.0
 
 
 class LoadFailed(ConchError):
-    """The models ``names`` could not be loaded, without which the server must not go on; INTERNAL as in Triton."""
+    """Failure to load the required models ``names``; INTERNAL as in Triton."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         told = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())
@@ -66,7 +66,7 @@ class LoadFailed(ConchError):
 
 
 def run(settings: Settings, on_ready: OnReady | None = None, explain: Explain | None = None) -> int:
-    """Serve as ``serve`` does, and print why the server could not start; returns the exit status."""
+    """Call ``serve``; print the error if the server cannot start. Returns the exit status."""
     try:
         return serve(settings, on_ready)
     except ConchError as error:
@@ -76,10 +76,9 @@ def run(settings: Settings, on_ready: OnReady | None = None, explain: Explain | 
 
 
 def serve(settings: Settings, on_ready: OnReady | None = None) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status.  Call in the main thread.
+    """Serve until SIGINT or SIGTERM; returns the exit status. Call in the main thread.
 
-    ``on_ready`` is called when all models that are to be loaded at start have been.  Raises ConchError when the server
-    cannot start.
+    ``on_ready`` is called after all startup models are loaded. Raises ConchError if the server cannot start.
     """
     raise_limit()
     keep_to_one_heap()
@@ -92,7 +91,7 @@ def serve(settings: Settings, on_ready: OnReady | None = None) -> int:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the event loop of a server: uvloop's, or Python's own (None) where there is no uvloop."""
+    """The event loop factory of a server: uvloop's, or None (Python's own loop) if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:  # not on this platform
@@ -126,13 +125,13 @@ async def _serve(settings: Settings, on_ready: OnReady | None = None) -> int:
 
 
 def _warn_of_missing_features(settings: Settings) -> None:
-    """Warn of options that are accepted and do nothing."""
+    """Log a warning for each option that is accepted but has no effect."""
     for flag, reason in settings.without_effect.items():
         LOG.warning("--%s has no effect: %s", flag, reason)
 
 
 async def _remove_orphans() -> None:
-    """Remove the models and environments that a server has left in the temporary directory which was killed."""
+    """Remove models and environments that killed servers left in the temporary directory."""
     try:
         for folder in await asyncio.to_thread(remove_orphans):
             LOG.info("removed %s, left by a process that was killed", folder)
@@ -141,7 +140,7 @@ async def _remove_orphans() -> None:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """An event that SIGINT and SIGTERM set; further signals change nothing."""
+    """An event that SIGINT and SIGTERM set; further signals have no effect."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -156,9 +155,9 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
 
 
 def _reason(error: ConchError, repository: ModelRepository) -> str:
-    """What a failed load says in the midst of a sentence, without the end of the line that clients get with it.
+    """The message of a failed load without its trailing newline and semicolon, for use within a sentence.
 
-    Of a model that could not be read it says more than clients are told, who must not learn of the server's files.
+    For a model that could not be read, this is the log message: the public message hides the server's files.
     """
     if isinstance(error, NotFoundError):
         return repository.no_such_model(error.name)
@@ -167,12 +166,11 @@ def _reason(error: ConchError, repository: ModelRepository) -> str:
 
 
 class Application:
-    """The front ends that ``settings`` ask for, each on a port of its own, and the server behind them.
+    """The server and the front ends that ``settings`` enable, each on its own port.
 
-    Belongs to one event loop: ``listen``, ``load_models``, and in any case ``stop``, once each and in this order.
-    ``addresses`` has the host and port of every front end that listens: ``grpc``, ``http``, ``openai``, ``sagemaker``,
-    ``vertex-ai``, ``oci``, ``metrics``.
-    Raises INVALID_ARG without a model repository.
+    Belongs to one event loop. Call ``listen``, ``load_models`` and ``stop`` once each and in this order; ``stop`` is
+    required even after an error. ``addresses`` maps each listening front end to its host and port: ``grpc``, ``http``,
+    ``openai``, ``sagemaker``, ``vertex-ai``, ``oci``, ``metrics``. Raises INVALID_ARG without a model repository.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -245,10 +243,10 @@ class Application:
         self._heap = heap_trimmer()
 
     async def listen(self) -> None:
-        """Bind the ports.  Raises INTERNAL that names all that are taken, by whom, and their flags.
+        """Bind the ports. Raises INTERNAL with each port that is taken, its holder and its flag.
 
-        They answer at once, but nothing except questions after the server's health can be asked yet: tritonserver's
-        lines about its services, by which scripts tell that it is ready, come from :meth:`load_models`.
+        The ports are open at once, but only health checks can be used until models are loaded. Therefore
+        :meth:`load_models` logs Triton's "Started" lines, which scripts use to detect that the server is ready.
         """
         settings = self._settings
         tls = make_context(settings, "http")
@@ -282,7 +280,7 @@ class Application:
             LOG.info("Listening, and not ready before the models are loaded: %s", ", ".join(self._services))
 
     async def _bind(self, kind: str, service: str, starting: Coroutine[None, None, tuple[str, int]]) -> list[str]:
-        """Note where a front end listens that is ``starting``; returns what is wrong where its port is taken."""
+        """Await ``starting`` and store the address of the front end; returns a message if its port is taken."""
         try:
             host, port = self.addresses[kind] = await starting
         except PortTakenError as error:
@@ -291,9 +289,9 @@ class Application:
         return []
 
     async def load_models(self) -> dict[str, ConchError]:
-        """Load the models that the settings ask for; returns the errors of those that failed, by name.
+        """Load the startup models; returns the errors of failed loads by model name.
 
-        Raises INTERNAL for any that failed where the settings say that the server must not go on without.
+        Raises :class:`LoadFailed` for failed loads if the option ``exit_on_error`` is set.
         """
         self._tidying = asyncio.ensure_future(_remove_orphans())
         await asyncio.to_thread(self.server.repository.open)
@@ -307,11 +305,11 @@ class Application:
 
     @property
     def exit_seconds(self) -> float:
-        """How long requests may take to end when the server stops: one that stands at a breakpoint is not going to."""
+        """Timeout for in-flight requests at shutdown (s); 0 with ``--debug``: a request may be at a breakpoint."""
         return 0 if self._settings.debug else self._settings.exit_timeout_secs
 
     async def stop(self, seconds: float) -> bool:
-        """Refuse connections, finish requests, unload models, close; False if that takes longer than ``seconds``."""
+        """Refuse connections, finish requests, unload models and close; False if that takes longer than ``seconds``."""
         self.server.repository.close()
         every = (self._http, self._openai, self._sagemaker, self._vertex_ai, self._oci, self._metrics)
         listeners = [listener for listener in every if listener is not None]
@@ -331,15 +329,15 @@ class Application:
         return in_time
 
     def abandon(self) -> None:
-        """Stop without anybody who waits for it; any thread may call, such as the one that collects garbage."""
-        if not self._loop.is_closed():  # with a closed loop, workers end as soon as their channels are collected
+        """Stop in the background. Can be called from any thread, for example by the garbage collector."""
+        if not self._loop.is_closed():  # if the loop is closed, workers end when their channels are collected
             self._loop.call_soon_threadsafe(self._begin_abandoned_stop)
 
     def _begin_abandoned_stop(self) -> None:
         self._abandoned = self._loop.create_task(self.stop(0))
 
     def _log_tables(self) -> None:
-        """Log the tables that Triton prints when it starts."""
+        """Log the tables that Triton logs at startup."""
         settings = self._settings
         own = {name: backend.implementation for name, backend in BACKENDS.items()}
         logs.table("", ["Repository Agent", "Path"], [])

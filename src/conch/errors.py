@@ -1,8 +1,7 @@
-"""The one error type and Triton's eight codes.
+"""The error type of conch, with Triton's eight error codes.
 
-Raised and carried everywhere, in the server and in workers (standard library only, so that it
-imports in any environment).  Each front end translates codes to statuses with one total table.
-Source of the codes: Triton's ``TRITONSERVER_Error_Code``.
+Used in the server and in workers; standard library only, so that it imports in any environment. Each front end
+translates all codes to statuses with one table. Source of the codes: Triton's ``TRITONSERVER_Error_Code``.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ import re
 from collections.abc import Iterable
 from enum import Enum
 
-#: What follows the first sentence of a library's message: advice on calling the library, or every name that it knows.
+#: The end of the first sentence of a library's message; advice on its API or a list of all valid names may follow.
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
-#: How alike (difflib's ratio) a name and its suggestion are.
+#: The minimum similarity (difflib's ratio) of a name and its suggestion.
 _LIKENESS = 0.6
-#: The longest name that is compared with others: the time to compare grows with the product of their lengths.
+#: The longest name (characters) that is compared; the time grows with the product of both lengths.
 _LONGEST_NAME = 64
 
-#: The longest message that is sent to a client; the traceback of a model is far shorter.
+#: The longest message that is sent to a client (characters); a model's traceback is far shorter.
 MOST_CHARACTERS = 16 << 10
 
 
 class Code(Enum):
-    """An error code; the value is the name that Triton prints in logs and reasons."""
+    """An error code; its value is the name in Triton's logs and reasons."""
 
     UNKNOWN = "Unknown"
     INTERNAL = "Internal"
@@ -39,9 +38,9 @@ class Code(Enum):
 class ConchError(Exception):
     """A failure with a code and a message.
 
-    ``str(error)`` is the message alone; ``error.status`` is ``<Code name>: <message>``, the form that log lines use.
-    ``public`` replaces the message for clients of other processes, where it tells the operator more than them: a
-    command that installs something, or paths of this machine.
+    ``str(error)`` is the message alone; ``error.status`` is ``<Code name>: <message>``, as in log lines. ``public``
+    replaces the message for clients in other processes if the message is meant for the operator, such as an
+    installation command or local paths.
     """
 
     def __init__(self, message: str, code: Code = Code.INTERNAL, *, public: str | None = None) -> None:
@@ -59,63 +58,63 @@ class ConchError(Exception):
 
     @property
     def public_status(self) -> str:
-        """The status with the public message, as index reasons have it."""
+        """The status with the public message, as in the reasons of the repository index."""
         return f"{self.code.value}: {self.public}"
 
 
 def _text(message: str) -> str:
-    """A message without the halves of characters that names of files may have, which no protocol can carry."""
+    """Escape lone surrogates, which file names may contain and no protocol can carry."""
     return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def invalid(message: str) -> ConchError:
-    """The client's request or a configuration is wrong."""
+    """An INVALID_ARG error: a request or a configuration is wrong."""
     return ConchError(message, Code.INVALID_ARG)
 
 
 def not_found(message: str) -> ConchError:
-    """No such model, version or region."""
+    """A NOT_FOUND error: the model, version or region does not exist."""
     return ConchError(message, Code.NOT_FOUND)
 
 
 def unavailable(message: str) -> ConchError:
-    """Right request, wrong moment: not loaded, queue full, timed out, stopping."""
+    """An UNAVAILABLE error: a valid request cannot run now (not loaded, queue full, timed out, stopping)."""
     return ConchError(message, Code.UNAVAILABLE)
 
 
 def unsupported(message: str, *, public: str | None = None) -> ConchError:
-    """The protocol has it, this server or this model does not."""
+    """An UNSUPPORTED error: this server or this model lacks a feature of the protocol."""
     return ConchError(message, Code.UNSUPPORTED, public=public)
 
 
 def internal(message: str) -> ConchError:
-    """The model or the server failed."""
+    """An INTERNAL error: the model or the server failed."""
     return ConchError(message, Code.INTERNAL)
 
 
 def cancelled(message: str = "") -> ConchError:
-    """The client, or something on its behalf, gave the request up."""
+    """A CANCELLED error: the request was cancelled by the client or on its behalf."""
     return ConchError(message, Code.CANCELLED)
 
 
 def clipped(message: str) -> str:
-    """A message without what exceeds ``MOST_CHARACTERS``: it may repeat what a client sent, however much that was."""
+    """Truncate a message to ``MOST_CHARACTERS``; it may quote client input of any length."""
     if len(message) <= MOST_CHARACTERS:
         return message
     return f"{message[:MOST_CHARACTERS]}… ({len(message)} characters)"
 
 
 def one_line(error: BaseException) -> str:
-    """The first sentence of a library's message, on one line of at most 500 characters; its type when it has none."""
+    """The first sentence of an error's message, in one line of at most 500 characters; its type without a message."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     paragraph = " ".join(text.strip().partition("\n\n")[0].split())
     return _SENTENCE_END.split(paragraph, 1)[0].rstrip(".")[:500] or type(error).__name__
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = _LIKENESS) -> str:
-    """The name in ``known`` most like ``name``, ignoring case; empty if none is, or if ``name`` is too long to compare.
+    """The name in ``known`` most similar to ``name``, ignoring case; empty without a match or if ``name`` is too long.
 
-    ``likeness`` is the least ratio of ``difflib`` for a match.
+    ``likeness`` is the minimum ratio of ``difflib`` for a match.
     """
     from difflib import get_close_matches
 
@@ -127,6 +126,6 @@ def nearest(name: str, known: Iterable[str], likeness: float = _LIKENESS) -> str
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", likeness: float = _LIKENESS) -> str:
-    """The end of a message about an unknown ``name``: the nearest of ``known``, or ``otherwise`` if none is like it."""
+    """The end of a message about an unknown ``name``: suggests the nearest of ``known``, or is ``otherwise``."""
     suggestion = nearest(name, known, likeness)
     return f"did you mean '{suggestion}'?" if suggestion else otherwise

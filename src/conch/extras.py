@@ -1,7 +1,7 @@
-"""The optional packages: which extra brings each, whether it is there and works, and the command that installs it here.
+"""Optional packages: their extras, whether they are installed and work, and the commands that install them.
 
-Called by commands and in workers when they load a model, before the packages are used; the table is that of
-pyproject.toml.  Standard library only, Python 3.9.
+Called by commands, and by workers when they load a model, before the packages are used.  The table mirrors
+pyproject.toml.  Uses only the standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from conch.errors import ConchError, one_line, unsupported
 
 
 class Package(NamedTuple):
-    """A package by pip's name, the oldest version that works (empty: any), and the extras that bring it.
+    """A package: its name for pip, the extras that include it, and the oldest version that works (empty: any).
 
-    The first of the extras is the one that an error names.  Without any, the package itself is installed.
+    Errors name the first of the extras.  Without extras, the package itself is installed.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Package(NamedTuple):
     oldest: str = ""
 
 
-#: By the name that is imported.
+#: By import name.
 PACKAGES: dict[str, Package] = {
     "torch": Package("torch", ("huggingface",)),
     "transformers": Package("transformers", ("huggingface",), "5.5"),
@@ -74,7 +74,7 @@ PACKAGES: dict[str, Package] = {
     ),
     "sklearn": Package("scikit-learn"),
 }
-#: Extras that others bring along.
+#: Extras that other extras include.
 INCLUDED: dict[str, tuple[str, ...]] = {
     "analyze": ("report",),
     "convert": ("huggingface", "onnxruntime", "openvino", "report"),
@@ -82,16 +82,16 @@ INCLUDED: dict[str, tuple[str, ...]] = {
 
 
 def load(purpose: str, module: str, *, extra: str = "") -> Any:
-    """Import ``module`` and return it; raises as :func:`require` does."""
+    """Import and return ``module``; raises as :func:`require` does."""
     require(purpose, module, extra=extra)
     return sys.modules[module]
 
 
 def require(purpose: str, *modules: str, extra: str = "") -> None:
-    """Import ``modules``, which ``purpose`` (the subject of the error's sentence) needs.
+    """Import ``modules`` that ``purpose`` (the subject of the error's sentence) needs.
 
-    Raises UNSUPPORTED for all that are missing or too old, with the command that installs ``extra``, or else the first
-    extra that brings them; and for one that is there but cannot be imported, with the reason.
+    Raises UNSUPPORTED for all missing or outdated modules, with the command that installs ``extra`` or else their first
+    extra.  Raises it too, with the reason, for an installed module that cannot be imported.
     """
     wanted: list[str] = []
     absent: list[str] = []
@@ -104,9 +104,9 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
             continue
         try:
             importlib.import_module(module)
-        except Exception as error:  # a compiled library raises what it likes
+        except Exception as error:  # a compiled library may raise anything
             lacking = _not_found(error)
-            # What pip calls name[part] is there without the libraries of the part.
+            # A requirement name[part] may be installed without the libraries of the part.
             if not f"{module}.".startswith(f"{lacking}.") and not (lacking and "[" in package.name):
                 raise _broken(purpose, package.name, found, error) from error
             wanted.append(package.name)
@@ -118,7 +118,7 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
 
 
 def command_for(*modules: str, extra: str = "") -> str:
-    """The command that installs ``modules``, by ``extra`` or the extras that the table names."""
+    """Return the command that installs ``modules``, by ``extra`` or the extras in the table."""
     packages = [_package(module) for module in modules]
     names = [extra or package.extras[0] for package in packages if extra or package.extras]
     brought = {included for name in names for included in INCLUDED.get(name, ())}
@@ -128,11 +128,11 @@ def command_for(*modules: str, extra: str = "") -> str:
 
 
 def command(*extras: str) -> str:
-    """The command that adds ``extras`` to this installation of conch.
+    """Return the command that adds ``extras`` to this installation of conch.
 
-    From a checkout it is the README's, and from a wheel that is still there the same with its file.  PyPI has another
-    package called conch, so otherwise the version is given, which pip then finds installed.  Where conch itself is
-    not installed, as in the environment of a model, the packages are named.
+    For a checkout it is the README's command, and for a wheel that still exists the same with the wheel's path.  PyPI
+    has a different package named conch, so otherwise the command requires the installed version, which pip then keeps.
+    If conch itself is not installed, as in the environment of a model, the command lists the packages.
     """
     names = ",".join(extras)
     version = _version("conch")
@@ -150,7 +150,7 @@ def command(*extras: str) -> str:
 
 
 def lacks_library(purpose: str, error: ImportError) -> ConchError:
-    """The error for a ``purpose`` that needs what an import inside a library did not find or could not import."""
+    """Return the error for a ``purpose`` if an import inside a library failed."""
     reason = f"{purpose} needs a library"
     if error.name and isinstance(error, ModuleNotFoundError):
         return unsupported(f"{reason}: {command_for(error.name)}", public=f"{reason}: {_package(error.name).name}")
@@ -158,18 +158,18 @@ def lacks_library(purpose: str, error: ImportError) -> ConchError:
 
 
 def version_of(module: str) -> str:
-    """The version of the package that ``module`` is of; empty where that is not installed under its own name."""
+    """Return the version of the package of ``module``; empty if it is not installed under its own name."""
     return _version(_package(module).name)
 
 
 def outdated(module: str) -> str:
-    """The oldest version that works where an older one is installed; else empty."""
+    """Return the oldest version that works if an older one is installed; else empty."""
     package, found = _package(module), version_of(module)
     return package.oldest if found and _numbers(found) < _numbers(package.oldest) else ""
 
 
 def pip() -> str:
-    """How to call the pip of this environment: by its name where that is the first on the path."""
+    """Return the command of this environment's pip: just ``pip`` if it is the first on the path."""
     found, own = shutil.which("pip"), Path(sys.executable).with_name("pip")
     if found is not None and Path(found) == own:
         return "pip"
@@ -182,7 +182,7 @@ def pip() -> str:
 
 
 def _working_directory() -> Path | None:
-    """The current directory; None where it has been removed."""
+    """Return the current directory; None if it has been removed."""
     try:
         return Path.cwd()
     except OSError:
@@ -196,7 +196,7 @@ def _package(module: str) -> Package:
 
 @cache
 def _version(name: str) -> str:
-    """The installed version; empty where another distribution brings the module (``onnxruntime-gpu``), or none."""
+    """Return the installed version; empty if only another distribution (``onnxruntime-gpu``) is installed."""
     try:
         return metadata.version(name.partition("[")[0])
     except metadata.PackageNotFoundError:
@@ -204,13 +204,13 @@ def _version(name: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a release; those of a local version (``+cpu``) do not count."""
+    """Return the numbers of a release, without those of a local version (``+cpu``)."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found.group().split("."))) if found else ()
 
 
 def _not_found(error: BaseException | None) -> str:
-    """The module that was not found, where this caused an error; else empty."""
+    """Return the missing module that caused an error, if any; else empty."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             return error.name
@@ -232,7 +232,7 @@ def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchErr
 
 
 def _packages_of(extras: tuple[str, ...]) -> list[str]:
-    """The requirements that the extras stand for, quoted for a shell."""
+    """Return the requirements of the extras, quoted for a shell."""
     every = {name for extra in extras for name in (extra, *INCLUDED.get(extra, ()))}
     packages = [package for package in PACKAGES.values() if every.intersection(package.extras)]
     return [_quoted(package.name + (f">={package.oldest}" if package.oldest else "")) for package in packages]
@@ -243,7 +243,7 @@ def _quoted(name: str) -> str:
 
 
 def _checkout() -> tuple[Path | None, bool]:
-    """The folder that conch was installed from if it is there, and whether it runs from that folder itself."""
+    """Return the folder that conch was installed from, if it exists, and whether conch runs from that folder."""
     root = Path(__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file():
         return root, True
@@ -252,13 +252,13 @@ def _checkout() -> tuple[Path | None, bool]:
 
 
 def _wheel() -> Path | None:
-    """The wheel that conch was installed from, if it is there."""
+    """Return the wheel that conch was installed from, if it exists."""
     origin = _origin("archive_info")
     return origin if origin is not None and origin.is_file() else None
 
 
 def _origin(kind: str) -> Path | None:
-    """The local path that conch was installed from, if pip says that it is of this kind."""
+    """Return the local path that conch was installed from, if pip recorded this kind of origin."""
     try:
         written = metadata.distribution("conch").read_text("direct_url.json") or "{}"
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Requests, responses and what a model accepts: the vocabulary between front ends, schedulers and workers.
+"""Requests, responses and model signatures, shared by front ends, schedulers and workers.
 
-Lives on the server's event loop; nothing here does I/O.  A request may have any number of
-responses; the one marked ``final`` ends it, and it ends exactly once, whoever tries.
+Used on the server's event loop, without I/O. A request may have any number of responses; the one marked ``final``
+ends it. A request ends exactly once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conch.tensors import Buffer, Loan, StoredData, WireTensor
 LOG = logging.getLogger("conch")
 
 ParameterValue = bool | int | float | str
-#: Raises INVALID_ARG for names that the parameters of a request may not have.
+#: Raises INVALID_ARG for parameter names that a request may not use.
 ParameterCheck = Callable[[Iterable[str]], None]
 
 #: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``…_END``.
@@ -30,7 +30,7 @@ _serial = count(1)
 
 
 def _ignore(response: InferResponse) -> None:
-    """Take the place of a callback that has had its last response."""
+    """Replace ``on_response`` after the final response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """What requests to a model version are checked against.  ``max_batch_size`` 0 means no batch dimension.
+    """The inputs, outputs and limits that validate requests to a model version.
 
-    ``by_row``: ``generate`` answers with a value for each row, not with one flat list; without a batch dimension it
-    takes several texts, which are a request each.
+    ``max_batch_size`` 0 means no batch dimension. ``by_row``: ``generate`` returns a value for each row instead of one
+    flat list; without a batch dimension it accepts several texts and makes a request of each.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ModelSignature:
 
 @dataclass(slots=True)
 class Timings:
-    """When a request reached each stage (``monotonic_ns``), and what the worker measured (durations, ns)."""
+    """The times at which a request reached each stage (``monotonic_ns``), and durations measured by the worker (ns)."""
 
     arrived: int = field(default_factory=monotonic_ns)
     queued: int = 0
@@ -73,9 +73,9 @@ class Timings:
     compute_input: int = 0
     compute_infer: int = 0
     compute_output: int = 0
-    #: How long the response cache took to find the answer (ns); 0 for a request that it does not answer.
+    #: Duration of the response cache lookup (ns); 0 unless it was a hit.
     lookup: int = 0
-    #: The cache key, and the entry of the cache with the answer.
+    #: The cache key, and the cache entry with the response.
     key: bytes = b""
     entry: object = None
 
@@ -103,33 +103,33 @@ class InferResponse:
 
     @property
     def empty(self) -> bool:
-        """Whether this carries nothing but the end."""
+        """Whether there are no outputs and no error."""
         return not self.outputs and self.error is None
 
     def forget_frames(self) -> None:
-        """Let go of the frames of whoever has raised the error: they hold this response, and its receiver."""
+        """Clear the traceback of the error; its frames reference this response and its receiver."""
         if self.error is not None:
             self.error.__traceback__ = None
 
 
 class OutputTarget(Protocol):
-    """Where an output goes whose client wants it in shared memory."""
+    """The destination of an output in a shared memory region."""
 
     def check(self, output: str, size: int) -> None:
         """Raise INTERNAL if ``size`` bytes of an output do not fit."""
 
     def lend(self) -> Loan | None:
-        """Where a worker can put an output for itself; None if only this process can, or should."""
+        """Memory to which a worker can write the output directly; None if this process must write it."""
 
     def write(self, data: Buffer) -> None:
-        """Put an output there that fits.  Raises INVALID_ARG where the client has taken the memory away."""
+        """Write an output that fits. Raises INVALID_ARG if the client has truncated the memory."""
 
 
 class SharedTensors:
-    """The tensors of a request that are in shared memory of its client.
+    """The tensors of a request that are in shared memory regions.
 
-    ``places`` are those of outputs by name, ``sources`` the inputs that are read when the request runs.  ``copies``
-    says that somebody else needs the outputs as well, which then stay in the response until :meth:`deliver`.
+    ``places`` maps outputs to their targets, ``sources`` has the inputs that are read when the request runs. If
+    ``copies`` is set, the response cache needs the outputs too, and they stay in the response until :meth:`deliver`.
     """
 
     __slots__ = ("copies", "places", "sources")
@@ -140,19 +140,19 @@ class SharedTensors:
         self.copies = False
 
     def loans(self) -> dict[str, Loan]:
-        """Where the outputs go that a worker can write for itself, by name."""
+        """The memory of the outputs that a worker can write directly, by output name."""
         if self.copies:
             return {}
         loans = ((name, place.lend()) for name, place in self.places.items())
         return {name: loan for name, loan in loans if loan is not None}
 
     def lends(self, name: str) -> bool:
-        """Whether a worker may have written an output for itself."""
+        """Whether a worker may have written an output directly."""
         place = self.places.get(name)
         return place is not None and not self.copies and place.lend() is not None
 
     def put(self, name: str, data: Buffer) -> bool:
-        """Write an output to its place before there is a copy of it; False where :meth:`deliver` has to."""
+        """Write an output to its target without copying it first; False if :meth:`deliver` must write it."""
         place = self.places.get(name)
         if place is None or self.copies:
             return False
@@ -164,9 +164,9 @@ class SharedTensors:
         return True
 
     def deliver(self, response: InferResponse) -> None:
-        """Write the outputs that have places and are not there yet, and take their data out of the response.
+        """Write the remaining outputs to their targets, and remove their data from the response.
 
-        Raises what their places raise, and INVALID_ARG for inputs that were gone when they were read.
+        Raises the errors of the targets, and INVALID_ARG for inputs that were missing when they were read.
         """
         for source in self.sources:
             source.require_whole()
@@ -183,44 +183,43 @@ class SharedTensors:
 
 
 class CheckedData(Protocol):
-    """Data of which it turns out late that it is not all there."""
+    """Data that may turn out to be incomplete when it is read."""
 
     def require_whole(self) -> None:
-        """Raise INVALID_ARG if some of it was missing when it was read."""
+        """Raise INVALID_ARG if some data was missing when it was read."""
 
 
 class Holder(Protocol):
-    """Whoever keeps a request's prepared form."""
+    """The owner of a request's prepared form."""
 
     def drop(self, request: InferRequest) -> None: ...
 
 
 class RequestTrace(Protocol):
-    """Records what happens to a request that is traced; see :mod:`conch.telemetry.tracing.trace`."""
+    """Records the events of a traced request; see :mod:`conch.telemetry.tracing.trace`."""
 
     @property
     def context(self) -> str | None:
-        """The context for whoever the model calls, as JSON; None where there is none."""
+        """The trace context for services that the model calls, as JSON; None without a context."""
 
     def child(self) -> RequestTrace:
-        """The trace of a request that is made to answer this one."""
+        """The trace of a request that is made on behalf of this request."""
 
     def accepted(self, request: InferRequest, computes: bool) -> None:
-        """The request is about to be queued; ``computes`` is False for an ensemble's."""
+        """Record that the request is about to be queued; ``computes`` is False for an ensemble."""
 
     def refused(self) -> None:
-        """The request has not been queued after all, and gets no response."""
+        """Record that the request was refused and gets no response."""
 
 
 class InferRequest:
-    """A request on its way through the server.
+    """An inference request and its callbacks.
 
-    Front ends build it and give ``on_response``, called on the event loop once for every
-    response.  Whoever holds the request while it waits or runs sets ``on_cancel``; whoever
-    accounts for it sets ``on_final``, which is called before the last ``on_response``.  What has
-    ended, or was refused, lets go of its inputs and of all callbacks: whoever is called may hold the
-    request, and neither should have to wait for the garbage collector.
-    ``outputs`` names the outputs wanted; empty means all.  ``timeout`` is in microseconds.
+    Front ends create it with ``on_response``, which is called on the event loop for each response. The scheduler or
+    worker that holds the request sets ``on_cancel``. The model that counts it sets ``on_final``, which is called before
+    the last ``on_response``. A request that has ended or was refused releases its inputs and callbacks, because a
+    callback may reference the request: the cycle would otherwise wait for the garbage collector.
+    ``outputs`` has the names of the requested outputs; empty means all. ``timeout`` is in microseconds.
     """
 
     __slots__ = (
@@ -254,17 +253,17 @@ class InferRequest:
         self.correlation_id = correlation_id
         self.flags = flags
         self.priority = priority
-        #: When it is refused if it has not begun by then (ns, monotonic); 0 for never.
+        #: Deadline for starting, after which it is refused (ns, monotonic); 0 for none.
         self.deadline = 0
         self.timeout = timeout
-        #: When it fails even if it runs (ns, monotonic), as its client wants it; 0 for never.
+        #: The client's deadline, after which it fails even while it runs (ns, monotonic); 0 for none.
         self.expires = 0
         self.batch_size = 1
         self.times = Timings()
         self.on_response = on_response
         self.on_cancel: Callable[[InferRequest], None] | None = None
         self.on_final: Callable[[InferRequest, InferResponse], None] | None = None
-        #: Whether the backend itself answered, if only with an error of its own.
+        #: Whether the backend itself responded, possibly with an error.
         self.answered = False
         self.responses = 0
         self.cancelled = False
@@ -272,14 +271,14 @@ class InferRequest:
         #: The longest sequence (tokens, frames …) and the number of sequences; 0 until a worker has counted them.
         self.length = 0
         self.sequences = 0
-        #: Which of its tensors are in shared memory of its client.
+        #: The tensors in shared memory regions; None without any.
         self.shared: SharedTensors | None = None
-        #: Who keeps what a worker has prepared for this request, and lets go of it when the request ends.
+        #: Owner of the prepared form of this request; drops it when the request ends.
         self.holder: Holder | None = None
         self.trace: RequestTrace | None = None
 
     def respond(self, response: InferResponse) -> None:
-        """Pass a response on; what comes after the final one is dropped."""
+        """Pass a response to ``on_response``; responses after the final one are dropped."""
         if self.finished:
             return
         on_response = self.on_response
@@ -295,13 +294,13 @@ class InferRequest:
         try:
             on_response(response)
         except Exception:
-            # Whoever responds (a scheduler, a worker) has other requests to look after.
+            # The scheduler or worker that responds must continue with its other requests.
             LOG.exception("a response of request %s could not be passed on", self.serial)
         if response.error is not None:
             response.forget_frames()
 
     def release(self) -> None:
-        """Let go of the inputs and of everybody who would be told of responses; called when there will be none."""
+        """Release the inputs and callbacks; called when no more responses follow."""
         self.inputs = {}
         self.on_cancel = None
         self.on_final = None
@@ -312,7 +311,7 @@ class InferRequest:
         self.respond(InferResponse(error=error))
 
     def cancel(self) -> None:
-        """Give the request up: whoever holds it is told once, and ends it."""
+        """Cancel the request: ``on_cancel`` is called once and ends it."""
         if self.cancelled or self.finished:
             return
         self.cancelled = True
@@ -320,7 +319,7 @@ class InferRequest:
             self.on_cancel(self)
 
     def hold_copies(self) -> None:
-        """Count the copies of inputs in shared memory that are about to be made.
+        """Reserve bytes for copies of the inputs in shared memory.
 
         Raises UNAVAILABLE if the server holds too many bytes.
         """
@@ -329,5 +328,5 @@ class InferRequest:
                 tensor.data.hold()
 
     def error(self, message: str, code: Code = Code.INVALID_ARG) -> ConchError:
-        """An error about this request, with the prefix that Triton puts before such messages."""
+        """An error about this request, with Triton's prefix for such messages."""
         return ConchError(f"[request id: {self.id or '<id_unknown>'}] {message}", code)

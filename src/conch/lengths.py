@@ -1,11 +1,10 @@
-"""Which sequences to compute together: the arithmetic of padding.
+"""Divides sequences into runs of similar length to reduce padding.
 
-Pure.  The server's scheduler chooses requests with it, workers and ``conch convert`` divide sequences
-into runs.
+Does no I/O.  The server's scheduler selects requests with it; workers and ``conch convert`` divide sequences into runs.
 
-A run of ``n`` sequences padded to length ``L`` takes about as long as ``OVERHEAD + n * L`` tokens,
-whatever their real lengths.  So a shorter sequence shares a longer one's run where its padding costs
-less than another run would, and never beyond its bucket.
+The time of a run of ``n`` sequences padded to length ``L`` is about that of ``OVERHEAD + n * L`` tokens, regardless of
+their real lengths.  So a shorter sequence shares a longer one's run if its padding costs less than another run, and
+never beyond its bucket.
 """
 
 from __future__ import annotations
@@ -14,31 +13,33 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-#: What a run costs besides its tokens, in tokens' time.  Measured with MiniLM on two cores (OpenVINO, int8):
-#: about 1 ms a run and 21 µs a token.
+#: The cost of a run besides its tokens, in tokens.  Measured with MiniLM on two cores (OpenVINO, int8): about 1 ms per
+#: run and 21 µs per token.
 OVERHEAD: Final = 48
-#: Tokens of a batch where the configuration has no ``max_batch_tokens``.  Beyond these a batch only takes longer:
-#: measured with MiniLM, two cores do as many tokens a second at 512 as at 4096.
+#: Tokens of a batch without ``max_batch_tokens`` in the configuration.  Larger batches only increase latency: measured
+#: with MiniLM, two cores compute as many tokens per second at 512 as at 4096.
 CPU_TOKENS: Final = 1024
 GPU_TOKENS: Final = 16384
-#: Lengths are compared in steps of this many tokens.
+#: The granularity of comparing lengths (tokens).
 STEP: Final = 8
 _SMALLEST: Final = 32
 
 
 def bucket(length: int) -> int:
-    """The greatest length to which a sequence of ``length`` may be padded: a power of two, at least 32."""
+    """Return the greatest length to which a sequence may be padded: a power of two, at least 32."""
     return max(_SMALLEST, 1 << (length - 1).bit_length())
 
 
 def on_grid(rows: int, length: int) -> tuple[int, int]:
-    """The smallest shape of a coarse grid that holds ``[rows, length]``: what an engine pads to that is slow with new
-    shapes, and what the engine is chosen by where there are two."""
+    """Return the smallest shape of a coarse grid that holds ``[rows, length]``.
+
+    Engines that are slow with new shapes are padded to it; where there are two engines, it selects the engine.
+    """
     return _rounded(rows, 1), _rounded(length, STEP)
 
 
 def _rounded(size: int, finest: int) -> int:
-    """``size`` up to a multiple of a quarter to an eighth of itself, or of ``finest``."""
+    """Round ``size`` up to a multiple of a quarter to an eighth of itself, or of ``finest``."""
     step = max(finest, 1 << max(0, (size - 1).bit_length() - 3))
     return -(-size // step) * step
 
@@ -46,9 +47,8 @@ def _rounded(size: int, finest: int) -> int:
 def runs(lengths: Sequence[int], *, budget: int, limit: int = 0, counts: Sequence[int] = ()) -> list[list[int]]:
     """Divide the indices of ``lengths`` into runs of least cost, the longest first.
 
-    ``budget`` bounds a run's tokens with padding and ``limit`` its sequences (0: unbounded), but for a
-    single index, which always has a run.  ``counts[i]`` are the sequences of index ``i``, which stay
-    together; 1 each without it.
+    ``budget`` limits a run's tokens with padding and ``limit`` its sequences (0: unlimited), except for a run of a
+    single index.  ``counts[i]`` is the number of sequences of index ``i``, which stay together; the default is 1 each.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     if len(order) < 2:
@@ -62,14 +62,14 @@ def runs(lengths: Sequence[int], *, budget: int, limit: int = 0, counts: Sequenc
 
 
 def equal_runs(lengths: Sequence[int], *, budget: int, limit: int = 0) -> list[list[int]]:
-    """The same for sequences that bear no padding: only those of one length share a run, the longest first."""
+    """Divide sequences that must not be padded: only equal lengths share a run, the longest first."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     same = [list(part) for _, part in groupby(order, key=lengths.__getitem__)]
     return [run for part in same for run in _bounded(part, lengths, (), budget, limit)]
 
 
 def _cuts(order: Sequence[int], lengths: Sequence[int], counts: Sequence[int], budget: int) -> list[int]:
-    """Where runs end in ``order``, by dynamic programming over groups of almost equal lengths."""
+    """Return the ends of runs in ``order``, by dynamic programming over groups of almost equal lengths."""
     ends: list[int] = []  # of each group
     tokens: list[int] = []  # its greatest length
     total: list[int] = [0]  # sequences before it
@@ -109,7 +109,7 @@ def _cuts(order: Sequence[int], lengths: Sequence[int], counts: Sequence[int], b
 def _bounded(
     part: Sequence[int], lengths: Sequence[int], counts: Sequence[int], budget: int, limit: int
 ) -> list[list[int]]:
-    """``part`` in pieces within ``budget`` and ``limit``."""
+    """Divide ``part`` into pieces within ``budget`` and ``limit``."""
     pieces: list[list[int]] = []
     rows = room = 0
     for index in part:

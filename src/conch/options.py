@@ -1,7 +1,6 @@
-"""From the texts of a command line to ``Settings``.
+"""Parses command-line texts into ``Settings``.
 
-The command line and the library call ``parse``.  What is wrong is refused in tritonserver's words, with the option's
-name before them.
+The command line and the library call ``parse``.  Errors have tritonserver's wording, preceded by the option's name.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from conch.telemetry.memory import read_size
 #: Takes the flag, for messages, and the text; raises INVALID_ARG.
 Parser = Callable[[str, str], Any]
 
-#: How RE2, whose expressions Triton takes, says that case counts; Python has that for groups only.
+#: RE2's syntax, which Triton accepts, for case sensitivity; Python supports it only in groups.
 _WITH_CASE: Final = "(?-i)"
 RESTRICTABLE: Final = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
     "logging",
 )  # fmt: skip
 
-#: Flags that say the same as another: the other one, and what to give it.
+#: Alternative flags: the equivalent flag, and a template of its value.
 RENAMED: Final[Mapping[str, tuple[str, str]]] = {
     "model-store": ("model-repository", "{}"),
     "strict-model-config": ("disable-auto-complete-config", "{}"),
@@ -38,9 +37,9 @@ RENAMED: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def parse(given: Mapping[str, Sequence[str]]) -> Settings:
-    """The settings for the texts given to each flag (without dashes); of an option given twice, the last counts.
+    """Parse the texts given for each flag (without dashes); the last text of an option counts.
 
-    Raises INVALID_ARG for a value that is wrong or a combination that contradicts itself.
+    Raises INVALID_ARG for an invalid value or contradictory options.
     """
     if "response-cache-byte-size" in given and "cache-config" in given:
         raise invalid(
@@ -48,7 +47,7 @@ def parse(given: Mapping[str, Sequence[str]]) -> Settings:
             " Please provide one or the other."
         )
     values: dict[str, list[Any]] = {}
-    # Renamed ones first, so that what they became overrides them.
+    # Alternative flags first, so that values of the flags themselves override theirs.
     for flag in sorted(given, key=lambda flag: flag not in RENAMED):
         target, template = RENAMED.get(flag, (flag, "{}"))
         option = OPTIONS[target]
@@ -62,7 +61,7 @@ def parse(given: Mapping[str, Sequence[str]]) -> Settings:
 
 
 def platform_defaults(environment: Mapping[str, str]) -> dict[str, tuple[str]]:
-    """The flags, with their texts, that Vertex AI sets by its environment, unless they are given."""
+    """Return the flags, with their texts, that Vertex AI sets by environment variables."""
     found = {}
     if "AIP_HTTP_PORT" in environment:
         found["vertex-ai-port"] = (environment["AIP_HTTP_PORT"],)
@@ -76,7 +75,7 @@ def bad_option(flag: str, message: str) -> ConchError:
 
 
 def parser_of(option: Option) -> Parser:
-    """The parser of an option's text; of a repeatable option, of one of its texts."""
+    """Return the parser of an option's text; for a repeatable option, of one of its texts."""
     if option.name in _STRUCTURED:
         return _STRUCTURED[option.name]
     kind = get_args(option.type)[0] if option.repeatable else option.type
@@ -137,7 +136,7 @@ def _not_empty(flag: str, text: str) -> str:
 
 
 def header_pattern(text: str) -> re.Pattern[str]:
-    """The expression for names of headers that are forwarded: case does not count unless it begins with ``(?-i)``.
+    """Compile the pattern of forwarded header names, which ignores case unless it begins with ``(?-i)``.
 
     Raises ``re.error``.
     """
@@ -167,7 +166,7 @@ def _pair(separator: str, first: Parser, second: Parser) -> Parser:
 
 
 def _setting(scope_name: str, *, scope_needed: bool = False) -> Parser:
-    """``<scope>,<key>=<value>``, or ``<key>=<value>`` where the scope is not needed."""
+    """Return a parser of ``<scope>,<key>=<value>``, or of ``<key>=<value>`` if the scope is optional."""
 
     def parse(flag: str, text: str) -> Setting:
         left, _, value = text.partition("=")
@@ -247,7 +246,7 @@ _natural = _integer(0, 2**63 - 1)
 
 _SCALAR: Final[Mapping[type, Parser]] = {bool: _boolean, float: _float, str: _string}
 
-#: By field, for the options whose texts have a form of their own.
+#: Parsers of options with a text format of their own, by field.
 _STRUCTURED: Final[Mapping[str, Parser]] = {
     "backend_config": _setting("backend name"),
     "cache_config": _setting("cache name", scope_needed=True),

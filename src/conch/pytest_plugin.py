@@ -1,6 +1,6 @@
-"""The fixture ``load_model`` for pytest, which knows this module by conch's entry point.
+"""The pytest fixture ``load_model``, which pytest finds through conch's entry point.
 
-Loaded by every run of pytest where conch is installed, so it imports nothing before a test asks for it.
+Every run of pytest loads this module if conch is installed, so it imports nothing until a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def load_model() -> Iterator[Callable[..., ModelUnderTest]]:
-    """``load_model("models/greeter")`` is :func:`conch.testing.load`; models are finalised when the test has ended."""
+    """Provide :func:`conch.testing.load` as ``load_model("models/greeter")``; closes models after the test."""
     from contextlib import ExitStack
 
     from conch import testing

@@ -1,7 +1,7 @@
-"""Every option of the server, declared once: name, type, default, help.
+"""All options of the server, each declared once: name, type, default, help.
 
-The command line, the documentation and the server read these declarations.  ``Settings`` is what the server is started
-with; it is checked when it is made, so that a contradictory one cannot exist.
+The command line, the documentation and the server read these declarations.  ``Settings`` holds the options of a server;
+it is validated on creation, so that contradictory settings cannot exist.
 """
 # ruff: noqa: RUF009 (``option`` is ``dataclasses.field``, with names for its metadata)
 
@@ -15,12 +15,12 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 from conch.errors import invalid
 from conch.logs import LogSettings
 
-#: The version of Triton whose behaviour the server keeps, as the server's metadata says it.
+#: The version of Triton that the server is compatible with, as reported in the server's metadata.
 SERVER_VERSION: Final = "2.51.0"
 
 
 class Setting(NamedTuple):
-    """``<scope>,<key>=<value>``: a setting of a backend, a cache or a trace mode; an empty scope is all of them."""
+    """``<scope>,<key>=<value>``: a setting of a backend, a cache or a trace mode; an empty scope means all."""
 
     scope: str
     key: str
@@ -28,7 +28,7 @@ class Setting(NamedTuple):
 
 
 class Restriction(NamedTuple):
-    """Groups of endpoints that need the request's ``header`` to be ``value``."""
+    """Groups of endpoints that require ``header`` to have ``value``."""
 
     apis: tuple[str, ...]
     header: str
@@ -36,7 +36,7 @@ class Restriction(NamedTuple):
 
 
 class Resource(NamedTuple):
-    """How much of a rate limiter's resource a device has; device -1 is every device."""
+    """The amount of a rate limiter's resource on a device; device -1 means every device."""
 
     name: str
     amount: int
@@ -44,7 +44,7 @@ class Resource(NamedTuple):
 
 
 class Range(NamedTuple):
-    """The values that an option of an integer type takes, both ends included."""
+    """The allowed values of an integer option, inclusive."""
 
     low: int
     high: int
@@ -61,14 +61,14 @@ LogFormat = Literal["default", "ISO8601"]
 Compression = Literal["none", "low", "medium", "high"]
 
 
-#: Why options are checked and then have no effect.
+#: Reasons for options that are checked but have no effect.
 _TRITONS: Final = "it is for tritonserver alone"
 
 
 def option(default: Any, group: str, help: str, *, common: bool = False, no_effect: str = "") -> Any:
-    """Declare an option; one whose default is a tuple may be given several times.
+    """Declare an option; an option with a tuple as default is repeatable.
 
-    ``common`` ones head the help.  One with ``no_effect`` is checked and does nothing, for that reason.
+    ``common`` options come first in the help.  An option with ``no_effect`` is checked but ignored, for that reason.
     """
     return field(default=default, metadata={"group": group, "help": help, "common": common, "no_effect": no_effect})
 
@@ -79,7 +79,7 @@ def _ignored(default: Any = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The server's options; those that are not given have their defaults.  Raises INVALID_ARG for a contradiction."""
+    """The server's options, with defaults for those not given.  Raises INVALID_ARG for contradictory options."""
 
     # fmt: off
     model_repository: tuple[str, ...] = option(
@@ -135,13 +135,13 @@ class Settings:
     exit_on_error: bool = option(True, "Server", "Exit when a model fails to load at startup.", common=True)
     strict_readiness: bool = option(True, "Server", "Be ready only while every model is.")
     allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.")
-    # 10,000 small requests take some 50 MB, and wait a second where 10,000 are served in one; at 100 a second, the last
-    # would wait longer than clients do.
+    # 10,000 small requests use about 50 MB, and wait a second at 10,000 requests per second; at 100 per second, the
+    # last would wait longer than clients do.
     max_pending_requests: Count = option(10_000, "Server", "Requests that may wait where a model sets no limit.")
     max_bytes_in_flight: Number = option(
         0, "Server", "Bytes of requests and unread answers that may be held; 0 for a quarter of the memory."
     )
-    # JSON takes up to 24 times its size when it has been parsed, that of floats a tenth of this.
+    # Parsed JSON uses up to 24 times its size; JSON of floats a tenth of that.
     codec_memory: Bytes = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
     codec_timeout_secs: Count = option(
         60, "Server", "Seconds of processor time that decoding one large request may take."
@@ -286,7 +286,7 @@ class Settings:
     # fmt: on
 
     def __post_init__(self) -> None:
-        fill = object.__setattr__  # the dataclass is frozen for everybody else
+        fill = object.__setattr__  # the dataclass is frozen for all other code
         fill(self, "metrics_address", self.metrics_address or self.http_address)
         fill(self, "model_repository", tuple(dict.fromkeys(self.model_repository)))
         self._check_models()
@@ -335,7 +335,7 @@ class Settings:
 
     @property
     def without_effect(self) -> dict[str, str]:
-        """Why options that were given do nothing, by flag; only those with another value than the default."""
+        """Return why given options have no effect, by flag; only those that differ from the default."""
         return {
             option.flag: option.no_effect
             for option in OPTIONS.values()
@@ -363,7 +363,7 @@ def _check_restrictions(kind: str, restrictions: Iterable[Restriction]) -> None:
 
 
 def by_scope(settings: Iterable[Setting]) -> dict[str, dict[str, str]]:
-    """The keys and values of each scope; of a key given twice, the last."""
+    """Return the keys and values of each scope; the last value of a key counts."""
     scopes: dict[str, dict[str, str]] = {}
     for setting in settings:
         scopes.setdefault(setting.scope, {})[setting.key] = setting.value
@@ -371,7 +371,7 @@ def by_scope(settings: Iterable[Setting]) -> dict[str, dict[str, str]]:
 
 
 class Option(NamedTuple):
-    """The declaration of one option.  ``name`` is the field, ``flag`` the same with dashes; ``type`` its annotation."""
+    """The declaration of an option: ``name`` is the field, ``flag`` the same with dashes, ``type`` its annotation."""
 
     name: str
     flag: str
@@ -396,5 +396,5 @@ def _declared() -> dict[str, Option]:
     return {one.flag: one for one in options}
 
 
-#: Every option by its flag (without the leading dashes), in the order of the help.
+#: All options by flag (without the leading dashes), in the order of the help.
 OPTIONS: Final[Mapping[str, Option]] = _declared()

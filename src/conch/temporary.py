@@ -1,6 +1,6 @@
-"""Temporary folders that are gone at the next start of a server, too, when the process that made them was killed.
+"""Temporary folders that are removed at the latest when the next server starts, even if their process was killed.
 
-Each has a file that its process keeps locked: a folder whose lock can be taken belongs to nobody any more.  Used by the
+Each contains a file that its process keeps locked; a folder with a lock that can be taken is an orphan.  Used by the
 server and by workers, from any thread.
 """
 
@@ -19,17 +19,17 @@ from typing import Final
 
 try:
     import fcntl
-except ImportError:  # not on this system: nothing is recognised later
+except ImportError:  # not available on this system: orphans are not recognized
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX: Final = "conch-"
-#: What such a folder holds, in the order in which it is removed: an interrupted removal is gone on with.
+#: Entries of such a folder, in order of removal, so that an interrupted removal can be resumed.
 _CONTENT: Final = "content"
 _LOCK: Final = "lock"
 
 
 class TemporaryFolder:
-    """``path``, until ``close``, the end of the context, of the object or of this process.  Raises OSError."""
+    """A folder at ``path`` until ``close`` or the end of the context, this object or the process.  Raises OSError."""
 
     def __init__(self, kind: str = "") -> None:
         home = Path(tempfile.mkdtemp(prefix=_PREFIX + (f"{kind}-" if kind else "")))
@@ -44,7 +44,7 @@ class TemporaryFolder:
         self._removal = weakref.finalize(self, _remove, home, lock, os.getpid())
 
     def close(self) -> None:
-        """Remove it, with what is in it."""
+        """Remove the folder and its content."""
         self._removal()
 
     def __enter__(self) -> Path:
@@ -57,7 +57,7 @@ class TemporaryFolder:
 
 
 def remove_orphans() -> list[Path]:
-    """Remove the folders that processes of this user left in the temporary directory; returns them."""
+    """Remove and return the folders that this user's ended processes left in the temporary directory."""
     removed = []
     with os.scandir(tempfile.gettempdir()) as entries:
         homes = [
@@ -74,7 +74,7 @@ def remove_orphans() -> list[Path]:
 
 
 def _locked(home: Path) -> int:
-    """The descriptor of a new lock in ``home``, which appears there locked; -1 where the file system has no locks."""
+    """Create a lock file in ``home`` atomically; returns its descriptor, -1 if the file system has no locks."""
     if fcntl is None:
         return -1
     new = home / f"{_LOCK}.new"
@@ -91,9 +91,9 @@ def _locked(home: Path) -> int:
 
 @contextmanager
 def _lock_of_orphan(home: Path) -> Iterator[int]:
-    """Hold the lock of ``home``; yields -1 if somebody else does.  Raises OSError for what is no such folder.
+    """Hold the lock of ``home``; yields -1 for a folder in use.  Raises OSError if it is not such a folder.
 
-    Nothing is followed: a link has no lock, nor has a folder of another user.
+    Links are not followed, and other users' folders are ignored.
     """
     if fcntl is None:
         yield -1
@@ -115,7 +115,7 @@ def _lock_of_orphan(home: Path) -> Iterator[int]:
 
 
 def _remove(home: Path, lock: int, owner: int) -> None:
-    """Remove a folder of this process; a process that was forked from its ``owner`` leaves it alone."""
+    """Remove a folder of this process; does nothing in a fork of its ``owner``."""
     if os.getpid() == owner:
         with suppress(OSError):
             _remove_files(home)

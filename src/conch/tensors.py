@@ -1,8 +1,8 @@
-"""Datatypes and tensors as they travel: a datatype name, a shape and the raw bytes.
+"""Datatypes, and tensors as serialized for protocols: a datatype name, a shape and the raw bytes.
 
-Used by the server and by workers (standard library only).  Data is little-endian and row-major;
-BYTES elements are each preceded by their length as 4 little-endian bytes.  Source: the KServe v2
-protocol's tensor representation and its binary data extension.
+Used by the server and by workers (standard library only). Data is little-endian and row-major; each BYTES element is
+preceded by its length in 4 little-endian bytes. Source: the tensor representation and the binary data extension of the
+KServe v2 protocol.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 
 class Loan(NamedTuple):
-    """``size`` bytes at ``offset`` of the file ``fd``, which others may use for as long as there is ``owner``."""
+    """``size`` bytes at ``offset`` of the file ``fd``, valid as long as ``owner`` is referenced."""
 
     owner: object
     fd: int
@@ -26,10 +26,10 @@ class Loan(NamedTuple):
 
 
 class StoredData:
-    """Bytes of a tensor that stay where they are until they are copied to where they are needed.
+    """Tensor bytes in shared memory that are copied only when they are needed.
 
-    They take the place of a ``Buffer`` in inputs of more than ``workers.child.packing.INLINE_LIMIT`` bytes that are not
-    BYTES; ``bytes(data)`` is a copy.
+    Replaces a ``Buffer`` in inputs of at least ``workers.child.packing.INLINE_LIMIT`` bytes that are not BYTES;
+    ``bytes(data)`` is a copy.
     """
 
     __slots__ = ()
@@ -38,15 +38,15 @@ class StoredData:
         raise NotImplementedError
 
     def read_into(self, target: memoryview) -> None:
-        """Copy everything to ``target``; never fails, but leaves zeros where there is nothing to be read."""
+        """Copy all bytes to ``target``; never raises, but writes zeros for unreadable data."""
         raise NotImplementedError
 
     def lend(self) -> Loan | None:
-        """Where a worker can read the bytes for itself; None if only this process can."""
+        """Memory from which a worker can read the bytes directly; None if this process must read them."""
         return None
 
     def hold(self) -> None:
-        """Count a copy that the server keeps as long as the request.  Raises UNAVAILABLE if it holds too many bytes."""
+        """Reserve bytes for a copy that the request keeps. Raises UNAVAILABLE if the server holds too many bytes."""
 
     def __bytes__(self) -> bytes:
         data = bytearray(len(self))
@@ -65,7 +65,7 @@ CONFIG_NAME: dict[str, str] = {name: f"TYPE_{name}" for name in ELEMENT_SIZE}
 CONFIG_NAME["BYTES"] = "TYPE_STRING"
 PROTOCOL_NAME: dict[str, str] = {config: name for name, config in CONFIG_NAME.items()}
 
-#: What ``struct``, ``array`` and ``memoryview.cast`` call the datatypes that they know.
+#: Format characters of ``struct``, ``array`` and ``memoryview.cast`` by protocol name.
 NATIVE_FORMAT: dict[str, str] = {
     "BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "FP32": "f", "FP64": "d",
@@ -76,11 +76,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class WireTensor:
-    """A named tensor whose bytes are kept as they came.
+    """A named tensor with its serialized bytes.
 
-    ``datatype`` is the protocol's name (``FP32``, ``BYTES`` …), ``shape`` includes the batch
-    dimension where the model has one, ``data`` is any contiguous buffer of bytes.  ``elements`` is how
-    many well-formed elements the data of BYTES has; None until somebody has counted them.
+    ``datatype`` is the protocol's name (``FP32``, ``BYTES`` …). ``shape`` includes the batch dimension if the model has
+    one. ``data`` is a contiguous buffer of bytes. ``elements`` is the number of well-formed BYTES elements in ``data``;
+    None until they are counted.
     """
 
     __slots__ = ("data", "datatype", "elements", "name", "shape")
@@ -97,7 +97,7 @@ class WireTensor:
 
 
 def pack_bytes(elements: Iterable[bytes]) -> bytes:
-    """Serialise BYTES elements: each one's length, then the element."""
+    """Serialize BYTES elements, each preceded by its length."""
     parts: list[bytes] = []
     for element in elements:
         parts.append(_LENGTH.pack(len(element)))
@@ -106,9 +106,9 @@ def pack_bytes(elements: Iterable[bytes]) -> bytes:
 
 
 def split_bytes(data: Buffer) -> list[bytes]:
-    """The elements of serialised BYTES.
+    """Split serialized BYTES into elements.
 
-    Raises INVALID_ARG when a length is cut short or reaches beyond the end.
+    Raises INVALID_ARG if a length is truncated or exceeds the remaining data.
     """
     view = memoryview(data)
     end = len(view)

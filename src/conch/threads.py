@@ -1,4 +1,4 @@
-"""Threads for calls that may wait, and for computing."""
+"""Thread pools for blocking calls and for computations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: At least two, so that a short computation need not wait for a long one.
+#: At least two, so that a short computation does not wait for a long one.
 _COMPUTING: Final = max(2, min(8, os.cpu_count() or 1))
 
 
@@ -36,16 +36,16 @@ class LastingExecutor(ThreadPoolExecutor):
 
 
 async def compute(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a long ``call`` that does not block, such as decompressing, hashing or reading ``/proc``.
+    """Run a long ``call`` that does not block in a thread, such as decompressing, hashing or reading ``/proc``.
 
-    Its threads are separate from asyncio's, which wait for disks, so that a network file system that hangs blocks only
+    Its threads are separate from asyncio's, which wait for disks, so that a hanging network file system blocks only
     loads.
     """
     return await asyncio.get_running_loop().run_in_executor(_pool, partial(call, *args, **kwargs))
 
 
 def _start() -> None:
-    """Make the pool, whose threads start when needed; also in a fork, which has none of its parent's threads."""
+    """Create the pool, which starts threads on demand.  Also called in a fork, which has no threads of its parent."""
     global _pool
     _pool = LastingExecutor(_COMPUTING, "computing")
 

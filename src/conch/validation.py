@@ -1,7 +1,7 @@
-"""Checks a request against the model it is for, before any scheduler sees it.
+"""Checks a request against its model before it is scheduled.
 
-Called by the server for every request of every front end.  The order of the checks and their
-words are Triton's, so that a client sees the error that it would see there.
+The server calls it for every request of every front end.  The order and the messages of the checks are Triton's, so
+that clients see the same errors.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _BATCH_NOTE: Final = (
 
 
 def validate_request(signature: ModelSignature, request: InferRequest) -> None:
-    """Raise INVALID_ARG unless ``request`` is one that the model accepts.
+    """Raise INVALID_ARG if the model does not accept ``request``.
 
-    Sets ``request.batch_size`` (1 for a model without batching) and gives inputs with a
-    ``reshape`` the shape that the model sees, so it must be called only once for a request.
+    Sets ``request.batch_size`` (1 for a model without batching) and reshapes inputs with a ``reshape`` to the shape
+    that the model sees, so it must be called only once per request.
     """
     for name in request.outputs:
         if name not in signature.outputs:
@@ -41,7 +41,7 @@ def validate_request(signature: ModelSignature, request: InferRequest) -> None:
 
 
 def _check_names(signature: ModelSignature, request: InferRequest) -> None:
-    """All required inputs are there and nothing else."""
+    """Check that all required inputs, and no others, are present."""
     specs, inputs = signature.inputs, request.inputs
     required = sum(not spec.optional for spec in specs.values())
     if not required <= len(inputs) <= len(specs):
@@ -51,7 +51,7 @@ def _check_names(signature: ModelSignature, request: InferRequest) -> None:
             text = f"expected number of inputs between {required} and {len(specs)} but got {len(inputs)} inputs"
         got = ",".join(f"'{name}'" for name in reversed(inputs))
         missing = ",".join(f"'{name}'" for name, spec in specs.items() if not spec.optional and name not in inputs)
-        # Triton leaves the bracket out when nothing is missing.
+        # Triton omits the bracket if nothing is missing.
         raise request.error(
             f"{text} for model '{signature.name}'. Got input(s) [{got}], but missing required input(s)"
             f" {'[' if missing else ''}{missing}]. Please provide all required input(s)."
@@ -74,7 +74,7 @@ def _batch_size(signature: ModelSignature, request: InferRequest) -> int:
             batch = tensor.shape[0]
         elif tensor.shape[0] != batch:
             raise request.error(f"input '{name}' batch size does not match other inputs for '{signature.name}'")
-    # A batch of 0 is taken as one of 1, which its data then does not fill.
+    # A batch of 0 counts as 1, which its data then does not fill.
     batch = batch or 1
     if batch > signature.max_batch_size:
         raise request.error(
@@ -131,7 +131,7 @@ def _wrong_shape(signature: ModelSignature, request: InferRequest, name: str, sh
 
 
 def count_strings(data: Buffer, most: int = 2**63) -> int | None:
-    """The number of elements in the data of BYTES, ``most`` for at least as many; None where it is not well-formed."""
+    """Return the number of elements in BYTES data, at most ``most``; None if the data is malformed."""
     end, at, seen = len(data), 0, 0
     while at + 4 <= end and seen < most:
         at += 4 + _LENGTH.unpack_from(data, at)[0]
@@ -140,7 +140,7 @@ def count_strings(data: Buffer, most: int = 2**63) -> int | None:
 
 
 def _check_strings(signature: ModelSignature, request: InferRequest, tensor: WireTensor, count: int) -> None:
-    """The data holds exactly ``count`` elements, each with its length before it; no element is copied."""
+    """Check that the data contains exactly ``count`` length-prefixed elements; copies no element."""
     data, name, model = tensor.data, tensor.name, signature.name
     end, at, seen = len(data), 0, 0
     while at + 4 <= end:

@@ -1,1 +1,1 @@
-"""``conch analyze``: measures configurations of models, ranks them, and says which is best and why."""
+"""``conch analyze``: measures configurations of models, ranks them, and explains which one is best."""

@@ -1,6 +1,6 @@
-"""Puts a candidate's configurations into the user's repository, beside what was there.
+"""Applies a candidate's configurations to the user's model repository, and keeps the previous files.
 
-The only place of the analysis that writes there, and only when it is asked to.
+No other part of the analysis writes to the repository.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from conch.errors import ConchError, invalid
 from conch.repository.scan import ModelRepository
 from conch.temporary import TemporaryFolder
 
-#: What the name of the configuration from before ends with.
+#: Suffix of the previous configuration's file name.
 BEFORE: Final = ".before-analyze"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One model's file: its text before (empty: there was none) and after."""
+    """The configuration file of a model, and its text before (empty: none) and after the change."""
 
     model: str
     file: Path
@@ -37,7 +37,7 @@ class Change:
 
     @property
     def diff(self) -> str:
-        """The difference, as ``diff -u`` shows it; empty where there is none."""
+        """The change in the format of ``diff -u``; empty if there is none."""
         lines = difflib.unified_diff(
             self.before.splitlines(keepends=True), self.after.splitlines(keepends=True),
             str(self.file) if self.before else "/dev/null", str(self.file),
@@ -46,7 +46,7 @@ class Change:
 
 
 def changes(repository: ModelRepository, overrides: Overrides) -> list[Change]:
-    """What applying ``overrides`` changes, by file; nothing where the repository says so already."""
+    """Return the changes of files that ``overrides`` require; none if the repository already has them."""
     found = []
     for model, values in overrides.items():
         before, file = config_text(repository, model)
@@ -57,10 +57,10 @@ def changes(repository: ModelRepository, overrides: Overrides) -> list[Change]:
 
 
 def apply(repository: ModelRepository, changed: Sequence[Change]) -> list[Path]:
-    """Write the files, keep those from before beside them, and load the models once as they are then.
+    """Write the files, keep the previous ones beside them, and check that the models load.
 
-    Returns the files from before.  Raises INVALID_ARG for one that somebody has changed meanwhile, and what loading
-    raises; then everything is as it was.
+    Returns the paths of the previous files. Raises INVALID_ARG for a file that has changed since the analysis, and the
+    errors of loading; the files are then restored.
     """
     kept: dict[Path, Path | None] = {}
     try:

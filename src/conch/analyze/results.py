@@ -1,7 +1,7 @@
-"""What an analysis finds out: the candidates, and what each measured at each load.
+"""The results of an analysis: the candidates, and the measurement of each at each load.
 
-Pure.  Written while profiling (:mod:`conch.analyze.profiling.profile`), kept in the checkpoint, read by the ranking and
-by the reports.  Times are seconds, memory bytes.
+Pure. Profiling (:mod:`conch.analyze.profiling.profile`) creates them, the journal keeps them, and the ranking and the
+reports read them. Times are in seconds, memory in bytes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Final, Literal
 
 from conch.perf.server.resources import ResourceFigures
 
-#: What is swept besides configurations: callers at a time, or requests a second.
+#: The kind of load: concurrent callers, or requests per second.
 LoadKind = Literal["concurrency", "request_rate"]
 
 
-#: What the name of the repository's own configuration ends with.
+#: Suffix of the name of the repository's own configuration.
 DEFAULT: Final = "_config_default"
 _NAME: Final = re.compile(r".+_config_(default|\d+)")
 
 
 def is_name_of_candidate(name: str) -> bool:
-    """Whether a name is like those of candidates."""
+    """Return whether a name has the form of candidates' names."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -31,11 +31,10 @@ def is_name_of_candidate(name: str) -> bool:
 class Candidate:
     """A configuration of all profiled models.
 
-    ``overrides`` are by model the fields of its configuration that differ from the repository's, nested and named as
-    ``GET /v2/models/M/config`` shows them (``{"instance_group": [{"count": 2}]}``): messages are merged into it, lists
-    replaced, and None takes a field away.  ``name`` is unique, as
-    ``falcon7b_config_7``; ``falcon7b_config_default`` is the repository's own configuration, which overrides nothing
-    but what holds for all candidates.
+    ``overrides`` are, by model, the fields that differ from the repository's configuration, nested and named as in
+    ``GET /v2/models/M/config`` (``{"instance_group": [{"count": 2}]}``): messages are merged, lists are replaced, and
+    None removes a field. ``name`` is unique, such as ``falcon7b_config_7``. ``falcon7b_config_default`` is the
+    repository's own configuration; it has only the overrides that all candidates share.
     """
 
     name: str
@@ -43,18 +42,19 @@ class Candidate:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the repository's own configuration."""
+        """Whether this is the repository's own configuration."""
         return self.name.endswith(DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """One model at one load: inferences a second, its latency as clients see it, and the stages that make it up.
+    """The figures of one model at one load: throughput, client latency and its stages.
 
-    ``percentiles`` by number (50, 90, 95, 99); ``client_wait`` is from the last byte sent to the first byte received,
-    ``stages`` the averages of the server's ``queue``, ``compute_input``, ``compute_infer`` and ``compute_output``.
-    ``failed`` counts requests that were not answered well, which are not among the latencies.  ``noise`` has by a
-    figure's name (:mod:`conch.analyze.judging.metrics`) its standard error over the windows, as a share of it.
+    ``throughput`` is in inferences per second. ``percentiles`` are by number (50, 90, 95, 99). ``client_wait`` is the
+    time from the last byte sent to the first byte received, and ``stages`` the averages of the server's ``queue``,
+    ``compute_input``, ``compute_infer`` and ``compute_output``. ``failed`` counts failed requests, which are excluded
+    from the latencies. ``noise`` is the relative standard error over the windows, by figure
+    (:mod:`conch.analyze.judging.metrics`).
     """
 
     throughput: float
@@ -70,10 +70,10 @@ class ModelFigures:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A candidate at one load: all models at the same time, and what the server used meanwhile.
+    """The measurement of a candidate at one load: all models at the same time, and the server's resources.
 
-    ``disturbed`` says that other processes used the machine; ``warnings`` are sentences.  ``stopped``
-    is set where measuring ended early, because the candidate was clearly worse than another.
+    ``disturbed`` is whether other processes used the machine; ``warnings`` are sentences. ``stopped`` is set if the
+    measurement ended early because the candidate was clearly worse than another.
     """
 
     load: float
@@ -85,16 +85,16 @@ class Point:
 
     @property
     def throughput(self) -> float:
-        """Inferences a second of all models together."""
+        """The throughput of all models together (inferences per second)."""
         return sum(figures.throughput for figures in self.models.values())
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """A candidate with its points, by rising load; ``error`` is why it could not be served or measured."""
+    """A candidate with its points in order of load; ``error`` is the reason if it could not be served or measured."""
 
     candidate: Candidate
     points: Sequence[Point] = ()
     error: str = ""
-    #: The configurations in force, by model, as the server shows them.
+    #: The configurations in force, by model, as shown by the server.
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""The backend ``huggingface``: its parameters, and which implementation a checkpoint gets.
+"""The backend ``huggingface``: its parameters, and the choice of the implementation for a checkpoint.
 
-A checkpoint that writes text gets the one that generates, any other the one that batches.  Runs in workers, which find
-it through ``table.py``.
+Checkpoints that generate text use ``TextBackend``, all others ``HuggingFaceBackend``. Runs in workers, which find it
+through ``table.py``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PARAMETERS: Final = ParameterTable(
 
 
 def open_huggingface(channel: Channel, init: Header) -> BackendBase:
-    """The backend for the checkpoint of a model.
+    """Create the backend for the checkpoint of a model.
 
-    Raises INVALID_ARG for a parameter that is not known, and otherwise as :meth:`Checkpoint.open` does.
+    Raises INVALID_ARG for an unknown parameter, and the errors of :meth:`Checkpoint.open`.
     """
     config = json.loads(init["config"])
     directory = Path(init["model"]["version_directory"])

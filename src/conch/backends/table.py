@@ -1,6 +1,6 @@
-"""The table of backends: by the name in a configuration, the code that runs it and what the server must know of it.
+"""The table of backends: for each name, its implementation and its properties for the server.
 
-The server passes the implementation's name on to the worker, which imports it; nothing here imports a backend.
+The server passes the name of the implementation to the worker, which imports it. This module imports no backend.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from conch.sampling.parameters import IGNORED, NAMES, REFUSED
 
 @dataclass(frozen=True, slots=True)
 class RequestParameters:
-    """The ``names`` that the parameters of a request may have.
+    """The ``names`` of the parameters that a request may have.
 
-    With ``others``, a request may have parameters that mean nothing to the backend, as in Triton, but none that looks
-    like an input or a parameter misspelt.
+    With ``others``, a request may have other parameters, which the backend ignores, as in Triton. Names that look like
+    a misspelt input or parameter are still refused.
     """
 
     names: frozenset[str] = frozenset()
@@ -27,19 +27,19 @@ class RequestParameters:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Where a backend's code is, and how the server treats its models.
+    """The implementation of a backend, and properties that the server needs.
 
-    ``implementation`` is the ``module:Class`` that workers make, empty where other servers run the models;
-    ``parameters`` the ``module:name`` of the ``ParameterTable`` with the parameters that its models may have, empty
-    where those are the models' own affair.
+    ``implementation`` is the ``module:Class`` that workers create, empty if another server runs the models.
+    ``parameters`` is the ``module:name`` of the ``ParameterTable`` with the parameters of its models, empty if models
+    define their own parameters.
 
-    ``shared``: instances on one device are threads of one worker, over the same weights; otherwise each has a worker.
-    ``prepares``: the worker decodes requests while they wait, says how long they are, and gets them batched by length.
-    ``on_request``: outputs that only requests get that name them.  ``generates``: the worker takes requests one by
-    one, into a batch that changes at every step.
+    ``shared``: instances on one device are threads of one worker and share the weights; otherwise each instance has its
+    own worker. ``prepares``: the worker decodes waiting requests and reports their lengths, and the server batches them
+    by length. ``on_request``: outputs that a response has only if the request names them. ``generates``: the worker
+    takes requests one by one into a batch that changes at every step.
 
-    ``request_parameters``: what a request's parameters may be; None leaves them to the model, as Triton does.
-    ``by_row``: ``generate`` takes several texts and answers with a value for each, where Triton's way is one flat list.
+    ``request_parameters``: the allowed request parameters; None leaves them to the model, as in Triton. ``by_row``:
+    ``generate`` takes several texts and returns a value for each, instead of one flat list as in Triton.
     """
 
     implementation: str
@@ -52,9 +52,9 @@ class Backend:
     by_row: bool = False
 
 
-#: Of backends that sample tokens; they refuse themselves what they do not support.
+#: Request parameters of backends that sample tokens; these backends refuse unsupported values themselves.
 _SAMPLING: Final = RequestParameters(frozenset(NAMES) | IGNORED | set(REFUSED))
-#: Of backends that Triton has as well, and whose requests may be written for it.
+#: Request parameters of backends that Triton also has; clients may have been written for Triton.
 _TRITONS: Final = RequestParameters(others=True)
 
 BACKENDS: Final[dict[str, Backend]] = {
@@ -104,7 +104,7 @@ BACKENDS: Final[dict[str, Backend]] = {
     "remote": Backend("", "conch.config.remote:PARAMETERS"),
 }
 
-#: What to do with models of Triton's backends that are not here, by name.
+#: Advice for models of Triton backends that are not supported here, by backend name.
 WAYS_OUT: Final[dict[str, str]] = {
     "tensorrt": 'serve the ONNX file that the plan was built from with backend "onnxruntime", whose accelerator '
     '"tensorrt" builds plans itself',
@@ -114,7 +114,7 @@ WAYS_OUT: Final[dict[str, str]] = {
     'library in a Python model (backend "python")',
 }
 
-#: What ``huggingface`` is for checkpoints that write text.
+#: The entry of ``huggingface`` for checkpoints that generate text.
 _GENERATION: Final = replace(
     BACKENDS["huggingface"],
     prepares=False,
@@ -125,11 +125,11 @@ _GENERATION: Final = replace(
 
 
 def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:
-    """The backend of a model with these ``parameters``; the task among them has been completed from its checkpoint.
+    """Return the entry for a model with backend ``name``; its ``parameters`` must include the task of its checkpoint.
 
-    A remote model answers as models of the backend do that runs it on the other server.
+    A remote model has the response properties of the backend that runs it on the other server.
 
-    Raises KeyError for a name that is none of ``BACKENDS``.
+    Raises KeyError for a name that is not in ``BACKENDS``.
     """
     if name == "huggingface" and parameters.get("task") == TEXT_GENERATION:
         return _GENERATION

@@ -1,1 +1,1 @@
-"""The response cache: what is kept (``entries``), under which key (``keys``), and where (``local``, ``redis``)."""
+"""The response cache: cached responses (``entries``), cache keys (``keys``) and stores (``local``, ``redis``)."""

@@ -1,4 +1,4 @@
-"""What a response cache is to the server, whatever keeps the entries."""
+"""The interface of response caches, independent of where entries are stored."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from conch.telemetry.exposition import Family
 
 
 class CacheScope(Protocol):
-    """The entries of one loaded model version, by the digests of its requests."""
+    """The cache entries of one loaded model version, by cache key."""
 
     def find(self, key: bytes) -> CachedResponse | Awaitable[CachedResponse | None] | None:
-        """The response to a request, None for none; never raises, nor does what it returns to be awaited."""
+        """Return the response for a key, None for a miss, or an awaitable of either; neither raises."""
 
     def insert(self, key: bytes, entry: CachedResponse) -> bool:
-        """Keep a response; False when there is one already, which stays."""
+        """Store a response; return False if the key already has one, which is kept."""
 
     def forget(self) -> None:
-        """The version has ended: its entries are of no more use, and none is kept any more."""
+        """End the scope because the version has been unloaded: its entries are not used again, and none are added."""
 
 
 class NoEntries:
-    """The entries of a version whose responses must not be kept: none."""
+    """The scope of a version whose responses must not be cached; always empty."""
 
     def find(self, key: bytes) -> None:
         return None
@@ -35,15 +35,15 @@ class NoEntries:
 
 
 class ResponseCache(Protocol):
-    """One cache for all models of the server; ``lasting`` where entries outlive the versions that they are of."""
+    """A cache for all models of the server; ``lasting`` is True if entries outlive the loaded versions."""
 
     lasting: bool
 
     def scope(self, model: str, version: int, identity: bytes) -> CacheScope:
-        """The entries of a version that is being loaded; ``identity`` is a digest of what it answers from."""
+        """Return the scope of a loading version; ``identity`` is a digest of everything its responses depend on."""
 
     def families(self) -> Iterable[Family]:
-        """What the metrics page shows of the cache as a whole."""
+        """Return the metrics of the whole cache."""
 
     async def close(self) -> None:
-        """End what it has begun; called after the last request."""
+        """Stop background work and release resources; called after the last request."""

@@ -1,4 +1,4 @@
-"""Chooses the response cache from ``--cache-config``: the one place where that is decided."""
+"""Creates the response cache that ``--cache-config`` selects."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from conch.settings import Setting, by_scope
 
 
 def make_cache(settings: Iterable[Setting]) -> ResponseCache | None:
-    """The cache that the settings describe, None without any.
+    """Create the cache that the settings describe; None without settings.
 
-    Raises INVALID_ARG for settings of several caches, of one that there is not, or that make no sense.
+    Raises INVALID_ARG for settings of several caches, of an unknown cache, or with invalid values.
     """
     caches = by_scope(settings)
     if not caches:

@@ -1,4 +1,4 @@
-"""A response as a cache keeps it, in memory or as bytes for another process."""
+"""Cached responses, in memory or serialized for another process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conch.errors import ConchError
 from conch.inference import InferResponse, ParameterValue
 from conch.tensors import ELEMENT_SIZE, WireTensor, split_bytes
 
-#: What an entry takes besides its bytes, about: its key and place in the cache, and for each tensor the objects.
+#: Approximate memory overhead of an entry (key and index), and of each of its tensors (bytes).
 _ENTRY_BYTES: Final = 500
 _TENSOR_BYTES: Final = 300
 #: The version of the layout and the size of the header.
@@ -23,19 +23,19 @@ _LAYOUT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """The outputs and parameters of a response, with bytes of their own; ``size`` is about what they take in memory."""
+    """The outputs and parameters of a response, with their own copy of the data; ``size`` is approximate (bytes)."""
 
     outputs: tuple[WireTensor, ...]
     parameters: Mapping[str, ParameterValue]
     size: int
 
     def response(self) -> InferResponse:
-        """A response of its own for one more request."""
+        """Return a new response for another request."""
         return InferResponse(list(self.outputs), parameters=self.parameters)
 
 
 def kept(outputs: Sequence[WireTensor], parameters: Mapping[str, ParameterValue]) -> CachedResponse:
-    """A copy that holds nothing else in memory; data of a response may be part of a larger frame."""
+    """Copy a response into an entry; the original data may be part of a larger frame, which a reference would hold."""
     copies = tuple(WireTensor(output.name, output.datatype, output.shape, bytes(output.data)) for output in outputs)
     size = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(copy.data) for copy in copies)
     size += sum(len(name) + len(str(value)) + 100 for name, value in parameters.items())
@@ -43,8 +43,8 @@ def kept(outputs: Sequence[WireTensor], parameters: Mapping[str, ParameterValue]
 
 
 def packed(entry: CachedResponse) -> bytes:
-    """The entry as bytes: a header in JSON, then the tensors' data."""
-    # json takes all values that parameters can have, also NaN and integers of more than 64 bits.
+    """Serialize an entry: a JSON header, then the data of the tensors."""
+    # The json module accepts all parameter values, including NaN and integers of more than 64 bits.
     header = json.dumps({
         "outputs": [(output.name, output.datatype, output.shape, len(output.data)) for output in entry.outputs],
         "parameters": dict(entry.parameters),
@@ -53,7 +53,7 @@ def packed(entry: CachedResponse) -> bytes:
 
 
 def unpacked(data: bytes) -> CachedResponse:
-    """The entry that :func:`packed` gave; raises ValueError for anything else, since others may write there."""
+    """Deserialize an entry from :func:`packed`; raises ValueError for other data, which another program may store."""
     try:
         layout, length = _HEAD.unpack_from(data)
         at = _HEAD.size + length
@@ -69,7 +69,7 @@ def unpacked(data: bytes) -> CachedResponse:
         return kept(outputs, header["parameters"])
     except (ArithmeticError, AttributeError, ConchError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not a cached response: {error}") from error
-    except Exception as error:  # struct.error has no base class of its own
+    except Exception as error:  # struct.error derives directly from Exception
         raise ValueError(f"not a cached response: {error}") from error
 
 

@@ -1,6 +1,6 @@
-"""What makes two requests the same to the response cache.
+"""Cache keys: identify requests with the same response.
 
-Called for each request to a model that uses the cache, on the event loop, or in a thread for large ones.
+Computed for each request to a model that uses the cache, on the event loop, or in a thread for large requests.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _DIGEST_BYTES: Final = 16
 
 
 def request_key(request: InferRequest) -> bytes:
-    """A digest of everything that the model is given: inputs, parameters, outputs asked for and flags.
+    """Return a digest of everything that the model is given: inputs, parameters, requested outputs and flags.
 
-    Requests with a correlation id are not in the cache.
+    Requests with a correlation ID are not cached.
 
-    Inputs in shared memory are read here, once: their client may write there while the request runs, and what the model
-    answers has to be the answer to what the key was made of.
+    Inputs in shared memory regions are copied here, because their client may write there while the request runs, and
+    the model must receive the data that the key is computed from.
 
-    Triton's key has the names and the bytes of the inputs alone: it answers a request with the response to another one
-    whose inputs have other shapes, or which asks for other outputs.
+    Triton's key has only the names and bytes of the inputs: it may respond to a request with the response of another
+    request that has other input shapes or requested outputs.
     """
     inputs = request.inputs
     for tensor in inputs.values():
@@ -44,5 +44,5 @@ def request_key(request: InferRequest) -> bytes:
 
 
 def input_bytes(request: InferRequest) -> int:
-    """How many bytes of tensors :func:`request_key` goes through."""
+    """Return the number of tensor bytes that :func:`request_key` hashes."""
     return sum(len(tensor.data) for tensor in request.inputs.values())

@@ -1,6 +1,6 @@
-"""The cache in the server's own memory: the entries used last, up to a number of bytes.
+"""The response cache in the server's memory: least recently used entries are evicted above a size limit.
 
-Lives on the event loop; a pure state machine but for the durations that it measures.
+Runs on the event loop; a pure state machine, except for the durations that it measures.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _METRICS: Final = (
 )
 
 
-#: How many messages that ask for it are kept beside an entry: clients of several protocols and libraries may ask.
+#: Maximum number of request messages stored with an entry; clients of several protocols and libraries may send the same
+#: request as different messages.
 MOST_MESSAGES: Final = 4
 
 
 @dataclass(slots=True)
 class _Kept:
-    """An entry in its place; ``size`` includes the messages and the answers that are kept beside it."""
+    """A stored entry; ``size`` includes the messages and encoded responses stored with it (bytes)."""
 
     scope: LocalScope
     entry: CachedResponse
@@ -44,7 +45,7 @@ class _Kept:
 
 
 class LocalCache:
-    """Keeps at most ``size`` bytes of responses; the one that was used longest ago makes room for a new one."""
+    """A cache of at most ``size`` bytes that evicts the least recently used entries."""
 
     lasting = False
 
@@ -77,7 +78,10 @@ class LocalCache:
         return found.entry if found is not None else None
 
     def insert(self, key: tuple[int, bytes], scope: LocalScope, entry: CachedResponse) -> bool:
-        """Keep an entry that is not larger than the whole cache; False when there is one with this key."""
+        """Store an entry; return False if the key already has one.
+
+        An entry larger than the whole cache is not stored, which is logged.
+        """
         if key in self._entries:
             return False
         begun = monotonic_ns()
@@ -136,12 +140,12 @@ class LocalCache:
 
 
 class LocalScope:
-    """The entries of one loaded version.  Each load has a number of its own, so that none answers for another."""
+    """The cache scope of one loaded version; each load has its own number, so that loads never share entries."""
 
     def __init__(self, cache: LocalCache, number: int, title: str) -> None:
         self.title = title
         self.keys: set[bytes] = set()
-        #: What was sent in answer to a message, with the key of the response, which is kept.
+        #: The cache key and the encoded response for each request message.
         self.answers: dict[Hashable, tuple[bytes, object]] = {}
         self._cache = cache
         self._number = number
@@ -160,7 +164,7 @@ class LocalScope:
             self._cache.remove((self._number, key))
 
     def answer_to(self, message: Hashable) -> object | None:
-        """What was sent in answer to the same message before, as long as the response is kept."""
+        """Return the encoded response for an identical earlier message, while its entry is cached."""
         known = self.answers.get(message)
         if known is None:
             return None
@@ -171,7 +175,7 @@ class LocalScope:
         self._cache.attach((self._number, key), entry, message, answer, size)
 
     def note_too_large(self, key: bytes, size: int, limit: int) -> None:
-        """Log once that a response cannot be kept."""
+        """Log once that a response is too large to be cached."""
         if not self._noted:
             self._noted = True
             LOG.error(

@@ -1,8 +1,8 @@
-"""The cache in a Redis server, which other servers may share.
+"""The response cache in a Redis server, which several servers may share.
 
-Runs on the event loop.  Redis limits its own memory (``maxmemory`` and its policy).  Requests wait up to
-``wait_timeout`` for a connection and up to ``socket_timeout`` for a response.  After a timeout, requests run without
-Redis until it responds again.  A Redis that refuses to store responses is still read.
+Runs on the event loop. Redis limits its own memory (``maxmemory`` and its policy). Requests wait up to ``wait_timeout``
+for a connection and up to ``socket_timeout`` for a response. After a timeout, requests run without Redis until it
+responds again. If Redis refuses to store responses, lookups continue.
 """
 
 from __future__ import annotations
@@ -20,39 +20,43 @@ from conch.caching.entries import CachedResponse, packed, unpacked
 from conch.errors import invalid, one_line
 from conch.telemetry.exposition import Family
 
-#: Seconds before each attempt after a failed one; the last one repeats.
+#: Delays after consecutive failed attempts (s); the last delay repeats.
 PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Availability:
-    """Whether a service works.
+    """Tracks whether a service is available.
 
-    A single call may fail by chance, because of a stale connection or a busy event loop.  The service is then not used
-    until an attempt, which is due at once, has ended.  If the attempt fails too, the service counts as down.
+    A single call may fail by chance, because of a stale connection or a busy event loop. After a failed call, the
+    service is not used until an attempt succeeds. The first attempt is due at once; if it fails, the service counts as
+    down.
     """
 
     def __init__(self) -> None:
-        #: Whether to use it.
+        #: Whether to use the service.
         self.up = True
         self._next = 0.0
         self._attempting = False
         self._failed_attempts = 0
 
     def failed(self, now: float) -> None:
-        """A call failed at ``now`` (s)."""
+        """Record a call that failed at ``now`` (s)."""
         if self.up:
             self.up = False
             self._next = now
 
     def should_attempt(self, now: float) -> bool:
-        """Whether to make an attempt now; after each True, call ``attempt_failed`` or ``attempt_succeeded``."""
+        """Whether to make an attempt now; after True, call ``attempt_failed`` or ``attempt_succeeded``."""
         if self.up or self._attempting or now < self._next:
             return False
         self._attempting = True
         return True
 
     def attempt_failed(self, now: float) -> float:
-        """An attempt failed at ``now`` (s).  Returns the pause before the next one (s) if it is the first, else 0."""
+        """Record an attempt that failed at ``now`` (s).
+
+        Returns the delay before the next attempt (s) if this was the first failure, else 0.
+        """
         pause = PAUSES[min(self._failed_attempts, len(PAUSES) - 1)]
         self._attempting = False
         self._failed_attempts += 1
@@ -60,7 +64,7 @@ class Availability:
         return pause if self._failed_attempts == 1 else 0.0
 
     def attempt_succeeded(self) -> bool:
-        """An attempt succeeded.  Returns whether it was down."""
+        """Record a successful attempt; return whether the service was down."""
         was_down = self._failed_attempts > 0
         self.up, self._attempting, self._failed_attempts = True, False, 0
         return was_down
@@ -68,27 +72,27 @@ class Availability:
 
 LOG = logging.getLogger("conch")
 
-#: What ``--cache-config=redis,...`` takes, with the defaults; times are in milliseconds.  0 has Triton's client wait
-#: for ever, which a request should not.
+#: Settings of ``--cache-config=redis,...`` with their defaults; times in milliseconds. Triton's client waits forever
+#: with a timeout of 0; here, requests never do.
 SETTINGS: Final[Mapping[str, str]] = {
     "host": "", "port": "", "user": "", "password": "", "db": "0", "connect_timeout": "1000", "socket_timeout": "100",
     "pool_size": "8", "wait_timeout": "100", "cert": "", "key": "", "cacert": "", "cacert_dir": "",
 }  # fmt: skip
 _NUMBERS: Final = frozenset({"port", "db", "connect_timeout", "socket_timeout", "pool_size", "wait_timeout"})
 _OF_TLS: Final = ("cert", "key", "cacert", "cacert_dir")
-#: Where the user and the password may be, out of sight of whoever lists processes; names of Triton's.
+#: Triton's environment variables for the user and password, which keep them out of process listings.
 _ENVIRONMENT: Final = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
 
-#: The key that an attempt reads to test the connection; it never exists.
+#: A key that never exists; an attempt reads it to test the connection.
 _NO_KEY: Final = b"conch:"
-#: Bytes of responses that are on their way to Redis; more are not kept.
+#: Maximum size of responses that wait to be written to Redis (bytes); further responses are not cached.
 MOST_BYTES_WAITING: Final = 64 << 20
 
 
 class RedisCache:
-    """A client of one Redis server.  Raises INVALID_ARG for wrong settings, UNSUPPORTED without the package.
+    """A response cache in a Redis server; ``now`` is the clock for attempts (s).
 
-    ``now`` is the clock of the attempts (s).
+    Raises INVALID_ARG for invalid settings, and UNSUPPORTED if the ``redis`` package is not installed.
     """
 
     lasting = True
@@ -118,9 +122,9 @@ class RedisCache:
             **(_tls(settings) if encrypted else {}),
         )
         self._client = client.Redis(connection_pool=self._pool)
-        #: The error of the client if Redis refuses a command.
+        #: The client's exception if Redis refuses a command.
         self._refusal: type[Exception] = import_module("redis.exceptions").ResponseError
-        # Acquired before a connection, so that waiting for one never counts as a timeout of Redis.
+        # Acquired before a connection is used, so that the wait for a connection does not count as a timeout of Redis.
         self._connections = asyncio.Semaphore(connections)
         # Limits writes, so that connections remain for lookups, for which requests wait.
         self._stores = asyncio.Semaphore(max(connections // 2, 1))
@@ -133,7 +137,7 @@ class RedisCache:
         return RedisArea(self, f"conch:{model}:{version}:{identity.hex()}:".encode(errors="surrogatepass"))
 
     def available(self) -> bool:
-        """Whether to use Redis; if not, an attempt may be made in the background."""
+        """Whether to use Redis; if not, may start an attempt in the background."""
         if self._reading.up:
             return True
         if self._reading.should_attempt(self._now()):
@@ -141,7 +145,7 @@ class RedisCache:
         return False
 
     async def get(self, key: bytes) -> CachedResponse | None:
-        """The response kept under ``key``; None also when no connection is free or Redis does not answer in time."""
+        """Return the response for ``key``; None for a miss, without a free connection, or after a timeout or error."""
         try:
             async with asyncio.timeout(self._wait):
                 await self._connections.acquire()
@@ -165,7 +169,7 @@ class RedisCache:
             return None
 
     def put(self, key: bytes, entry: CachedResponse) -> None:
-        """Keep a response, unless Redis is too far behind or refuses responses; nothing waits for it."""
+        """Store a response in the background, unless too many writes wait or Redis refuses to store responses."""
         if self._waiting + entry.size > MOST_BYTES_WAITING:
             return
         attempt = not self._storing.up
@@ -174,7 +178,7 @@ class RedisCache:
             self._begin(self._set(key, entry, attempt))
 
     def families(self) -> Iterable[Family]:
-        """None: what Redis holds is not this server's alone."""
+        """Return no metrics, because other servers share the cache."""
         return ()
 
     async def close(self) -> None:
@@ -212,7 +216,7 @@ class RedisCache:
                 LOG.info("the Redis at %s answers again: the response cache is used", self.address)
 
     def _log_down(self, what: str, error: Exception, pause: float) -> None:
-        """Log that Redis no longer does ``what``; ``pause`` is 0 if that has been logged."""
+        """Log that Redis no longer does ``what``, unless ``pause`` is 0, which means that it has been logged."""
         if pause:
             text = "the Redis at %s does not %s (%s): requests run without %s; next attempt in %g s"
             without = "the response cache" if what == "answer" else "new entries in the response cache"
@@ -228,7 +232,7 @@ class RedisCache:
 
 
 class RedisArea:
-    """The entries of a model version.  They stay when it ends: the same files give the same answers elsewhere."""
+    """The cache scope of a model version; its entries outlive it, because the same files give the same responses."""
 
     def __init__(self, cache: RedisCache, prefix: bytes) -> None:
         self._cache = cache

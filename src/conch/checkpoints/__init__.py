@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face models: where their files are, what they say, and their tokenizers.
+"""Hugging Face checkpoints: location, configuration, verification and tokenizers.
 
 Used in workers and in ``conch convert``.
 """

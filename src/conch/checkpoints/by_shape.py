@@ -1,6 +1,7 @@
-"""Where another variant is faster than ``auto``: ``by_shape`` of ``conch.json``.
+"""Selection between two variants by the shape of a batch: ``by_shape`` in ``conch.json``.
 
-Pure.  ``conch convert`` decides it; the backend holds both variants and asks for every run which of them takes less.
+Pure functions.  ``conch convert`` measures the gains.  The backend loads both variants and selects the faster one for
+each run.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Any, Final
 
 from conch.lengths import on_grid
 
-#: A variant that is expected to be faster by less runs nowhere: that much is within what figures vary by.
+#: The minimum gain for which the other variant runs; smaller gains are within the variation of measurements.
 LEAST_GAIN: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How many times faster a variant is than ``auto`` with ``batch`` sequences of ``tokens`` tokens each; 1 where the
-    figures do not tell them apart."""
+    """The speedup of a variant over ``auto`` for ``batch`` sequences of ``tokens`` tokens each.
+
+    1 if the difference is within the variation of the measurements.
+    """
 
     batch: int
     tokens: int
@@ -30,12 +33,12 @@ class Gain:
 
 @dataclass(frozen=True)
 class Companion:
-    """The variant that is held beside ``auto``, and run where it is the faster of the two.
+    """The variant that is loaded in addition to ``auto`` and runs the shapes for which it is faster.
 
-    ``gains`` has every measured batch size with every measured length.  ``overall`` is how much faster both together
-    are than ``auto`` alone, ``memory_bytes`` what is resident of a process with both (0: not measured); ``agreement``
-    tells how close the answers of one are to those of the other: ``cosine_min`` and ``argmax``, None where that says
-    nothing.  Raises ValueError for gains that are not such a table.
+    ``gains`` has a gain for each combination of measured batch size and length.  ``overall`` is the speedup of both
+    variants together over ``auto`` alone.  ``memory_bytes`` is the resident memory of a process with both (0: not
+    measured).  ``agreement`` compares the outputs of the two variants: ``cosine_min`` and ``argmax``, None if not
+    meaningful.  Raises ValueError if ``gains`` is not a complete table.
     """
 
     variant: str
@@ -48,8 +51,10 @@ class Companion:
         self._table.at(1, 1)
 
     def faster_at(self, rows: int, tokens: int) -> bool:
-        """Whether it is the faster one for ``rows`` sequences of ``tokens`` tokens: at the shape that holds them in the
-        grid, so that a batch has the same answer whether or not an engine pads it to that."""
+        """Whether this variant is the faster one for ``rows`` sequences of ``tokens`` tokens.
+
+        Rounds the shape up to the padding grid, so that the choice does not depend on whether an engine pads.
+        """
         return self._table.at(*on_grid(rows, tokens)) >= LEAST_GAIN
 
     @cached_property
@@ -58,9 +63,9 @@ class Companion:
 
 
 class ShapeTable:
-    """Positive numbers by batch size and tokens, and what is between them.
+    """A table of positive numbers by batch size and tokens, with interpolation.
 
-    Raises ValueError unless every batch size has a number with every length, for what can be in a batch.
+    Raises ValueError unless each combination of batch size and length has a number, and all sizes are at least 1.
     """
 
     def __init__(self, values: Mapping[tuple[int, int], float]) -> None:
@@ -73,7 +78,7 @@ class ShapeTable:
             raise ValueError("a table by shape needs a number for each batch size with each length")
 
     def at(self, rows: int, tokens: int) -> float:
-        """The number there: between those around it, by the logarithms of all three; outside of them the nearest."""
+        """Return the number at a shape: interpolated in the logarithms of all three, or the nearest one outside."""
         (top, bottom, down), (left, right, across) = _between(self._batches, rows), _between(self._lengths, tokens)
         above, below = (
             self._logs[batch, left] * (1 - across) + self._logs[batch, right] * across for batch in (top, bottom)
@@ -82,7 +87,7 @@ class ShapeTable:
 
 
 def _between(measured: Sequence[int], value: int) -> tuple[int, int, float]:
-    """The measured values around ``value``, and how far it is from the first of them to the second, from 0 to 1."""
+    """Return the two measured values around ``value``, and its relative position between them from 0 to 1."""
     above = bisect_right(measured, value)
     if above == 0 or above == len(measured):
         nearest = measured[max(0, above - 1)]

@@ -1,6 +1,6 @@
-"""How the answers of a converted variant differ from the checkpoint's, text by text, as ``conch.json`` keeps it.
+"""Differences between the outputs of a converted variant and the checkpoint for single texts, stored in ``conch.json``.
 
-Pure.  ``conch convert`` writes it for people; nothing that serves reads it.
+``conch convert`` writes them for the user; the server does not read them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """One text, what the checkpoint answers and what the variant does, in words; ``cosine`` of the two answers (None
-    where that says nothing)."""
+    """A text with descriptions of the checkpoint's and the variant's output.
+
+    ``cosine`` is the similarity of the two outputs, None if not meaningful.
+    """
 
     text: str
     reference: str
@@ -24,8 +26,11 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Contrasts:
-    """``differences`` of single texts or tokens, in order, a sample of at most some hundred that keeps their
-    distribution; ``measure`` says what they are.  ``worst`` are the texts with the largest, the worst first."""
+    """The differences of a variant.
+
+    ``differences`` is a sorted sample of a few hundred values, of texts or tokens, with the original distribution;
+    ``measure`` describes them.  ``worst`` has the texts with the largest differences, the worst first.
+    """
 
     measure: str
     differences: tuple[float, ...]
@@ -33,7 +38,7 @@ class Contrasts:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Contrasts:
-        """The contrasts of a manifest; raises what Python raises for a wrong shape."""
+        """Parse the contrasts of a manifest.  Raises built-in exceptions for an invalid structure."""
         worst = tuple(
             Contrast(
                 str(one["text"]), str(one["reference"]), str(one["variant"]), float(one["difference"]),

@@ -1,6 +1,6 @@
-"""Checks that a folder holds all that a checkpoint needs, before any library tries to load it.
+"""Checks that a folder contains a complete checkpoint, before a library loads it.
 
-Used by folder.py and hub.py while a checkpoint is opened; reads files and changes none.
+Used by folder.py and hub.py when a checkpoint is opened; only reads files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from conch.config.reading import open_regular, read_json
 from conch.errors import invalid
 
-#: The file of the graph in a folder that was not made by ``conch convert``, in the order of preference.
+#: Graph files in a folder that was not written by ``conch convert``, in order of preference.
 _GRAPHS: Final = {
     "onnxruntime": ("model.onnx", "onnx/model.onnx"),
     "openvino": ("openvino_model.xml", "model.xml", "openvino/openvino_model.xml"),
@@ -25,26 +25,26 @@ _VOCABULARIES: Final = (
     "spm.model", "source.spm", "prophetnet.tokenizer", "tekken.json", "bpe.codes",
 )  # fmt: skip
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-#: Tokenizers of bytes or characters, which have no file of a vocabulary.
+#: Tokenizers of bytes or characters; they have no vocabulary file.
 _OF_BYTES: Final = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 _POINTER: Final = b"version https://git-lfs"
-#: The most bytes of the header of a file of safetensors, which is the limit of its own library.
+#: The maximum header size of a safetensors file in bytes, as in the safetensors library.
 _MOST_HEADER: Final = 100_000_000
-#: The ending of a file that holds a model with its tokenizer and its configuration.
+#: The suffix of files that contain a model with its tokenizer and configuration.
 GGUF: Final = ".gguf"
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf")
 
 
 def graph_file(folder: Path, engine: str) -> Path | None:
-    """The ONNX or OpenVINO file that ``engine`` would run, None where the folder holds none."""
+    """Return the ONNX or OpenVINO file for ``engine``, or None if the folder has none."""
     return next((folder / name for name in _GRAPHS.get(engine, ()) if (folder / name).is_file()), None)
 
 
 def engines_of(folder: Path) -> tuple[str, ...]:
-    """The engines that the folder has weights for, best first.
+    """Return the engines for which the folder has weights, best first.
 
-    A graph beside ``config.json`` goes before PyTorch's weights; one in a folder of its own, as repositories on the Hub
-    have them beside their weights, comes after.
+    A graph next to ``config.json`` precedes PyTorch weights.  A graph in a subfolder, which is common on the Hub,
+    follows them.
     """
     graphs = {engine: graph for engine in _GRAPHS if (graph := graph_file(folder, engine)) is not None}
     chosen = [engine for engine, graph in graphs.items() if graph.parent == folder]
@@ -53,9 +53,9 @@ def engines_of(folder: Path) -> tuple[str, ...]:
 
 
 def gguf_file(folder: Path) -> Path | None:
-    """The GGUF file that is the folder's model: the only one, where there are no weights of another form.
+    """Return the GGUF file of a folder with a single GGUF file and no other weights, else None.
 
-    Raises INVALID_ARG where there are several to choose from.
+    Raises INVALID_ARG for several GGUF files in a folder without ``config.json``.
     """
     files = sorted(folder.glob(f"*{GGUF}"))
     if not files or (folder / "conch.json").is_file() or engines_of(folder):
@@ -67,15 +67,15 @@ def gguf_file(folder: Path) -> Path | None:
 
 
 def require_whole(gguf: Path) -> None:
-    """Raise INVALID_ARG for one of the parts that a large GGUF file was split into."""
+    """Raise INVALID_ARG for a part of a split GGUF file."""
     if _PART.search(gguf.name):
         raise invalid(f"{gguf} is one part of a model: join them with 'llama-gguf-split --merge'")
 
 
 def require_weights(folder: Path, engine: str) -> dict[str, list[int]]:
-    """Raise INVALID_ARG, naming the folder and what is missing, unless it has the weights that ``engine`` needs.
+    """Raise INVALID_ARG, naming the folder and the missing file, unless it has the weights for ``engine``.
 
-    Returns the shapes of tensors by name, of those in safetensors.
+    Returns the tensor shapes in safetensors files, by tensor name.
     """
     present = engines_of(folder)
     if not present or (engine != "auto" and engine not in present):
@@ -99,7 +99,7 @@ def require_weights(folder: Path, engine: str) -> dict[str, list[int]]:
 
 
 def require_tokenizer(folder: Path) -> None:
-    """Raise INVALID_ARG, naming the folder, unless it holds a tokenizer."""
+    """Raise INVALID_ARG, naming the folder, unless it contains a tokenizer."""
     if any((folder / name).is_file() for name in _VOCABULARIES) or _first(folder, "*.tiktoken", "*.model"):
         return
     settings = _json_of(folder / "tokenizer_config.json")
@@ -109,7 +109,7 @@ def require_tokenizer(folder: Path) -> None:
 
 
 def require_processor(folder: Path, task: str) -> None:
-    """Raise INVALID_ARG, naming the folder, unless it says how images or sound become what the network takes."""
+    """Raise INVALID_ARG, naming the folder, unless it contains a processor configuration for images or audio."""
     if not any((folder / name).is_file() for name in _PROCESSORS):
         raise invalid(
             f"checkpoint {folder} lacks {_PROCESSORS[0]}, which task '{task}' needs: is it a checkpoint for text?"
@@ -117,7 +117,7 @@ def require_processor(folder: Path, task: str) -> None:
 
 
 def _torch_weights(folder: Path) -> list[Path]:
-    """The weights that transformers would read: safetensors, or pickled ones where there are none."""
+    """Return the weight files that transformers would read: safetensors, or else pickled files."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
@@ -137,7 +137,10 @@ def _require_shards(folder: Path) -> None:
 
 
 def _checked_shapes(path: Path) -> dict[str, list[int]]:
-    """The shapes in a file of safetensors; raises INVALID_ARG for a Git LFS pointer in its place, or one cut off."""
+    """Return the tensor shapes in a safetensors file; empty for other weight files.
+
+    Raises INVALID_ARG for a Git LFS pointer and for an invalid or truncated safetensors file.
+    """
     try:
         opened = open_regular(path)
     except OSError as error:

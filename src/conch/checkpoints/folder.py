@@ -1,6 +1,6 @@
-"""Opens a checkpoint: finds its folder, verifies it, and reads what its files say of task, labels and maximum length.
+"""Opens a checkpoint: finds and verifies its folder, and reads its task, labels and maximum length.
 
-Called by workers when a model is loaded and by ``conch convert``; imports neither torch nor transformers.
+Used by workers when a model is loaded and by ``conch convert``; imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from conch.config.reading import read_json, read_small
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
 
-#: The endings of architectures whose networks give one number for each class.
+#: Suffixes of architectures whose networks output one number per class.
 _CLASSIFIERS: Final = (
     "ForSequenceClassification", "ForTokenClassification", "ForImageClassification", "ForAudioClassification",
     "ForVideoClassification",
 )  # fmt: skip
-#: Names of the weights that have one row for each class.
+#: Names of weights with one row per class.
 _HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
-#: The classes of a classifier whose configuration does not say, as in transformers.
+#: The number of classes if the configuration does not specify it, as in transformers.
 _DEFAULT_CLASSES: Final = 2
 
 
 def labels_of(config: Mapping[str, Any], path: str) -> list[str] | None:
-    """The labels by class index; ``LABEL_0`` … for classes without names; None for a model without classes.
+    """Return the labels by class index: ``LABEL_0`` … for classes without names, None for a model without classes.
 
-    ``path`` names the file in errors.  Raises INVALID_ARG when the indices have gaps, or when ``num_labels`` or
-    ``label2id`` say something else.
+    ``path`` is the file name in errors.  Raises INVALID_ARG if the indices have gaps, or if ``num_labels`` or
+    ``label2id`` contradict them.
     """
     count = config.get("num_labels")
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
@@ -60,7 +60,7 @@ def labels_of(config: Mapping[str, Any], path: str) -> list[str] | None:
 def check_head(
     labels: list[str] | None, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], folder: str
 ) -> None:
-    """Raise INVALID_ARG, naming the folder, when the weights of a classifier have another number of classes."""
+    """Raise INVALID_ARG, naming the folder, if the number of labels differs from the classes in the weights."""
     if labels is None or not _is_classifier(config):
         return
     for head in _HEADS:
@@ -89,7 +89,7 @@ def _in_order(names: Any, path: str) -> list[str]:
 
 
 def _check_inverse(labels: list[str], indices: Any, path: str) -> None:
-    """Labels that ``label2id`` has too must have the same index; that it leaves some out, transformers ignores too."""
+    """Raise INVALID_ARG if ``label2id`` has another index for a label; labels may be missing, as in transformers."""
     if not isinstance(indices, Mapping):
         return
     for index, label in enumerate(labels):
@@ -98,26 +98,23 @@ def _check_inverse(labels: list[str], indices: Any, path: str) -> None:
             raise invalid(f"{path}: id2label gives class {index} the label '{label}', label2id says {other}")
 
 
-# Used by folder.py when a checkpoint is opened.
-
-
-#: The maximum length where no file names one.
+#: The maximum length if no file specifies one.
 DEFAULT_MAX_LENGTH: Final = 512
-#: Limits from here on mean that there is none: transformers writes 10^30.
+#: Larger limits mean unlimited; transformers writes 10^30.
 _UNLIMITED: Final = 10**9
-#: Families whose positions begin after that of the padding.
+#: Model types whose positions begin after the id of the padding token.
 _AFTER_PADDING: Final = frozenset({
     "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text", "ibert", "luke",
     "mluke", "markuplm", "layoutlmv3", "lilt", "roberta-prelayernorm", "xmod", "esm", "phobert",
 })  # fmt: skip
-#: Families with relative positions, which take texts beyond those in their configuration.
+#: Model types with relative positions; they accept texts longer than the positions in their configuration.
 _RELATIVE: Final = ("t5", "mt5", "umt5", "deberta-v2", "xlnet")
-#: The names of the number of positions in config.json, in the order in which they count.
+#: Names of the number of positions in config.json, in order of precedence.
 _POSITIONS: Final = ("max_encoder_position_embeddings", "max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def positions_of(config: Mapping[str, Any]) -> int:
-    """How many tokens the network of a config.json has positions for; 0 where they are relative or unlimited."""
+    """Return the number of token positions of the network in config.json; 0 if it does not specify one."""
     inner = config.get("text_config")
     for document in (config, inner if isinstance(inner, dict) else {}):
         counts = [document[name] for name in _POSITIONS if isinstance(document.get(name), int) and document[name] > 0]
@@ -139,10 +136,10 @@ def max_length_of(
     *,
     generates: bool,
 ) -> int:
-    """The tokens of the longest text: those ``requested`` (0: none are), or the least of what the files say.
+    """Return the maximum length of a text in tokens: ``requested`` (0: none), or the lowest limit in the files.
 
-    A model that ``generates`` text takes as many tokens as it has ``positions`` for.  Raises INVALID_ARG for more than
-    those.
+    For a model that ``generates`` text the limit is ``positions``.  Raises INVALID_ARG if ``requested`` exceeds the
+    positions of a model without relative positions.
     """
     if requested:
         if positions and requested > positions and config.get("model_type") not in _RELATIVE:
@@ -159,15 +156,16 @@ def max_length_of(
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A folder with ``config.json`` and all that belongs to it, or a GGUF file, which is all of it.
+    """A checkpoint: a folder with ``config.json`` and its other files, or a GGUF file.
 
-    ``source`` is what the user named, ``revision`` the commit of a model from the Hub, else empty.  ``config`` is
-    config.json (what ``gguf`` says in its place), ``options`` the effective options (those given over those of
-    ``model.json``), ``task`` the name of a transformers pipeline, ``labels`` the classes by index or None.
-    ``max_length`` is the most tokens of a text, ``positions`` those that the network has positions for (0: unlimited).
-    ``manifest`` is the verified conch.json, ``variant`` what it and the options choose, ``gguf`` the parsed file with
-    all of the model, None for a folder.  ``version_directory`` is where the server found the model: ``directory``, or
-    what names it; None outside a repository.  ``warning`` says what of ``model.json`` was ignored; it may be empty.
+    ``source`` is the user's name of the model; ``revision`` is its commit on the Hub, or empty.  ``config`` is
+    config.json, or the equivalent from a GGUF file.  ``options`` are the effective options; ``model.json`` provides
+    defaults.  ``task`` is the name of a transformers pipeline, ``labels`` the classes by index or None.
+    ``max_length`` is the maximum length of a text and ``positions`` the number of positions of the network, in tokens
+    (0: unlimited).  ``manifest`` is the verified conch.json, ``variant`` the selected variant, and ``gguf`` the parsed
+    GGUF file, None for a folder.  ``version_directory`` is the directory in the model repository: ``directory`` itself
+    or the directory that refers to it; None outside a repository.  ``warning`` describes ignored parts of
+    ``model.json``, or is empty.
     """
 
     directory: Path
@@ -184,7 +182,7 @@ class Checkpoint:
     gguf: GgufFile | None = None
     version_directory: Path | None = None
     warning: str = ""
-    #: What answers depend on besides the files of the version, as kinds and texts; see ``repository/identity.py``.
+    #: Dependencies of outputs besides the files of the version, as kinds and texts; see ``repository/identity.py``.
     dependencies: list[tuple[str, str]] = field(default_factory=list)
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -196,11 +194,11 @@ class Checkpoint:
         *,
         model_file: Mapping[str, Any] | None = None,
     ) -> Checkpoint:
-        """The checkpoint of a version directory: its own files, or what ``model.json`` or ``options.model`` names.
+        """Open the checkpoint of a version directory: its own files, or those that its options or ``model.json`` name.
 
-        Any folder with a checkpoint will do.  ``model_file`` stands for the content of ``model.json``.  Raises
-        INVALID_ARG with one sentence for what is missing, contradicts itself or does not match ``conch.json``, and as
-        :func:`hub.resolve` does.
+        Any folder with a checkpoint is accepted.  ``model_file`` replaces the content of ``model.json``.  Raises
+        INVALID_ARG for files that are missing, inconsistent or differ from ``conch.json``, and the errors of
+        :func:`hub.resolve`.
         """
         written = hub.read_model_file(version_directory) if model_file is None else model_file
         document, warning = counted(written, version_directory)
@@ -250,29 +248,32 @@ class Checkpoint:
         return self
 
     def has(self, *names: str) -> bool:
-        """Whether every one of ``names`` is a file of the checkpoint."""
+        """Whether all ``names`` are files of the checkpoint."""
         return all((self.directory / name).is_file() for name in names)
 
     def path(self, name: str) -> Path | None:
-        """The path of a file of the checkpoint, None where it is not there."""
+        """Return the path of a file of the checkpoint, or None if it does not exist."""
         path = self.directory / name
         return path if path.is_file() else None
 
     def named_path(self, parameter: str, text: str) -> Path:
-        """The file or folder that ``parameter`` names by ``text``; see :func:`hub.named_path`."""
+        """Resolve the file or folder in ``parameter`` and record it as a dependency; see :func:`hub.named_path`."""
         path = hub.named_path(parameter, text, self.version_directory or self.directory, self.directory)
         self.dependencies.append(("path", str(path)))
         return path
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """The object in a JSON file of the checkpoint, None without one.  Raises INVALID_ARG for anything else."""
+        """Return the object in a JSON file of the checkpoint, or None if the file does not exist.
+
+        Raises INVALID_ARG for a file that cannot be read or is not a JSON object.
+        """
         document = self._read(name)
         if document is not None and not isinstance(document, dict):
             raise invalid(f"{self.directory / name} must hold a JSON object")
         return document
 
     def modules(self) -> list[dict[str, Any]]:
-        """The sentence-transformers modules, in order; empty without ``modules.json``."""
+        """Return the sentence-transformers modules, in order; empty without ``modules.json``."""
         document = self._read("modules.json")
         if document is None:
             return []
@@ -281,7 +282,7 @@ class Checkpoint:
         return document
 
     def graph_file(self, engine: str) -> Path | None:
-        """The ONNX or OpenVINO file of the variant, or of a checkpoint without variants; None where there is none."""
+        """Return the ONNX or OpenVINO file of the variant, or of a checkpoint without variants; None without one."""
         if self.variant is not None:
             fits = self.variant.engine == engine and self.variant.path
             return self.directory / self.variant.path if fits else None
@@ -289,7 +290,7 @@ class Checkpoint:
 
     @property
     def engine(self) -> str:
-        """The engine that runs it: that of the variant, of the options, or of the files that are there."""
+        """The engine that runs the checkpoint: from the variant, the options, or the files in the folder."""
         engine = self.options.engine
         if self.variant is not None and self.variant.engine != files_for(engine):
             engine = self.variant.engine
@@ -307,14 +308,17 @@ class Checkpoint:
 
     @property
     def companion(self) -> Companion | None:
-        """What runs beside ``variant`` where it is faster; None where the options ask for one variant or engine."""
+        """The variant for the shapes where it is faster than ``variant``.
+
+        None if the options select a variant or engine, or disable ``by_shape``.
+        """
         options = self.options
         one = options.variant or options.engine != "auto" or not options.by_shape
         return None if one or self.manifest is None else self.manifest.by_shape
 
     @property
     def extra(self) -> str:
-        """The extra that brings all that its engine needs."""
+        """The pip extra of its engine."""
         return extra_of(self.engine)
 
     def _read(self, name: str) -> Any:
@@ -341,7 +345,7 @@ class Checkpoint:
             )
 
     def _with_engine(self) -> Options:
-        """The options with the engine named as for the task: ``torch`` is ``transformers`` where text is generated.
+        """Return the options with the engine's name for the task: for text generation, ``torch`` is ``transformers``.
 
         Raises INVALID_ARG for an engine that does not run the task.
         """
@@ -357,7 +361,7 @@ class Checkpoint:
         return replace(self.options, engine="torch") if engine == "transformers" else self.options
 
     def _task(self) -> str:
-        """The task that the options or the manifest name, else what the files tell.  Raises INVALID_ARG without any."""
+        """Return the task from the options, the manifest or the files.  Raises INVALID_ARG if none determines it."""
         if self.gguf is not None and not self.options.task:
             return TEXT_GENERATION
         if self.options.task:
@@ -382,7 +386,7 @@ class Checkpoint:
         return task
 
     def _require_files(self) -> None:
-        """Raise INVALID_ARG unless the weights, and the tokenizer or processor that the task needs, are there."""
+        """Raise INVALID_ARG unless the folder has the weights and the tokenizer or processor of the task."""
         if self.gguf is not None:
             return
         if self.variant is None or (self.variant.engine == "torch" and not self.variant.path):
@@ -397,11 +401,11 @@ class Checkpoint:
                     "set parameter 'task' to automatic-speech-recognition or audio-classification"
                 )
             files.require_tokenizer(self.directory)
-        if self.task in MEDIA_TASKS and "pretrained_cfg" not in self.config:  # that of timm
+        if self.task in MEDIA_TASKS and "pretrained_cfg" not in self.config:  # timm's configuration replaces that file
             files.require_processor(self.directory, self.task)
 
     def _require_trust(self) -> None:
-        """Refuse code that comes with the checkpoint unless the configuration trusts it, where it would be needed."""
+        """Raise INVALID_ARG if the model needs Python code of the checkpoint that the configuration does not trust."""
         code = self.config.get("auto_map") or {}
         if self.options.trust_remote_code and any("--" in str(name) for name in code.values()):
             self.dependencies.append(("unknown", "code of another repository on the Hub, which auto_map names"))
@@ -415,7 +419,7 @@ class Checkpoint:
 
 
 def _known_to_transformers(model_type: str) -> bool:
-    """Whether transformers has the architecture itself; told from its folders, as importing it takes seconds."""
+    """Whether transformers has the architecture; checks its folders, because importing it takes seconds."""
     try:
         package = importlib.util.find_spec("transformers")
     except (ImportError, ValueError):

@@ -1,6 +1,6 @@
-"""Where a model's files are: the version directory itself, another folder, or the Hugging Face Hub through its cache.
+"""Locates a model's files in the version directory, in another folder, or on the Hugging Face Hub (through its cache).
 
-Runs in workers and in ``conch convert``.  ``huggingface_hub`` is imported only when a model comes from the Hub.
+Runs in workers and in ``conch convert``.  Imports ``huggingface_hub`` only for models from the Hub.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conch.config.reading import read_json
 from conch.errors import ConchError, invalid, unavailable
 
 MODEL_FILE: Final = "model.json"
-#: A path in a parameter may begin with this.
+#: A prefix of paths in parameters that stands for the model's directory.
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -37,13 +37,13 @@ SMALL_FILES: Final = (
     "README.md",
 )
 _WEIGHTS: Final = {
-    # Later modules of sentence-transformers may still be pickled where the encoder is not.
+    # Further modules of sentence-transformers may be pickled even if the encoder is not.
     "torch": ("*.safetensors", "[0-9]_*/pytorch_model.bin"),
     "onnxruntime": ("model.onnx*", "onnx/model.onnx*"),
     "openvino": ("openvino_model.*", "openvino/openvino_model.*"),
 }
 _PICKLED: Final = ("pytorch_model*.bin",)
-#: Copies of the weights in other forms and precisions.
+#: Copies of the weights in other formats and precisions.
 _OTHER: Final = (
     "original/*", "consolidated*", "*.fp16.*", "*.fp16-*", "*.fp32.*", "*.fp32-*", "*.bf16.*", "*.bf16-*",
     "flax_model*", "tf_model*", "rust_model*", "coreml/*",
@@ -52,9 +52,10 @@ _OTHER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A checkpoint's folder; ``source`` as it was named; ``revision`` the commit of one from the Hub, else empty.
+    """The location of a checkpoint.
 
-    ``gguf`` is the file of the folder that holds the model, None for a checkpoint of several files.
+    ``source`` is the name that the user gave; ``revision`` is the commit on the Hub, or empty.  ``gguf`` is the file in
+    ``folder`` that contains the model, None for a checkpoint of several files.
     """
 
     folder: Path
@@ -64,7 +65,7 @@ class Location:
 
 
 def read_model_file(version_directory: Path) -> dict[str, Any]:
-    """The content of ``model.json``, empty without one.  Raises INVALID_ARG for one that cannot be understood."""
+    """Return the content of ``model.json``, empty without one.  Raises INVALID_ARG if it is not a JSON object."""
     path = version_directory / MODEL_FILE
     try:
         document = read_json(path)
@@ -78,10 +79,10 @@ def read_model_file(version_directory: Path) -> dict[str, Any]:
 
 
 def resolve(version_directory: Path, options: Options) -> Location:
-    """The folder that holds the checkpoint of a version; downloads it when it has to come from the Hub.
+    """Locate the checkpoint of a version, downloading it from the Hub if necessary.
 
-    ``options`` are the effective ones, those of ``model.json`` included.  Raises INVALID_ARG for a model that does
-    not exist or may not be read, UNAVAILABLE where the Hub cannot be reached and the cache has no copy.
+    ``options`` are the effective options, including those of ``model.json``.  Raises INVALID_ARG for a model that does
+    not exist or is not accessible, UNAVAILABLE if the Hub cannot be reached and the cache has no copy.
     """
     model = options.model
     if not model:
@@ -98,7 +99,7 @@ def resolve(version_directory: Path, options: Options) -> Location:
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether ``text`` has the form of an id on the Hub."""
+    """Whether ``text`` has the form of a Hub id."""
     return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text
 
 
@@ -107,9 +108,9 @@ def _expanded(version_directory: Path, text: str) -> Path:
 
 
 def local_path(version_directory: Path, model: str) -> Path | None:
-    """The folder or the GGUF file that ``model`` names, relative to the version's or the model's directory.
+    """Return the folder or GGUF file ``model``, relative to the version's or the model's directory; None for a Hub id.
 
-    None for a Hub id.
+    Raises INVALID_ARG for a path that does not exist or cannot be opened.
     """
     try:
         path = _expanded(version_directory, model)
@@ -117,7 +118,7 @@ def local_path(version_directory: Path, model: str) -> Path | None:
             if candidate.is_dir() or (candidate.suffix == GGUF and candidate.is_file()):
                 return candidate.resolve()
     except (OSError, RuntimeError) as error:
-        # A name that no file system takes, a folder that may not be looked into, a home that does not exist.
+        # An invalid file name, a folder without permission, or a home directory that does not exist.
         reason = error.strerror if isinstance(error, OSError) else error
         raise invalid(f"model folder '{shortened(model)}' cannot be opened: {reason}") from None
     if path.suffix == GGUF:
@@ -128,9 +129,9 @@ def local_path(version_directory: Path, model: str) -> Path | None:
 
 
 def named_path(parameter: str, text: str, version_directory: Path, checkpoint: Path) -> Path:
-    """The file or folder that a parameter names, in the version's directory, the model's or the checkpoint's.
+    """Return the file or folder in a parameter, relative to the version's, the model's or the checkpoint's directory.
 
-    It may begin with ``$$TRITON_MODEL_DIRECTORY``.  Raises INVALID_ARG for one that does not exist.
+    The path may begin with ``$$TRITON_MODEL_DIRECTORY``.  Raises INVALID_ARG for a path that does not exist.
     """
     try:
         path = _expanded(version_directory, text)
@@ -138,22 +139,22 @@ def named_path(parameter: str, text: str, version_directory: Path, checkpoint: P
             if candidate.exists():
                 return candidate
     except (OSError, RuntimeError, ValueError):
-        pass  # a name that no file system takes
+        pass  # an invalid file name
     raise invalid(f"parameter '{parameter}' names {shortened(text)}, which does not exist")
 
 
 def shortened(text: str) -> str:
-    """A name as a message has room for it."""
+    """Shorten a name to 100 characters for messages."""
     return text if len(text) <= 100 else f"{text[:100]} …"
 
 
 def _cache(version_directory: Path, options: Options) -> Path | None:
-    """The cache folder of this model alone, relative to the model's directory; None for the shared one."""
+    """Return the model's own cache folder, relative to the model's directory; None for the shared cache."""
     return version_directory.parent / _expanded(version_directory, options.cache_dir) if options.cache_dir else None
 
 
 def _download(model: str, options: Options, cache: Path | None) -> Path:
-    """A snapshot with what the engine needs; pickled weights only where there are no others."""
+    """Download a snapshot with the files of the engine; pickled weights only if there are no safetensors."""
     engine = options.engine if options.engine in ("onnxruntime", "openvino") else "torch"
     weights = _WEIGHTS[engine]
     snapshot = _snapshot(model, options, cache, weights)
@@ -199,7 +200,7 @@ def _snapshot(model: str, options: Options, cache: Path | None, weights: tuple[s
         raise invalid(f"model '{model}' is not an id on the Hugging Face Hub: {error}") from None
     except errors.LocalEntryNotFoundError:
         raise _not_cached(named, cache or Path(constants.HF_HUB_CACHE), offline) from None
-    except Exception as error:  # of whichever HTTP library it uses
+    except Exception as error:  # errors of its HTTP library, which differs between versions
         raise unavailable(f"{named} could not be fetched from the Hugging Face Hub: {_first_line(error)}") from None
 
 

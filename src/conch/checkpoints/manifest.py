@@ -1,6 +1,6 @@
-"""``conch.json``: where a converted model comes from, its variants with their figures, and the hashes of its files.
+"""``conch.json``, the manifest of a converted model: its source, variants with measurements, and file hashes.
 
-``conch convert`` writes it; the backend reads and verifies it whenever the model is loaded.
+``conch convert`` writes it; the backend reads and verifies it when the model is loaded.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from conch.errors import ConchError, invalid
 FILENAME: Final = "conch.json"
 FORMAT: Final = 1
 _PREFIX: Final = "sha256:"
-#: The checkpoint's own weights, which engine torch runs.
+#: The checkpoint's own weights, for engine torch.
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json", "pytorch_model*.index.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long one run of the model takes (ms), for ``batch`` sequences of ``tokens`` tokens each.
+    """The latency of one run of the model in milliseconds, for ``batch`` sequences of ``tokens`` tokens each.
 
-    ``runs`` were measured; ``spread`` is how far their quartiles are apart, as a share of the median; ``busy`` says
-    that the machine had other things to do meanwhile.
+    ``runs`` is the number of measured runs; ``spread`` is their interquartile range divided by the median; ``busy`` is
+    true if there was interference on the machine.
     """
 
     batch: int
@@ -51,13 +51,14 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One form of a converted model: an engine with a precision.
+    """A variant of a converted model: an engine with a precision.
 
-    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` its file in the folder, empty for the
-    checkpoint itself.  ``agreement`` holds the figures of each output, and of the task under ``task``; ``reasons``
-    say by number why it did not pass.  ``disk_bytes`` are those of its files, ``memory_bytes`` what is resident of a
-    process that runs nothing else (0: not measured).  ``contrasts`` show single texts where it differs.  ``kept`` says
-    that its files are in the folder: without them it has figures, but no path, and does not serve.
+    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` is its file in the folder, empty for the
+    checkpoint itself.  ``agreement`` has the parity figures of each output, and of the task under ``task``;
+    ``reasons`` has the reasons, with figures, why the parity check failed.  ``disk_bytes`` is the size of its files;
+    ``memory_bytes`` is the resident memory of a process that runs only this variant (0: not measured).  ``contrasts``
+    has texts for which outputs differ.  ``kept`` is true if its files are in the folder; a variant without files keeps
+    its figures but has no path and cannot serve.
     """
 
     name: str
@@ -76,16 +77,16 @@ class Variant:
 
     @property
     def busy(self) -> bool:
-        """Whether any of its latencies was measured on a machine that was busy."""
+        """Whether a latency was measured on a busy machine."""
         return any(latency.busy for latency in self.latency)
 
     @property
     def usable(self) -> bool:
-        """Whether it may serve: it agreed with the original, or the user insisted (``--force``), and is there."""
+        """Whether it may serve: its files are present, and it passed the parity check or was forced (``--force``)."""
         return self.kept and (self.passed or self.forced)
 
     def files(self, names: Iterable[str]) -> set[str]:
-        """Its own files among ``names``: a folder, a graph with the weights beside it, or the checkpoint's weights."""
+        """Return its own files among ``names``: a folder, a graph with its weights, or the checkpoint's weights."""
         graph = PurePosixPath(self.path)
         if not self.path and self.engine != "torch":
             return set()
@@ -99,7 +100,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The checkpoint that was converted: as it was named, its revision, and the hashes of its files."""
+    """The converted checkpoint: the name that the user gave, its revision, and the hashes of its files."""
 
     model: str
     revision: str = ""
@@ -110,9 +111,9 @@ class Source:
 class Manifest:
     """The content of a ``conch.json``.  ``auto`` names the variant that serves; ``created`` is UTC in ISO 8601.
 
-    ``by_shape`` is the variant that is held beside ``auto`` for the batches with which it is faster; ``choice`` says
-    why these were chosen, a sentence each.  ``machine`` is what was measured on and how busy it was, ``warnings`` say
-    what the verdict cannot tell.
+    ``by_shape`` is a second variant for the shapes where it is faster than ``auto``; ``choice`` has the reasons for the
+    choice as sentences.  ``machine`` describes the machine of the measurements and its load; ``warnings`` are the
+    limits of the verdict.
     """
 
     source: Source
@@ -131,7 +132,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """The manifest of a folder, None where there is none.  Raises INVALID_ARG for one that cannot be understood."""
+        """Read the manifest of a folder; returns None without one.  Raises INVALID_ARG for an invalid manifest."""
         path = folder / FILENAME
         try:
             document = read_json(path)
@@ -167,7 +168,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Manifest:
-        """A manifest from its JSON; unknown keys are left out.  Raises what Python raises for a wrong shape."""
+        """Parse a manifest from JSON; ignores unknown keys.  Raises built-in exceptions for an invalid structure."""
         values = _known(cls, document)
         _check_texts("manifest", values, "task", "auto")
         values["source"] = Source(**_known(Source, document["source"]))
@@ -179,7 +180,7 @@ class Manifest:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as JSON-ready values, in the order of the format."""
+        """Return the manifest as JSON values, in the order of the format."""
         values = asdict(self)
         order = (
             "conch",
@@ -199,11 +200,11 @@ class Manifest:
         return {"format": FORMAT, **{name: values[name] for name in order}}
 
     def to_text(self) -> str:
-        """The content of the file."""
+        """Return the content of the file."""
         return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Write the manifest into ``folder``, whole or not at all."""
+        """Write the manifest to ``folder`` atomically."""
         aside = folder / f".{FILENAME}.{os.getpid()}"
         try:
             aside.write_text(self.to_text(), encoding="utf-8")
@@ -212,8 +213,8 @@ class Manifest:
             aside.unlink(missing_ok=True)
 
     def verify(self, folder: Path) -> None:
-        """Hash every file listed.  Raises INVALID_ARG, naming the first that is missing or not as it was written."""
-        # Hashing leaves Python, so that threads share the cores.
+        """Verify the hashes of all listed files.  Raises INVALID_ARG, naming the first missing or modified file."""
+        # Hashing releases the interpreter lock, so threads run in parallel.
         with ThreadPoolExecutor(max_workers=4) as pool:
             for name, found in zip(self.files, pool.map(lambda name: _hash(folder, name), self.files), strict=True):
                 if found is None:
@@ -225,8 +226,7 @@ class Manifest:
                     )
 
     def keeping(self, names: Collection[str]) -> Manifest:
-        """The manifest of a folder with the variants ``names`` and without the files of all others, whose figures
-        stay."""
+        """Return the manifest of a folder with only the files of the variants ``names``; others keep their figures."""
         kept = [variant for variant in self.variants if variant.name in names]
         needed = {file for variant in kept for file in variant.files(self.files)}
         others = {file for variant in self.variants if variant not in kept for file in variant.files(self.files)}
@@ -238,7 +238,7 @@ class Manifest:
         return replace(self, variants=variants, files=files)
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name.  Raises INVALID_ARG when there is none or it was refused and not forced."""
+        """Return a variant by name.  Raises INVALID_ARG if it does not exist, has no files, or is not usable."""
         variant = next((one for one in self.variants if one.name == name), None)
         if variant is None:
             known = ", ".join(one.name for one in self.variants if one.usable)
@@ -257,9 +257,10 @@ class Manifest:
         return variant
 
     def select(self, name: str = "", engine: str = "auto") -> Variant:
-        """The variant named; else ``auto``'s; with an engine, the fastest of its usable ones.
+        """Select a variant: ``name`` if given, else ``auto`` or, for a given engine, its fastest usable variant.
 
-        Raises INVALID_ARG when there is none, or when what is asked for contradicts itself.
+        For an engine, ``auto`` takes precedence if it is one of its variants.  Raises INVALID_ARG if there is no such
+        variant, or if ``name`` runs on another engine.
         """
         if name:
             variant = self.variant(name)
@@ -281,9 +282,10 @@ class Manifest:
 
 
 def hashes(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
-    """``sha256:…`` of files of ``folder`` by name; without ``names``, of every file in it but ``conch.json``.
+    """Return the hashes (``sha256:…``) of files in ``folder`` by name; by default of all files except ``conch.json``.
 
-    Names are relative, with ``/`` between parts, in order.  Raises INVALID_ARG for one that leads out or is missing.
+    Names are relative with ``/`` as separator, and sorted.  Raises INVALID_ARG for a file that is missing or outside
+    the folder.
     """
     if names is None:
         names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
@@ -300,7 +302,7 @@ def hashes(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
 def check_name(name: str) -> None:
     """Raise INVALID_ARG unless ``name``, joined to a folder, stays inside it.
 
-    Only the name is looked at: in the Hub's cache every file is a link to somewhere else.
+    Checks only the name and follows no links, because all files in the Hub's cache are links to another folder.
     """
     path = PurePosixPath(name)
     plain = name and not any(mark in name for mark in "\\\0:") and path.as_posix() == name and name != "."
@@ -317,7 +319,7 @@ def _hash(folder: Path, name: str) -> str | None:
 
 
 def _slowness(variant: Variant) -> float:
-    """The sum of the mean latencies of all measured shapes (ms); infinite without any."""
+    """Return the sum of the mean latencies of all measured shapes in milliseconds; infinite without measurements."""
     return sum(one.mean_ms for one in variant.latency) if variant.latency else float("inf")
 
 

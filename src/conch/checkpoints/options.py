@@ -1,6 +1,6 @@
-"""A model's ``parameters``, over the values of its ``model.json``: declared, checked, typed.
+"""The options of a model: declares, validates and parses its ``parameters`` and the defaults in ``model.json``.
 
-Runs in workers and in ``conch convert``; needs the standard library only.
+Runs in workers and in ``conch convert``; requires only the standard library.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any, Final
 from conch.config.parameters import Parameter
 from conch.errors import ConchError, invalid
 
-#: Engines that answer in one pass; each loads files of its own kind.
+#: Engines for tasks with a single forward pass; each loads its own kind of files.
 ENGINES: Final = ("torch", "onnxruntime", "openvino")
-#: Engines that generate text, each with the kind of files that it loads: ``torch`` is a checkpoint's own weights,
-#: ``openvino`` an export.  ``torch`` is another name for ``transformers`` there.
+#: Engines that generate text, with the kind of files that each loads: ``torch`` stands for a checkpoint's own weights,
+#: ``openvino`` for an export.  As an engine name, ``torch`` is an alias of ``transformers`` for text generation.
 TEXT_ENGINES: Final[Mapping[str, str]] = {"openvino": "openvino", "transformers": "torch", "vllm": "torch"}
 
-#: The longest text (bytes) that is read where a model does not say: far more than people write for as many tokens.
+#: The default limit of a text in bytes: at least ``_LEAST_TEXT``, or ``_TOKEN_BYTES`` per token of the model, far more
+#: than natural text has.
 _LEAST_TEXT: Final = 1 << 20
 _TOKEN_BYTES: Final = 32
 
-#: The values that a parameter may have, where they are few.
+#: Parameters with a fixed set of values.
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("auto", *dict.fromkeys((*ENGINES, *TEXT_ENGINES))),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -34,12 +35,12 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def files_for(engine: str) -> str:
-    """The kind of files that an engine loads, as ``conch.json`` names it; ``auto`` for ``auto``."""
+    """Return the kind of files that an engine loads, with its name in ``conch.json``; ``auto`` for ``auto``."""
     return TEXT_ENGINES.get(engine, engine)
 
 
 def extra_of(engine: str) -> str:
-    """The extra of pip that brings all that an engine needs."""
+    """Return the pip extra with the requirements of an engine."""
     return engine if engine in ("onnxruntime", "openvino") else "huggingface"
 
 
@@ -48,15 +49,15 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _parameter(default: Any, values: str, shown: str, help: str) -> Any:
-    """A field that is a parameter: its default, and values, default and meaning in the words of the documents."""
+    """Declare a parameter field: its default, and its values, default and meaning for the documentation."""
     return field(default=default, metadata={"values": values, "default": shown, "help": help})
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The parameters of a model that hold for every task, typed; an empty or zero value leaves it to the checkpoint.
+    """The parameters of a model that apply to all tasks; an empty or zero value selects the checkpoint's default.
 
-    ``extra`` are all others, which a task or an engine reads with the methods below.
+    ``extra`` has all other parameters as text; tasks and engines read them with the methods below.
     """
 
     model: str = _parameter(
@@ -125,25 +126,25 @@ class Options:
     )
     top_k: int = _parameter(0, "1 or more", "the task's", "number of answers if the request does not say how many")
     extra: Mapping[str, str] = field(default_factory=dict)
-    #: The names that a configuration gives, also those whose value is the default.
+    #: The names of all parameters in the configuration, including those with the default value.
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Options:
-        """The options in the ``parameters`` of a configuration (JSON).  Raises INVALID_ARG, naming the parameter."""
+        """Parse the ``parameters`` of a configuration (JSON).  Raises INVALID_ARG, naming the parameter."""
         parameters = config.get("parameters") or {}
         return cls.from_values({name: value.get("string_value", "") for name, value in parameters.items()})
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Options:
-        """The options with ``values``, which are texts or JSON.  Raises INVALID_ARG, naming the parameter."""
+        """Parse ``values``, which are texts or JSON.  Raises INVALID_ARG, naming the parameter."""
         texts = {name: _text(name, value) for name, value in values.items() if value is not None}
         typed = {name: _PARSERS[name](name, text) for name, text in texts.items() if name in _PARSERS}
         extra = {name: text for name, text in texts.items() if name not in _PARSERS}
         return cls(**typed, extra=extra, given=frozenset(texts))
 
     def over(self, values: Mapping[str, Any]) -> Options:
-        """These options, with those of ``values`` (the content of a ``model.json``) where nothing is given here."""
+        """Return these options with ``values`` (the content of a ``model.json``) as defaults."""
         below = Options.from_values(values)
         unsaid = [
             one.name
@@ -170,22 +171,22 @@ class Options:
         return document
 
     def text_limit(self, tokens: int) -> int:
-        """The longest text (bytes) for a model that takes ``tokens`` tokens.
+        """Return the maximum length of a text in bytes for a model that accepts ``tokens`` tokens.
 
-        It cannot be derived from a vocabulary: a word that is not in it may be one token, whatever its length.
+        The vocabulary gives no such limit, because an unknown word of any length may be a single token.
         """
         return self.max_text_bytes or max(_LEAST_TEXT, _TOKEN_BYTES * tokens)
 
     def text(self, name: str, default: str = "") -> str:
-        """A parameter of ``extra`` as text."""
+        """Return a parameter of ``extra`` as text."""
         return self.extra.get(name, default)
 
     def integer(self, name: str, default: int = 0) -> int:
-        """A parameter of ``extra`` as a number that is not negative.  Raises INVALID_ARG, naming it."""
+        """Return a parameter of ``extra`` as a non-negative integer.  Raises INVALID_ARG, naming it."""
         return _integer(name, self.extra[name]) if name in self.extra else default
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """A parameter of ``extra`` as a finite number.  Raises INVALID_ARG, naming it."""
+        """Return a parameter of ``extra`` as a finite number.  Raises INVALID_ARG, naming it."""
         if name not in self.extra:
             return default
         try:
@@ -197,7 +198,7 @@ class Options:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A parameter of ``extra`` as a truth value.  Raises INVALID_ARG, naming it."""
+        """Return a parameter of ``extra`` as a boolean.  Raises INVALID_ARG, naming it."""
         return _boolean(name, self.extra[name]) if name in self.extra else default
 
 
@@ -212,7 +213,7 @@ def _text(name: str, value: Any) -> str:
         case str() | int() | float():
             return str(value).strip()
         case dict() | list() if name not in _PARSERS:
-            return json.dumps(value)  # what config.pbtxt can only give as a text
+            return json.dumps(value)  # config.pbtxt can only give it as text
     raise invalid(f"parameter '{name}' must be a text, a number or a truth value, not {type(value).__name__}")
 
 
@@ -251,10 +252,10 @@ def _parsers() -> Iterator[tuple[str, Callable[[str, str], Any]]]:
             yield one.name, by_type[str(one.type)]
 
 
-#: How the text of each declared parameter is read.
+#: The parser of each declared parameter.
 _PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = dict(_parsers())
 
-#: The parameters that hold for every task.
+#: The parameters that apply to all tasks.
 CHECKPOINT_PARAMETERS: Final = tuple(
     Parameter(one.name, one.metadata["values"], one.metadata["default"], one.metadata["help"])
     for one in fields(Options)

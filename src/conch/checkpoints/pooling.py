@@ -1,7 +1,7 @@
-"""From token vectors to one vector for a text, as the modules of sentence-transformers say.
+"""Pools token vectors to one vector per text, as configured by the modules of sentence-transformers.
 
 Source: sentence-transformers' ``modules.json`` and the ``config.json`` of each module.  Runs in workers; reads the
-weights of ``Dense`` modules with safetensors.
+weights of ``Dense`` modules with safetensors, or with torch if they are pickled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid, unsupported
 
-#: Modes by their key in a Pooling module's config.json; several are concatenated in this order.
+#: Pooling modes by their key in a Pooling module's config.json; several modes are concatenated in this order.
 KEYS: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -28,7 +28,7 @@ KEYS: Final = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 MODES: Final = frozenset(KEYS.values())
-#: Where a configuration of the hidden size may be.
+#: Names of the hidden size in config.json.
 SIZES: Final = ("hidden_size", "d_model", "dim", "n_embd")
 
 Array = npt.NDArray[Any]
@@ -37,30 +37,31 @@ Step = Callable[[Array], Array]
 
 @dataclass(slots=True)
 class PoolingPlan:
-    """What the modules say, before any weight is read: modes, steps, the dimension."""
+    """The pooling modes, steps and dimension of a checkpoint, determined without reading weights."""
 
     modes: tuple[str, ...] = ("mean",)
-    #: Each step after pooling: ``Dense`` and its folder, ``Normalize``, ``Truncate`` and its dimension.
+    #: The steps after pooling: ``Dense`` with its folder, ``Normalize``, or ``Truncate`` with its dimension.
     steps: list[tuple[str, str]] = field(default_factory=list)
-    #: Of the result; -1 when nothing says.
+    #: The dimension of the result; -1 if unknown.
     dimension: int = -1
-    #: Whether the tokens of a prompt count.
+    #: Whether pooling includes the tokens of a prompt.
     include_prompt: bool = True
-    #: Whether the checkpoint has modules at all.
+    #: Whether the checkpoint has sentence-transformers modules.
     modules: bool = False
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, options: Options) -> PoolingPlan:
-        """The plan of a checkpoint, with the configuration's ``pooling`` and ``normalize`` put in.
+        """Read the plan of a checkpoint; the options ``pooling`` and ``normalize`` override it.
 
-        Mean without normalisation where there are no modules.  Raises INVALID_ARG or UNSUPPORTED, naming the module.
+        Without modules the plan is mean pooling without normalisation.  Raises INVALID_ARG or UNSUPPORTED, naming the
+        module.
         """
         plan = cls()
         hidden = next((checkpoint.config[key] for key in SIZES if isinstance(checkpoint.config.get(key), int)), -1)
         for module in checkpoint.modules():
             plan.modules = True
             plan._add(checkpoint, str(module.get("type", "")).rpartition(".")[2], str(module.get("path", "")))
-        # As sentence-transformers does: after all modules, and without normalising again unless that is asked for.
+        # As in sentence-transformers: truncate after all modules, and normalise again only if requested.
         truncated = _truncate_dim(checkpoint) if plan.modules else 0
         if truncated:
             plan.steps.append(("Truncate", str(truncated)))
@@ -99,24 +100,24 @@ class PoolingPlan:
 
 
 class Pooling:
-    """A plan with its weights: token vectors to text vectors."""
+    """Computes text vectors from token vectors: a plan with its weights."""
 
     def __init__(self, plan: PoolingPlan, checkpoint: Checkpoint) -> None:
         self.modes = plan.modes
         self.steps = [_step(checkpoint, kind, value) for kind, value in plan.steps]
-        #: The first numbers of a vector that are kept, None for all.
+        #: The number of leading elements of a vector that are kept, None for all.
         self.kept = next((int(value) for kind, value in plan.steps if kind == "Truncate"), None)
 
     def __call__(self, hidden: Array, mask: Array | None) -> Array:
-        """FP32 ``[n, length, size]`` to ``[n, dimension]``; INT64 ``mask[n, length]`` has 0 for what does not count.
+        """Pool FP32 ``[n, length, size]`` to ``[n, dimension]``.
 
-        No mask means that all tokens count.
+        INT64 ``mask`` ``[n, length]`` is 0 for excluded tokens; None includes all tokens.
         """
         vectors = [_pool(mode, hidden, mask) for mode in self.modes]
         return self.finish(vectors[0] if len(vectors) == 1 else np.concatenate(vectors, 1))
 
     def finish(self, vectors: Array) -> Array:
-        """Apply the steps after pooling: ``[n, size]`` to ``[n, dimension]``."""
+        """Apply the steps after pooling, from ``[n, size]`` to ``[n, dimension]``."""
         for step in self.steps:
             vectors = step(vectors)
         return vectors
@@ -132,7 +133,7 @@ def _step(checkpoint: Checkpoint, kind: str, value: str) -> Step:
 
 
 def _truncate_dim(checkpoint: Checkpoint) -> int:
-    """How many numbers of an embedding the checkpoint keeps, 0 for all.  Raises INVALID_ARG for what is no number."""
+    """Return the checkpoint's ``truncate_dim``, 0 without one.  Raises INVALID_ARG unless it is a positive integer."""
     size = (checkpoint.json("config_sentence_transformers.json") or {}).get("truncate_dim")
     if size is None:
         return 0
@@ -161,12 +162,12 @@ def _pool(mode: str, hidden: Array, mask: Array | None) -> Array:
         weights *= np.arange(1, mask.shape[1] + 1, dtype=np.float32)
     total = np.maximum(weights.sum(1, keepdims=True), np.float32(1e-9))
     weights /= np.sqrt(total) if mode == "mean_sqrt_len_tokens" else total
-    # Not matmul, whose library keeps threads of its own busy beside those of the engine.
+    # Not matmul, because its library starts threads that compete with those of the engine.
     return np.asarray(np.einsum("nl,nld->nd", weights, hidden))
 
 
 def normalized(vectors: Array) -> Array:
-    """Vectors of length 1; zero stays zero."""
+    """Scale vectors to length 1; zero vectors stay zero."""
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
     return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12))[:, None])
 
@@ -180,7 +181,7 @@ ACTIVATIONS: Final[dict[str, Step]] = {
 
 
 def dense(checkpoint: Checkpoint, path: str) -> Step:
-    """A ``Dense`` module: a linear layer and its activation."""
+    """Load a ``Dense`` module: a linear layer with an activation."""
     config = _config(checkpoint, path)
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].strip("'>")
     if name not in ACTIVATIONS:
@@ -230,7 +231,7 @@ def _mode(name: str) -> str:
 
 
 def masked(mask: Array, skip: Sequence[int]) -> Array:
-    """``mask`` without the first ``skip`` tokens of each row."""
+    """Return a copy of ``mask`` that excludes the first ``skip`` tokens of each row."""
     kept = mask.copy()
     for row, count in enumerate(skip):
         kept[row, :count] = 0

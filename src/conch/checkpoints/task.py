@@ -1,6 +1,6 @@
-"""Tells the task of a checkpoint from what its files hold: pure functions.
+"""Determines the task of a checkpoint from the content of its files.
 
-Used by folder.py.  Task names are those of transformers' pipelines.
+Pure functions, used by folder.py.  Task names are those of transformers' pipelines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 from conch.errors import nearest
 from conch.sampling import TEXT_GENERATION
 
-#: Other names of tasks, and the one that is used here.
+#: Canonical task names by alias.
 ALIASES: Final[Mapping[str, str]] = {
     "embedding": "feature-extraction",
     "embeddings": "feature-extraction",
@@ -30,13 +30,13 @@ ALIASES: Final[Mapping[str, str]] = {
     "text-to-speech": "text-to-audio",
 }
 
-#: Tasks whose input is text and nothing else, so that there must be a tokenizer.
+#: Tasks with only text inputs; they require a tokenizer.
 TEXT_TASKS: Final = frozenset({
     "feature-extraction", "text-classification", "zero-shot-classification", "text-ranking", "token-classification",
     "question-answering", "fill-mask", "summarization", "translation", "text2text-generation", TEXT_GENERATION,
 })  # fmt: skip
 
-#: Tasks whose input is an image or sound, so that there must be a processor of those.
+#: Tasks with an image, video or audio input; they require a processor.
 MEDIA_TASKS: Final = frozenset({
     "image-classification", "image-segmentation", "image-feature-extraction", "image-to-image", "object-detection",
     "depth-estimation", "mask-generation", "keypoint-matching", "zero-shot-image-classification",
@@ -44,7 +44,7 @@ MEDIA_TASKS: Final = frozenset({
     "audio-classification", "zero-shot-audio-classification",
 })  # fmt: skip
 
-#: The end of an architecture's name, the task that it is for, and the tasks that a model card may name instead.
+#: Suffixes of architecture names, with their task and other tasks that a model card may specify instead.
 _HEADS: Final[Sequence[tuple[str, str, frozenset[str]]]] = (
     ("ForTokenClassification", "token-classification", frozenset()),
     ("ForTableQuestionAnswering", "table-question-answering", frozenset()),
@@ -72,7 +72,7 @@ _HEADS: Final[Sequence[tuple[str, str, frozenset[str]]]] = (
     ("GenerationDecoder", TEXT_GENERATION, frozenset()),
 )
 
-#: The ends of the names of architectures that read one thing and write text.
+#: Suffixes of architecture names that generate text from another input.
 _WRITERS: Final = ("ForConditionalGeneration", "MTModel", "ForSeq2SeqLM", "T5WithLMHeadModel", "ForTextToText")
 _TEXT_TO_TEXT: Final = frozenset({"summarization", "translation", "text2text-generation"})
 _SPEECH: Final = frozenset({"whisper", "speech_to_text", "speech-encoder-decoder", "moonshine", "speecht5"})
@@ -83,7 +83,7 @@ _AUDIO: Final = frozenset({
 _ALWAYS_TRANSLATES: Final = frozenset({"marian", "m2m_100", "nllb-moe", "fsmt"})
 _CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
 
-#: What the names of architectures with the head of a task have in them, where no other head can stand in for it.
+#: Parts of architecture names with the head of a task, for tasks that require that head.
 _ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("text-classification", "zero-shot-classification", "text-ranking"), ("ForSequenceClassification",)
@@ -107,14 +107,14 @@ _ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
     TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ModelWithLMHead", "GenerationDecoder"),
 }
 
-#: All names that a task may be given, other names included.
+#: All known task names, including aliases.
 TASK_NAMES: Final = TEXT_TASKS | MEDIA_TASKS | _ARCHITECTURES.keys() | ALIASES.keys() | {task for _, task, _ in _HEADS}
 
 
 def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What architectures with a head for ``task`` have in their names, where none of the checkpoint's has; else empty.
+    """Return the parts of architecture names that ``task`` requires, if the checkpoint has none of them.
 
-    Empty as well where the configuration names no architecture, or brings code of its own.
+    Empty if it has one, if its configuration names no architecture, or if it has its own code.
     """
     architectures = config.get("architectures") or ()
     wanted = _ARCHITECTURES.get("translation" if task.startswith("translation_") else task, ())
@@ -124,7 +124,7 @@ def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def misspelt(task: str) -> str:
-    """The name of a task that ``task`` seems to be misspelt, empty for one that is known or like none."""
+    """Return the task name that ``task`` probably misspells; empty for a known name or one similar to none."""
     name = canonical(task)
     if not name or name in TASK_NAMES or name.startswith("translation_"):
         return ""
@@ -132,13 +132,13 @@ def misspelt(task: str) -> str:
 
 
 def canonical(task: str) -> str:
-    """The name of a task as it is used here; a name that is not known stays as it is."""
+    """Return the canonical name of a task; unknown names are only normalised."""
     lower = task.strip().lower().replace("_", "-") if not task.startswith("translation_") else task.strip()
     return ALIASES.get(lower, lower)
 
 
 def takes_sound(kind: str) -> bool:
-    """Whether networks of this ``model_type`` read sound and nothing else."""
+    """Whether networks of this ``model_type`` read only audio."""
     return kind in _AUDIO
 
 
@@ -150,10 +150,10 @@ def task_of(
     card: str = "",
     images: bool = False,
 ) -> str:
-    """The task of a checkpoint, empty where nothing tells.
+    """Return the task of a checkpoint; empty if it cannot be determined.
 
-    ``config`` is its config.json, ``labels`` the number of its classes, ``modules`` the sentence-transformers
-    modules, ``card`` the README's ``pipeline_tag``, ``images`` whether it has a preprocessor of images.
+    ``config`` is its config.json, ``labels`` the number of classes, ``modules`` the sentence-transformers modules,
+    ``card`` the README's ``pipeline_tag``; ``images`` is true if it has an image preprocessor.
     """
     card = canonical(card)
     if modules and any(str(module.get("type", "")).endswith(".Pooling") for module in modules):
@@ -208,7 +208,7 @@ def _generation(architecture: str, kind: str, config: Mapping[str, Any], card: s
 
 
 def pipeline_tag(readme: str) -> str:
-    """The ``pipeline_tag`` in the front matter of a model card, empty without one."""
+    """Return the ``pipeline_tag`` in the front matter of a model card; empty without one."""
     lines = readme.lstrip("\ufeff").splitlines()
     if not lines or lines[0].strip() != "---":
         return ""

@@ -1,7 +1,7 @@
-"""What a ``model.json`` may decide: less where it lies in the checkpoint's own folder, with which it may have come.
+"""Restricts the settings of a ``model.json`` that lies in a checkpoint's own folder.
 
-Used by ``Checkpoint.open``.  Whoever publishes a checkpoint may put any file into its folder; what runs code or reads
-other files of the machine is for whoever serves it to say, in ``config.pbtxt`` or on the command line.
+Used by ``Checkpoint.open``.  The publisher of a checkpoint may have written any file in its folder.  Running its code
+and reading other files of the machine therefore require ``config.pbtxt`` or the command line.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from conch.checkpoints.files import GGUF
 from conch.checkpoints.hub import MODEL_FILE, local_path, shortened
 from conch.errors import invalid
 
-#: What says that a version directory is a checkpoint's own folder.
+#: Files that identify a version directory as a checkpoint's own folder.
 _CHECKPOINT: Final = ("config.json", "conch.json")
 _SWITCH: Final = "trust_remote_code"
-#: The parameters that name files or folders.
+#: Parameters that name files or folders.
 _PATHS: Final = ("model", "cache_dir", "chat_template", "speculative_model", "lora_modules")
 
 
 def is_checkpoint_folder(version_directory: Path) -> bool:
-    """Whether the files of a checkpoint lie in the version directory itself."""
+    """Whether the version directory itself contains the files of a checkpoint."""
     return any((version_directory / name).exists() for name in _CHECKPOINT) or any(version_directory.glob(f"*{GGUF}"))
 
 
 def counted(document: Mapping[str, Any], version_directory: Path) -> tuple[dict[str, Any], str]:
-    """What counts of the content of a version's ``model.json``, and a warning of what does not, which may be empty.
+    """Return the effective content of a version's ``model.json``, and a warning about ignored content, or "".
 
-    One that stands alone, and names a checkpoint elsewhere, may say everything.  Raises INVALID_ARG for one in a
-    checkpoint's folder that names files outside of it.
+    A ``model.json`` outside a checkpoint's folder is unrestricted.  Raises INVALID_ARG for one inside a checkpoint's
+    folder that names files outside the folder.
     """
     values = dict(document)
     if not (is_checkpoint_folder(version_directory) or _names_own_folder(values.get("model"), version_directory)):
@@ -55,7 +55,7 @@ def counted(document: Mapping[str, Any], version_directory: Path) -> tuple[dict[
 
 
 def _names_own_folder(model: Any, version_directory: Path) -> bool:
-    """Whether ``model`` is the version directory or lies in it."""
+    """Whether ``model`` is the version directory or a path inside it."""
     if not isinstance(model, str) or not model:
         return False
     path = local_path(version_directory, model)
@@ -63,21 +63,21 @@ def _names_own_folder(model: Any, version_directory: Path) -> bool:
 
 
 def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The parameters that name files, each with what it names."""
+    """Yield the parameters that name files, with the names in them."""
     for name in _PATHS:
         value = values.get(name)
         if name == "lora_modules" and isinstance(value, str):
             try:
                 value = json.loads(value)
             except ValueError:
-                continue  # refused where it is read
+                continue  # rejected where it is parsed
         for text in value.values() if isinstance(value, dict) else [value]:
             if isinstance(text, str) and text:
                 yield name, text
 
 
 def _leads_out(text: str, version_directory: Path) -> bool:
-    """Whether a path is written so that it leaves the version directory, or is in the model's directory above it."""
+    """Whether a path leads outside the version directory, or exists only in the model's directory above it."""
     if text.startswith(("/", "~", "$")) or ".." in Path(text).parts:
         return True
     return not (version_directory / text).exists() and (version_directory.parent / text).exists()

@@ -1,1 +1,1 @@
-"""What ``conch check`` looks at: a repository's files, read and compared; nothing is started and no model code runs."""
+"""The checks of ``conch check``: they read and compare a repository's files, and run no model code."""

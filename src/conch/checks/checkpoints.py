@@ -1,6 +1,7 @@
-"""Checks of the checkpoints that models are served from: is each there, whole, and for the task that is asked of it?
+"""Checks that the checkpoints of models exist, are complete, and fit their configured tasks.
 
-A checkpoint is opened as a worker opens it, without any library that runs models.  One on the Hub is left to the start.
+A checkpoint is opened as in a worker, but without the libraries that run models.  Checkpoints on the Hub are checked
+only when the server starts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from conch.config.signature import parameters
 from conch.errors import ConchError
 from conch.sampling import TEXT_GENERATION
 
-#: The modules of each engine of networks.
+#: The modules that each engine needs.
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("torch", "transformers"), ("torch", "transformers")),
     "onnxruntime": ("onnxruntime",),
@@ -36,7 +37,7 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def engine_problem(engine: str, task: str = "") -> tuple[str, str]:
-    """What the engine lacks here and the command that installs it; both empty where it is installed."""
+    """Return what the engine lacks on this machine and the command that installs it; both empty if it is installed."""
     modules = _MODULES.get(engine, ())
     if engine == "openvino" and task == TEXT_GENERATION:
         modules = (*modules, "openvino_genai")
@@ -47,16 +48,16 @@ def engine_problem(engine: str, task: str = "") -> tuple[str, str]:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a top-level module can be found."""
+    """Return whether a top-level module can be found."""
     return find_spec(module) is not None
 
 
-#: The option that an error is about, as errors name it.
+#: Matches the option in an error message.
 _OPTION: Final = re.compile(r"(?:parameter '|(?=task '|engine '|variant '))(\w+)")
 
 
 def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
-    """Why the checkpoint of a version cannot be served, for backends that serve checkpoints."""
+    """Yield why checkpoints cannot be served, for backends that serve checkpoints."""
     if model.config.backend not in ("huggingface", "vllm"):
         if model.config.backend in ("onnxruntime", "openvino", "pytorch"):
             problem, command = engine_problem(model.config.backend)
@@ -67,7 +68,7 @@ def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
         place = _OptionsFile(model, model.files.version_directory(version))
         document = place.document()
         if document is None:
-            continue  # said where names are checked
+            continue  # reported by the check of parameter names
         try:
             if model.config.backend == "vllm":
                 yield from _check_named(place, document)
@@ -79,13 +80,13 @@ def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _OptionsFile:
-    """Where the options of one version are written: its ``model.json``, or the configuration's parameters."""
+    """The source of a version's options: its ``model.json``, or the configuration's parameters."""
 
     model: CheckedModel
     directory: Path
 
     def document(self) -> dict[str, Any] | None:
-        """The content of ``model.json``, empty without one; None for one that is no JSON object."""
+        """Return the content of ``model.json``, empty without the file; None if it is not a JSON object."""
         try:
             document = json.loads(read_small(self.directory / MODEL_FILE))
         except FileNotFoundError:
@@ -95,7 +96,7 @@ class _OptionsFile:
         return document if isinstance(document, dict) else None
 
     def finding(self, problem: str, fix: str = "") -> Finding:
-        """The problem, at the option that it is about; else where the checkpoint is named, or at its folder."""
+        """Return a finding at the problem's option; else where the checkpoint is named, or at its folder."""
         about = _OPTION.search(problem)
         for name in (about[1] if about else "model", "model"):
             path, text = self._file_with(name)
@@ -105,7 +106,7 @@ class _OptionsFile:
         return with_fix(self.directory, 0, "error", problem, fix or f"{beside}name it in {self.directory / MODEL_FILE}")
 
     def _file_with(self, option: str) -> tuple[Path, str]:
-        """The file that gives the option, and its text; an empty text where none does."""
+        """Return the file that sets the option, and its text; the text is empty if no file sets it."""
         files, path = self.model.files, self.directory / MODEL_FILE
         if files.config_path is not None and option in files.config.parameters:
             return files.config_path, files.config_text
@@ -113,7 +114,7 @@ class _OptionsFile:
 
 
 def _check_named(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
-    """A ``model.json`` of the backend ``vllm``, which holds an engine's arguments and has to name the model."""
+    """Check a ``model.json`` of the backend ``vllm``, which contains engine arguments and must name the model."""
     model = document.get("model")
     if isinstance(model, str):
         yield from _check_path(place, model)
@@ -150,7 +151,7 @@ def _check_checkpoint(place: _OptionsFile, document: Mapping[str, Any]) -> Itera
 
 
 def _check_path(place: _OptionsFile, model: str) -> Iterator[Finding]:
-    """A model that is neither a path from the version's or the model's directory nor an id on the Hub."""
+    """Yield a finding for a model that is neither a path in the version's or model's directory nor a Hub id."""
     from_there = f"paths begin at {place.directory} or {place.directory.parent}"
     try:
         if local_path(place.directory, model) is not None:

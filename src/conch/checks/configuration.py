@@ -1,4 +1,4 @@
-"""Checks of a configuration by itself: its fields, its tensors, its instances and its backend."""
+"""Checks of a single configuration: its fields, tensors, instances and backend."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from conch.server.scheduling import no_sequences, takes_sequences
 
 
 def named_gpus(config: ModelConfig) -> list[int]:
-    """The devices to check against: those that the configuration names, as the serving machine's are not known here."""
+    """Return the GPUs to check against: those in the configuration, because the serving machine's are unknown."""
     return sorted({gpu for group in config.instance_group for gpu in group.gpus}) or [0]
 
 
 def check_configuration(model: CheckedModel) -> Iterator[Finding]:
-    """What loading refuses in the configuration, as far as files tell."""
+    """Yield errors that loading reports for the configuration, as far as files show them."""
     config, files = model.config, model.files
     problems: list[Problem] = [*static_problems(config), *directory_name_problems(files.config, files.name)]
     completed = model.completes_itself()
@@ -74,7 +74,7 @@ def _batching_findings(model: CheckedModel, completed: bool) -> Iterator[Finding
 
 
 def _row_warnings(model: CheckedModel) -> Iterator[Finding]:
-    """A model whose batches have rows without a request, and that cannot know which."""
+    """Warn of a model that cannot tell which rows of its batches have no request."""
     batching = model.config.sequence_batching
     kinds = {control.kind for tensor in batching.control_input for control in tensor.control}
     if not batching.HasField("oldest") and SequenceBatching.Control.CONTROL_SEQUENCE_READY not in kinds:
@@ -86,7 +86,7 @@ def _row_warnings(model: CheckedModel) -> Iterator[Finding]:
 
 
 def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
-    """Instances on GPUs that this machine, which may not be the one that serves, does not have."""
+    """Warn of instances on GPUs that this machine lacks; another machine may serve the model."""
     here = visible_gpus()
     for index, group in enumerate(model.files.config.instance_group):
         lacks = [gpu for gpu in group.gpus if gpu not in here]
@@ -100,7 +100,7 @@ def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
 
 
 def check_backend(model: CheckedModel, backends: BackendDirectories) -> Iterator[Finding]:
-    """A backend or a scheduler that this server does not have."""
+    """Yield errors for a backend or a scheduler that this server does not support."""
     config = model.config
     backend = BACKENDS.get(implementation(config))
     if scheduler(config) == "sequence_batching" and backend is not None and not takes_sequences(backend):
@@ -114,7 +114,7 @@ def check_backend(model: CheckedModel, backends: BackendDirectories) -> Iterator
 
 
 def _other_backend(backend: str, backends: BackendDirectories) -> str:
-    """What to do about a backend that is not there."""
+    """Return a hint for an unknown backend."""
     if backend in WAYS_OUT:
         return WAYS_OUT[backend]
     known = sorted({*BACKENDS, *backends.found()})

@@ -1,4 +1,4 @@
-"""A fault that ``conch check`` reports, on one line, and where in a file it is."""
+"""A problem that ``conch check`` reports on one line, with its position in a file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from conch.config.reading import shown_name
 
-#: Where a message goes over from what is wrong to what to do.
+#: Matches the separator between the problem and the advice in a message.
 _ADVICE = re.compile(r"[;:] (?=(?:accept|check|choose|did you mean|give|it has|it must|join|run|set)\b)")
 
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One thing that is wrong.  ``line`` counts from 1; 0 means the whole file or directory.
+    """One problem.  ``line`` counts from 1; 0 means the whole file or directory.
 
-    ``place`` is what people know ``path`` by, where that is the copy of something in a store.
+    ``place`` replaces ``path`` in the output for a copy of a file in a store.
     """
 
     path: Path
@@ -33,12 +33,12 @@ class Finding:
 
 
 def with_fix(path: Path, line: int, severity: str, message: str, fix: str = "") -> Finding:
-    """The finding for an error of the server's; what its message says to do becomes the fix, else it is ``fix``."""
+    """Return a finding for a server error; advice in the message becomes the fix, otherwise ``fix`` is used."""
     problem, *advice = _ADVICE.split(message, maxsplit=1)
     return Finding(path, line, severity, problem, advice[0] if advice else fix)
 
 
 def line_of(text: str, name: str) -> int:
-    """The line (from 1) on which ``name`` first stands between quotation marks."""
+    """Return the first line (from 1) with ``name`` in quotation marks."""
     found = re.search(rf"""(["']){re.escape(name)}\1""", text)
     return text.count("\n", 0, found.start()) + 1 if found else 1

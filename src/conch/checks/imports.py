@@ -1,7 +1,7 @@
-"""The imports of a Python source, and which of them are sure to be made: pure, over the syntax tree.
+"""Finds the imports in a Python source, and which of them always run, from the syntax tree.
 
-An import that the source is prepared to miss (``try`` with ``except ImportError``), or that an ``if`` decides on, is
-left out.
+Imports inside ``try`` with ``except ImportError`` or inside ``if`` are omitted, because the source may work without
+them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-#: Exceptions whose handler also catches a failed import.
+#: Exceptions whose handlers also catch a failed import.
 _CAUGHT: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
-#: Whatever Python raises for a file that it cannot read as a source.
+#: Exceptions that Python raises for an unreadable source file.
 UNREADABLE: Final = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
-#: The methods of a model that the server is sure to call.
+#: Methods of a model that the server always calls.
 _CALLED: Final = frozenset({"__init__", "initialize", "execute", "finalize", "auto_complete_config"})
 
 
@@ -23,8 +23,8 @@ _CALLED: Final = frozenset({"__init__", "initialize", "execute", "finalize", "au
 class Imported:
     """A module that a source imports at ``line``.
 
-    ``name`` is the whole dotted name; ``level`` the number of dots before a relative one; ``certain`` says that the
-    import is made whenever the model runs, not only when some function is called.
+    ``name`` is the full dotted name; ``level`` the number of leading dots of a relative import.  ``certain`` means that
+    the import always runs when the model does, not only when some function is called.
     """
 
     name: str
@@ -34,17 +34,17 @@ class Imported:
 
     @property
     def top(self) -> str:
-        """The first part of the name, which a finder is asked for."""
+        """The first part of the name, with which finders are called."""
         return self.name.partition(".")[0]
 
 
 def imports_of(tree: ast.Module) -> list[Imported]:
-    """The imports that nothing guards, in the order of the source."""
+    """Return the unguarded imports in source order."""
     return list(_in_statements(tree.body, certain=True))
 
 
 def changes_path(tree: ast.Module) -> bool:
-    """Whether the source may add to ``sys.path``, so that its imports cannot be judged from outside."""
+    """Return whether the source may change ``sys.path``, which makes missing imports uncertain."""
     return any(
         isinstance(node, ast.Attribute)
         and node.attr == "path"
@@ -76,7 +76,7 @@ def _in_statements(statements: Iterable[ast.stmt], certain: bool) -> Iterator[Im
 
 
 def _suppresses(item: ast.withitem) -> bool:
-    """Whether this is ``contextlib.suppress(…)``, under whatever name the module has."""
+    """Return whether this is ``contextlib.suppress(…)``, with any prefix."""
     match item.context_expr:
         case ast.Call(func=ast.Name(id="suppress") | ast.Attribute(attr="suppress")):
             return True

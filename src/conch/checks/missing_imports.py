@@ -1,6 +1,6 @@
-"""Checks that what Python models import can be found, in the environment that they run in.
+"""Checks that the imports of Python models can be found in the models' environments.
 
-Their own modules beside ``model.py`` are followed, and what those import is checked as well.
+Imports of a model's own modules beside ``model.py`` are followed and checked too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from conch.config.schema import implementation
 from conch.config.signature import parameters
 from conch.errors import did_you_mean
 
-# Only the interpreter that runs conch is asked, and for the finders' answer only: an environment may have come with
-# the model, and to start its interpreter would run what it likes.
+# Only the interpreter that runs conch is started, and only to query its import finders: an environment may have come
+# with the model, so its interpreter could run arbitrary code.
 
 
-#: Modules that every worker gives its model.
+#: Modules that every worker provides to its model.
 GIVEN: Final = frozenset({"triton_python_backend_utils", "c_python_backend_utils", "conch"})
 
-#: The first entry of the path is the current directory, which a worker does not look into.
+#: The first entry of the path is the current directory, which workers do not search.
 _PROGRAM: Final = """
 import sys
 if sys.path[:1] == [""]:
@@ -48,12 +48,12 @@ names = json.load(sys.stdin)
 json.dump([name for name in names if not found(name)], sys.stdout)
 """
 _SECONDS: Final = 60
-#: Files of ``site-packages`` that add no folder to the path.
+#: Files in ``site-packages`` that do not extend the path.
 _HARMLESS: Final = frozenset({"distutils-precedence.pth", "_virtualenv.pth"})
 
 
 def missing_modules(python: str, names: Collection[str]) -> frozenset[str]:
-    """Those of the top-level ``names`` that the interpreter does not find; none where that cannot be told."""
+    """Return the top-level ``names`` that the interpreter does not find; empty if that cannot be determined."""
     wanted = sorted(set(names) - GIVEN)
     if not wanted:
         return frozenset()
@@ -69,7 +69,7 @@ def missing_modules(python: str, names: Collection[str]) -> frozenset[str]:
 
 
 def _missing_in(environment: Path, names: Iterable[str]) -> frozenset[str]:
-    """Those of ``names`` that the environment's folders do not have; none where other folders may have them."""
+    """Return the ``names`` that an environment's folders lack; empty if it also uses other folders."""
     places: list[Path] = []
     for site in environment.glob("lib/python3*/site-packages"):
         if any(path.name not in _HARMLESS for path in site.glob("*.pth")):
@@ -79,7 +79,7 @@ def _missing_in(environment: Path, names: Iterable[str]) -> frozenset[str]:
         settings = _settings(environment / "pyvenv.cfg")
         if settings.get("include-system-site-packages", "").lower() == "true":
             return frozenset()
-        if "home" in settings:  # of a virtual environment, whose standard library is that of another folder
+        if "home" in settings:  # a virtual environment uses the standard library of its base installation
             base = Path(settings["home"]).parent / "lib" / library.name
             places += (base, base / "lib-dynload")
     if not places:
@@ -92,7 +92,7 @@ def _missing_in(environment: Path, names: Iterable[str]) -> frozenset[str]:
 
 
 def _settings(path: Path) -> dict[str, str]:
-    """The settings of a ``pyvenv.cfg``, empty without one."""
+    """Return the settings in a ``pyvenv.cfg``, empty without the file."""
     try:
         lines = read_small(path).decode("utf-8", "replace").splitlines()
     except OSError:
@@ -101,13 +101,16 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def neighbour(imported: Imported, version_directory: Path) -> Path | None:
-    """The file or folder in the model's own directories that an import names by its first part, None without one."""
+    """Return the file or folder in the model's own directories for the first part of an import, or None."""
     places = (version_directory,) if imported.level else (version_directory, version_directory.parent)
     return next((found for place in places if (found := _module(place, imported.top)) is not None), None)
 
 
 def neighbour_source(imported: Imported, version_directory: Path) -> Path | None:
-    """The neighbour's file that an import runs; None where a part of its name is missing or not a source in Python."""
+    """Return the source file in the model's directories that an import runs.
+
+    None if a part of its name is missing or is not Python source.
+    """
     at = neighbour(imported, version_directory)
     for part in imported.name.split(".")[1:]:
         at = _module(at, part) if at is not None and at.is_dir() else None
@@ -117,7 +120,7 @@ def neighbour_source(imported: Imported, version_directory: Path) -> Path | None
 
 
 def interpreter_of(environment: str, model_directory: Path) -> str | None:
-    """The interpreter of a model with this ``EXECUTION_ENV_PATH``; None for an archive, which is not unpacked here."""
+    """Return the interpreter for an ``EXECUTION_ENV_PATH``; None for an archive, which is not unpacked here."""
     if not environment:
         return sys.executable
     home = Path(environment.replace("$$TRITON_MODEL_DIRECTORY", str(model_directory)))
@@ -132,12 +135,12 @@ def _module(place: Path, name: str) -> Path | None:
     return None
 
 
-#: Packages whose name is not that of their module.
+#: Package names that differ from their module's.
 _PACKAGES: Final = {
     "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "dotenv": "python-dotenv",
     "faiss": "faiss-cpu", "PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
-#: Modules that models import most, whose misspelt names are told from missing ones.
+#: Frequently imported modules, used to recognize misspelt names.
 _COMMON: Final = (
     "accelerate", "cv2", "datasets", "faiss", "librosa", "numpy", "onnxruntime", "openvino", "pandas", "peft",
     "requests", "safetensors", "scipy", "sentence_transformers", "sentencepiece", "sklearn", "soundfile", "tensorflow",
@@ -147,7 +150,7 @@ _COMMON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """An import in a source of a model; ``unsure`` where the source changes ``sys.path``."""
+    """An import in a source of a model; ``unsure`` if the source changes ``sys.path``."""
 
     source: Path
     imported: Imported
@@ -156,7 +159,7 @@ class _Use:
 
 
 def check_imports(models: Iterable[CheckedModel]) -> Iterator[Finding]:
-    """Imports that nothing guards and that the model's interpreter does not find."""
+    """Yield unguarded imports that the model's interpreter does not find."""
     uses: defaultdict[str, list[_Use]] = defaultdict(list)
     for model in models:
         if implementation(model.config) != "python":
@@ -173,9 +176,9 @@ def check_imports(models: Iterable[CheckedModel]) -> Iterator[Finding]:
 
 
 def packages_of(model: CheckedModel) -> set[str]:
-    """The modules of other packages that a Python model is sure to import, by their top-level names.
+    """Return the top-level modules of other packages that a Python model always imports.
 
-    Empty for a model with an environment of its own.
+    Empty for a model with its own environment.
     """
     if parameters(model.config).get("EXECUTION_ENV_PATH") or model.files.backend_environment():
         return set()
@@ -192,27 +195,27 @@ def packages_of(model: CheckedModel) -> set[str]:
 
 
 def packages_with(modules: Collection[str]) -> set[str]:
-    """What pip calls the packages with top-level modules that are installed here.
+    """Return the package names, as used by pip, of installed top-level modules.
 
-    Several where packages share a namespace; a module's own name where no package is known to have it.
+    A namespace may belong to several packages; a module without a known package keeps its own name.
     """
     named = {_PACKAGES[module] for module in modules if module in _PACKAGES}
     others = [module for module in modules if module not in _PACKAGES]
     if not others:
         return named
-    installed = packages_distributions()  # reads the files of every package
+    installed = packages_distributions()  # slow: reads the files of every package
     return named.union(*(installed.get(module, [module]) for module in others))
 
 
 def _uses(path: Path) -> Iterator[_Use]:
-    """The imports of a ``model.py``, and of the neighbours that these lead to."""
+    """Yield the imports of a ``model.py``, and of the model's own modules that it imports."""
     waiting, seen = [path], {path}
     while waiting:
         source = waiting.pop()
         try:
             tree = ast.parse(read_small(source), str(source))
         except UNREADABLE:
-            continue  # said of model.py elsewhere
+            continue  # another check reports model.py
         unsure = changes_path(tree)
         for imported in imports_of(tree):
             yield _Use(source, imported, path.parent, unsure)
@@ -225,7 +228,7 @@ def _uses(path: Path) -> Iterator[_Use]:
 def _finding(use: _Use, missing: frozenset[str], python: str) -> Finding | None:
     imported = use.imported
     if imported.level > 1 or (imported.level and use.source.parent != use.version_directory):
-        return None  # within a package of the model's own
+        return None  # inside one of the model's own packages
     if neighbour(imported, use.version_directory) is not None:
         return None
     if not imported.level and imported.top not in missing:

@@ -1,4 +1,4 @@
-"""A model as the checks see it: its files, and its configuration completed as far as files tell."""
+"""A model as the checks use it: its files, and its configuration completed from them."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from conch.repository.versions import select_versions
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """A model whose configuration can be read; ``config`` is the completed one."""
+    """A model with a readable configuration; ``config`` is the completed one."""
 
     files: ModelFiles
     config: ModelConfig
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The versions that are served, ascending."""
+        """The served versions, ascending."""
         return select_versions(self.config, self.files.versions).versions
 
     @property
     def filename(self) -> str:
-        """The name of the model's file in a version directory, empty where the backend has none of a certain name."""
+        """The name of the model's file in a version directory; empty if the backend has no fixed name."""
         return "" if self.config.runtime == PYTHON_RUNTIME else str(self.config.default_model_filename)
 
     def model_files(self) -> Iterator[Path]:
-        """The model's file in each version that is served, whether or not it is there."""
+        """Yield the path of the model's file in each served version; it may not exist."""
         if self.filename and not is_ensemble(self.config):
             for version in self.versions:
                 yield self.files.version_directory(version) / self.filename
 
     def sources(self) -> Iterator[Path]:
-        """Each ``model.py`` that runs versions of the model: its own, or that of its Python-based backend."""
+        """Yield each ``model.py`` that runs the model: its own, or that of its Python-based backend."""
         if self.files.backend_directory is not None:
             yield self.files.backend_directory / PYTHON_RUNTIME
         elif implementation(self.config) == "python" and not self.config.runtime:
             yield from self.model_files()
 
     def finding(self, problem: Problem, severity: str = "error") -> Finding:
-        """The problem as a finding, at its line of the configuration."""
+        """Return the problem as a finding at its line of the configuration."""
         return in_configuration(self.files, problem.message, problem.field, problem.hint, severity)
 
     def warning(self, message: str, field: FieldPath = (), fix: str = "") -> Finding:
-        """A warning at a field of the configuration."""
+        """Return a warning at a field of the configuration."""
         return in_configuration(self.files, message, field, fix, "warning")
 
     def completes_itself(self) -> bool:
-        """Whether the backend may fill in tensors when it loads the model."""
+        """Return whether the backend may add tensors when it loads the model."""
         if implementation(self.config) != "python":
             return not is_ensemble(self.config) and self.config.platform != "pytorch_libtorch"
         return any("auto_complete_config" in _text(source) for source in self.sources())
@@ -63,7 +63,7 @@ class CheckedModel:
 def in_configuration(
     files: ModelFiles, problem: str, field: FieldPath = (), fix: str = "", severity: str = "error"
 ) -> Finding:
-    """A finding at a field of the configuration, or at the model's directory where it has no configuration."""
+    """Return a finding at a field of the configuration, or at the model's directory without a configuration file."""
     if files.config_path is None:
         return Finding(files.directory, 0, severity, problem, fix)
     return Finding(files.config_path, locate(files.config_text, field), severity, problem, fix)

@@ -1,4 +1,4 @@
-"""Checks that files lie where a repository has them, under the names that they must have."""
+"""Checks that files are where a repository requires them, and have the required names."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from conch.repository.directory_kinds import is_checkpoint, is_model_directory, 
 from conch.repository.model_files import CONFIG_FILE, ModelFiles
 from conch.repository.scan import ModelRepository
 
-#: The files by which a version directory's model is told.
+#: Files that identify the model in a version directory.
 _MODEL_FILES: Final = ("model.py", "model.json", "config.json", "conch.json", "model.onnx", "model.xml")
-#: Fields of a Triton configuration, one of which each has, and the keys by which a checkpoint's config.json is told.
+#: Fields, at least one of which is in each Triton configuration, and keys that identify a checkpoint's config.json.
 _CONFIGURATION_FIELDS: Final = frozenset({"backend", "platform", "input", "output"})
 _CHECKPOINT_KEYS: Final = frozenset({"architectures", "model_type"})
 
 
 def check_directory(directory: Path) -> Finding | None:
-    """Why ``directory`` is no model repository; None where it may be one."""
+    """Return why ``directory`` is not a model repository; None if it may be one."""
     problem = repository_problem(directory)
     return Finding(directory, 0, "error", problem.message, problem.hint) if problem is not None else None
 
 
 def check_contents(repository: ModelRepository) -> Iterator[Finding]:
-    """Directories that cannot be models, and a repository without any."""
+    """Yield directories that cannot be models, and warn of a repository without models."""
     for path in repository.unnameable():
         yield Finding(path, 0, "error", "the name of a model must be UTF-8", "rename it")
     if not repository.names():
@@ -38,7 +38,7 @@ def check_contents(repository: ModelRepository) -> Iterator[Finding]:
 
 
 def check_placement(files: ModelFiles) -> Iterator[Finding]:
-    """Files of one model that the server does not see, as they have another name or lie elsewhere."""
+    """Yield files of a model that the server ignores because of their name or location."""
     directory = files.directory
     names = [path.name for path in directory.iterdir() if path.is_file()]
     if CONFIG_FILE not in names:
@@ -60,7 +60,7 @@ def _misspelt_configuration(directory: Path, names: list[str]) -> Iterator[Findi
 
 
 def _is_configuration(path: Path) -> bool:
-    """Whether a ``config.json`` holds the configuration of a model, not of a checkpoint."""
+    """Return whether a ``config.json`` is a model configuration, not a checkpoint's."""
     try:
         document = read_json(path)
     except (OSError, ValueError):

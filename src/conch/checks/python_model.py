@@ -17,15 +17,15 @@ from conch.errors import did_you_mean, nearest, one_line
 N = TypeVar("N", bound=ast.AST)
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
-#: Methods that a worker calls if a model has them.
+#: Methods that a worker calls if the model defines them.
 _OPTIONAL = ("initialize", "finalize")
-#: Functions and attributes by which code changes names that it does not mention.
+#: Functions and attributes that can change names without mentioning them.
 _DYNAMIC_FUNCTIONS: Final = frozenset({"delattr", "eval", "exec", "globals", "locals", "setattr", "vars"})
 _DYNAMIC_ATTRIBUTES: Final = frozenset({"__dict__", "__getattribute__", "__setattr__"})
 
 
 def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Finding]:
-    """Why the file at ``path`` cannot be a Python model; ``decoupled`` is None where the model says it itself."""
+    """Yield errors in the Python model at ``path``; ``decoupled`` is None if the model itself sets it."""
     try:
         tree = ast.parse(read_small(path), str(path))
     except OSError as error:
@@ -39,7 +39,7 @@ def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Findin
         return
     model = next((node for node in _of_type(tree, ast.ClassDef) if node.name == "TritonPythonModel"), None)
     if model is None:
-        # It may also be imported or assigned; then its methods are not to be seen from here.
+        # An imported or assigned class has methods that are not visible here.
         if not _names_bound(tree).keys() & {"TritonPythonModel", "*"}:
             yield _no_class(path, tree)
         return
@@ -57,13 +57,13 @@ def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Findin
 
 
 def check_called_models(path: Path, models: Collection[str]) -> Iterator[Finding]:
-    """Models that the file at ``path`` calls (BLS) by names that none of ``models`` has."""
+    """Yield names in BLS calls of the file at ``path`` that are not in ``models``."""
     try:
         tree = ast.parse(read_small(path), str(path))
     except UNREADABLE:
-        return  # check_python_model reports it
+        return  # reported by check_python_model
     if _calls(tree, "load_model"):
-        return  # it may bring models of its own
+        return  # it may load models with files of its own
     constants = _Constants(tree)
     for call in _calls(tree, "InferenceRequest"):
         for argument in call.keywords:
@@ -140,13 +140,13 @@ def _assigned(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, str]
 
 
 def _is_plain(model: ast.ClassDef) -> bool:
-    """Whether only the class's own methods can reach its instances, which they call ``self``."""
+    """Return whether only the class's own methods, as ``self``, can access its instances."""
     if model.bases or model.keywords or model.decorator_list:
         return False
     takes_self = sum(method.args.args[:1] != [] and method.args.args[0].arg == "self" for method in _methods(model))
     return (
         takes_self == sum(argument.arg == "self" for argument in _of_type(model, ast.arg))
-        # otherwise something gets the instance itself, and may set its attributes
+        # otherwise the instance is passed elsewhere, where its attributes may be set
         and sum(_is_name(node.value, "self") for node in _of_type(model, ast.Attribute))
         == sum(_is_name(node, "self") for node in _of_type(model, ast.Name))
     )
@@ -167,7 +167,7 @@ def _of_type(tree: ast.AST, kind: type[N]) -> list[N]:
 def _execute_problems(
     path: Path, execute: ast.FunctionDef | ast.AsyncFunctionDef, *, returns: bool
 ) -> Iterator[Finding]:
-    """What is wrong with ``execute``, which ``returns`` its responses or sends them."""
+    """Yield errors in ``execute``; ``returns`` tells whether it must return its responses or sends them."""
     arguments = execute.args
     if not arguments.vararg and len(arguments.posonlyargs + arguments.args) != 2:
         problem = "execute is called with self and requests"
@@ -182,7 +182,7 @@ def _execute_problems(
 
 
 def _calls(tree: ast.AST, method: str) -> list[ast.Call]:
-    """The calls of a method of this name."""
+    """Return the calls of a method with this name."""
     return [
         call for call in _of_type(tree, ast.Call) if isinstance(call.func, ast.Attribute) and call.func.attr == method
     ]
@@ -206,7 +206,7 @@ def _no_execute(path: Path, model: ast.ClassDef) -> Finding:
 
 
 def _names_bound(tree: ast.AST) -> Counter[str]:
-    """How often each name is bound below ``tree``, in any scope; ``*`` stands for what a module's star import binds."""
+    """Count the bindings of each name below ``tree``, in any scope; ``*`` stands for a star import."""
     names: Counter[str] = Counter()
     for node in ast.walk(tree):
         match node:

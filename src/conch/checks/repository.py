@@ -1,4 +1,4 @@
-"""All checks of a model repository, in one place: which there are, and in which order they are made."""
+"""Runs all checks of a model repository, in order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from conch.repository.versions import missing_version_warning, select_versions
 
 
 def check_versions(model: CheckedModel) -> Iterator[Finding]:
-    """Versions that the policy selects and that are not there, and version directories without the model's file."""
+    """Yield versions that the policy selects but that do not exist, and versions without the model's file."""
     files = model.files
     selection = select_versions(model.config, files.versions)
     for version in selection.missing:
@@ -61,10 +61,7 @@ def check_versions(model: CheckedModel) -> Iterator[Finding]:
 
 
 def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
-    """Inputs that a model asks for and outputs that it makes, by names that the configuration does not declare.
-
-    ``model`` is one in Python.
-    """
+    """Yield inputs and outputs that a Python model uses but its configuration does not declare."""
     config = model.config
     if model.completes_itself():
         return
@@ -76,7 +73,7 @@ def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
         tree = _parsed(path)
         if config.input:
             yield from _unknown(path, _names(tree, "get_input_tensor_by_name", 1), inputs, "input")
-        # A model that calls others makes tensors for their inputs, too.
+        # A model with BLS calls also makes tensors for other models' inputs.
         if config.output and not any(_called(node) == "InferenceRequest" for node in ast.walk(tree)):
             yield from _unknown(path, _names(tree, "Tensor", 0), outputs, "output")
 
@@ -85,7 +82,7 @@ def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(read_small(path), str(path))
     except UNREADABLE:
-        return ast.Module([], [])  # said elsewhere
+        return ast.Module([], [])  # another check reports it
 
 
 def _unknown(path: Path, names: Iterator[tuple[str, int]], known: Collection[str], kind: str) -> Iterator[Finding]:
@@ -97,7 +94,7 @@ def _unknown(path: Path, names: Iterator[tuple[str, int]], known: Collection[str
 
 
 def _names(tree: ast.Module, function: str, place: int) -> Iterator[tuple[str, int]]:
-    """The texts given as argument number ``place`` to calls of ``pb_utils``' ``function``, with their lines."""
+    """Yield the constant texts at argument index ``place`` in calls of ``function``, with their lines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node) == function and len(node.args) > place:
             argument = node.args[place]
@@ -106,12 +103,12 @@ def _names(tree: ast.Module, function: str, place: int) -> Iterator[tuple[str, i
 
 
 def _called(node: ast.AST) -> str:
-    """The attribute that a call calls (``Tensor`` of ``pb_utils.Tensor(…)``), empty for anything else."""
+    """Return the attribute that a call calls (``Tensor`` of ``pb_utils.Tensor(…)``); empty for other nodes."""
     return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
 
 
 def check_side_files(model: CheckedModel) -> Iterator[Finding]:
-    """Files that the configuration names and that are missing or cannot be read."""
+    """Yield files that the configuration names but that are missing or unreadable."""
     for problem in _side_file_problems(model):
         problem.hint = problem.hint or "put the file there, or leave the field out"
         yield model.finding(problem)
@@ -156,14 +153,14 @@ def _side_file_problems(model: CheckedModel) -> Iterator[Problem]:
 
 
 def check_ensemble(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
-    """Steps that do not fit the ``models`` of the repository, by name."""
+    """Yield steps that do not fit the ``models`` of the repository."""
     yield from (model.finding(problem) for problem in _ensemble_problems(model, models))
 
 
 def _ensemble_problems(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterator[Problem]:
     used = {step.model_name for step in model.config.ensemble_scheduling.step}
     members = {name: models[name] for name in used if name in models}
-    # Tensors that a member's backend fills in at load cannot be compared here.
+    # Tensors that a backend adds when it loads a step's model cannot be compared here.
     unknown = any(not (member.config.input and member.config.output) for member in members.values())
     for problem in member_problems(model.config, {name: member.config for name, member in members.items()}):
         if "not available or ambiguous" in problem.message:
@@ -178,25 +175,25 @@ def _ensemble_problems(model: CheckedModel, models: Mapping[str, CheckedModel]) 
             yield versions
 
 
-# Names are compared with the tables that backends declare, as workers do when they load a model; values are left to
-# them.
+# Names are compared with the tables that backends declare, as workers do when they load a model.  Workers alone check
+# the values.
 
 
-#: The parameters of a Python model that Triton reads; all others are the model's own.
+#: Parameters of a Python model that Triton reads; all others belong to the model.
 _PYTHON: Final = ParameterTable("python", accepted=frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"}))
 _MODEL_FILE: Final = "model.json"
 _PLACEHOLDER: Final = re.compile(r"\s*(\$\{[^{}]*\}\s*)?")
 
 
 def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[int]) -> Iterator[Finding]:
-    """Faults in the parameters' names, and in the ``model.json`` of each of ``versions``, those that are served."""
+    """Yield errors in parameter names, and in the ``model.json`` of each of the served ``versions``."""
     runs_on = implementation(config)
     backend = BACKENDS.get(runs_on)
     if backend is None:
         return
     given = parameters(config)
     if runs_on == "python":
-        # A guess, as the model may well have a parameter of that name.
+        # Only a warning, because the model may have a parameter of that name.
         for name in _PYTHON.unknown(given):
             problem = _PYTHON.problem(name)
             if problem is not None:
@@ -205,7 +202,7 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
     table = _table(backend.parameters)
     for name in table.unknown(given):
         if config.backend == "tensorrtllm" and _PLACEHOLDER.fullmatch(given[name]):
-            continue  # not set
+            continue  # an unset parameter
         problem = table.problem(name)
         if problem is not None:
             yield _in_config(files, name, "error", problem.message)
@@ -228,7 +225,7 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
 
 
 def _table(place: str) -> ParameterTable:
-    """The table that a backend declares as ``module:name``."""
+    """Import the table that a backend declares as ``module:name``."""
     module, _, name = place.partition(":")
     table: ParameterTable = getattr(import_module(module), name)
     return table
@@ -271,16 +268,16 @@ def _in_config(files: ModelFiles, name: str, severity: str, problem: str, fix: s
     return with_fix(files.config_path, line_of(files.config_text, name), severity, problem, fix)
 
 
-#: What to do about a version directory that is none.
+#: The fix for a version directory with an invalid name.
 _NUMBER = "name it by a number, such as 1"
 
 
 def check(
     places: Sequence[Place], config_name: str | None = None, backends: BackendDirectories = USUAL_PLACES
 ) -> list[Finding]:
-    """All faults of the models in the repositories at ``places``, sorted by path and line.
+    """Return all problems of the models in the repositories at ``places``, sorted by path and line.
 
-    ``backends`` says where Python-based backends are.  Models in stores are downloaded, with all of their versions.
+    ``backends`` are the directories of Python-based backends.  Models in stores are downloaded with all their versions.
     """
     findings: list[Finding] = []
     usable: list[Place] = []
@@ -298,7 +295,7 @@ def check(
 
 
 def _check_store(url: StoreUrl, config_name: str | None) -> Finding | None:
-    """Why the repository at ``url`` cannot be read; None where it can."""
+    """Return why the repository at ``url`` cannot be read; None if it can."""
     repository = ModelRepository([url], config_name)
     try:
         repository.open()
@@ -310,7 +307,7 @@ def _check_store(url: StoreUrl, config_name: str | None) -> Finding | None:
 
 
 def _as_shown(finding: Finding, repository: ModelRepository) -> Finding:
-    """The finding with what a copy is a copy of in place of its path."""
+    """Replace the paths of local copies in a finding with their original locations."""
     place = repository.shown(str(finding.path))
     if place == str(finding.path):
         return finding
@@ -353,7 +350,7 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
 
 
 def _unless_unreadable(place: Path, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The findings, up to a file or a directory at ``place`` that may not be read; that is the last."""
+    """Yield the findings; an unreadable file or directory ends them with a finding of its own."""
     try:
         yield from findings
     except OSError as error:
@@ -361,7 +358,7 @@ def _unless_unreadable(place: Path, findings: Iterator[Finding]) -> Iterator[Fin
 
 
 def _check_model(model: CheckedModel, names: Collection[str], backends: BackendDirectories) -> Iterator[Finding]:
-    """All faults of a model that its own files show; ``names`` are those of all models."""
+    """Yield all problems in a model's own files; ``names`` are those of all models."""
     yield from check_configuration(model)
     yield from check_backend(model, backends)
     yield from check_parameters(model.config, model.files, model.versions)

@@ -1,1 +1,1 @@
-"""The model configuration: reading, completing, checking and printing ``config.pbtxt``."""
+"""The model configuration: reads, completes, checks and prints ``config.pbtxt``."""

@@ -1,7 +1,7 @@
-"""From the configuration in a file to the effective one: backend, file name, version policy, batching and instances.
+"""Completes a configuration with defaults: backend, file name, version policy, batching and instances.
 
-Pure: what lies in the model's directory is passed in.  The server calls :func:`complete` when it
-reads a model, and :func:`merge_completion` when a backend has completed the rest by looking at the model.
+Does no I/O: callers pass the names of files.  The server calls :func:`complete` when it reads a model, and
+:func:`merge_completion` when a backend has completed the rest after inspecting the model.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from conch.config.schema import (
 from conch.errors import invalid
 
 DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
-#: How the names of parameters begin with which the server shows what a model runs with.
+#: The prefix of parameters that report runtime facts about a model.
 RUNTIME_FACT_PREFIX: Final = "conch."
 
-#: Among what a text model runs with: ``yes`` where it takes conversations, else ``none``.
+#: The runtime fact of text models: ``yes`` if the model accepts conversations, else ``none``.
 CHAT_TEMPLATE: Final = "chat_template"
 
 
 @dataclass(frozen=True)
 class InstancePreference:
-    """The instances that a backend gets where the configuration names none; a count of 0 stands for its default."""
+    """The instances that a backend prefers without a configured instance group; a ``count`` of 0 means the default."""
 
     kind: str = "KIND_AUTO"
     count: int = 0
 
 
-#: No preference: a GPU where there is one.
+#: No preference: a GPU if available.
 ANY: Final = InstancePreference()
-#: A backend's that runs on CPUs alone.
+#: Preference of backends that run only on CPUs.
 CPU: Final = InstancePreference("KIND_CPU")
-#: The Python backend's: one process, and no GPU unless asked for.
+#: Preference of the Python backend: one process, and no GPU unless configured.
 PYTHON: Final = InstancePreference("KIND_CPU", 1)
 
 _PREFERENCES: Final = {"python": PYTHON, "openvino": CPU}
@@ -52,14 +52,14 @@ _PREFERENCES: Final = {"python": PYTHON, "openvino": CPU}
 
 @dataclass(frozen=True)
 class _Recognised:
-    """A file in a version directory that says which backend runs the model."""
+    """A file name in a version directory that identifies the model's backend."""
 
     filename: str
     backend: str
     platform: str
 
 
-#: In the order in which they are looked for.
+#: In search order.
 _RECOGNISED: Final = (
     _Recognised("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     _Recognised("model.graphdef", "tensorflow", "tensorflow_graphdef"),
@@ -71,10 +71,10 @@ _RECOGNISED: Final = (
     _Recognised("model.py", "python", ""),
 )
 
-#: What ``conch convert`` writes goes before Triton's own files, and a checkpoint as it is after them.
+#: Files of ``conch convert`` take precedence over Triton's own; plain checkpoint files come last.
 _CONVERTED: Final = "conch.json"
 _CHECKPOINT: Final = ("model.json", "config.json")
-#: The backends whose models' files are programs.
+#: Backends with model files that are programs.
 _PROGRAMS: Final = frozenset({"python", "pytorch"})
 _GGUF: Final = ".gguf"
 
@@ -88,11 +88,11 @@ def complete(
     preference: InstancePreference | None = None,
     python_based: bool = False,
 ) -> ModelConfig:
-    """A completed copy of ``config`` for the model in directory ``name``.
+    """Return a completed copy of ``config`` for the model in directory ``name``.
 
-    ``artefacts`` are the names of what lies in the first version directory, ``gpus`` the usable
-    devices' ids, ``preference`` goes before that of the backend; ``python_based`` says that a Python-based backend runs
-    the model.  Raises INVALID_ARG when no backend can be told.
+    ``artefacts`` are the names in the first version directory, and ``gpus`` the ids of usable devices.  ``preference``
+    overrides that of the backend.  ``python_based`` means that a Python-based backend runs the model.  Raises
+    INVALID_ARG if the backend cannot be determined.
     """
     completed = copied(config)
     complete_backend(completed, name, artefacts)
@@ -100,7 +100,7 @@ def complete(
         completed.runtime = PYTHON_RUNTIME
     runs_on = implementation(completed)
     if runs_on != "python":
-        # Clients may give back a configuration as they were shown it.
+        # Clients may send back a configuration that they read from the server.
         for parameter in [one for one in completed.parameters if one.startswith(RUNTIME_FACT_PREFIX)]:
             del completed.parameters[parameter]
     normalise(completed)
@@ -109,7 +109,7 @@ def complete(
 
 
 def complete_backend(config: ModelConfig, name: str, artefacts: Collection[str]) -> None:
-    """Fill in place ``name``, ``backend``, ``platform`` and ``default_model_filename``."""
+    """Fill in ``name``, ``backend``, ``platform`` and ``default_model_filename`` in place."""
     config.name = config.name or name
     if is_ensemble(config):
         return
@@ -149,7 +149,7 @@ def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
 
 
 def _refuse_downloaded(name: str, program: _Recognised, artefacts: Collection[str]) -> None:
-    """Raise INVALID_ARG where a checkpoint lies beside a program: nobody has said that a program in it may run."""
+    """Raise INVALID_ARG for a program beside a checkpoint: downloaded programs must not run without consent."""
     beside = next(
         (artefact for artefact in sorted(artefacts) if artefact == "config.json" or artefact.endswith(_GGUF)), ""
     )
@@ -181,7 +181,7 @@ def _fill_backend_fields(config: ModelConfig, artefacts: Collection[str]) -> Non
 
 
 def normalise(config: ModelConfig) -> None:
-    """Fill in place what has a default that depends on nothing but the configuration itself."""
+    """Fill in place the defaults that depend only on the configuration itself."""
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1
     chosen = scheduler(config)
@@ -205,7 +205,7 @@ def _prefer_full_batches(sizes: list[int], max_batch_size: int) -> None:
 
 
 def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference: InstancePreference = ANY) -> None:
-    """Fill the instance groups in place: names, kinds, counts and devices.  ``gpus`` are the usable devices' ids."""
+    """Fill the instance groups in place: names, kinds, counts and devices.  ``gpus`` are the ids of usable devices."""
     if scheduler(config) == "ensemble_scheduling" or is_remote(config):
         return
     if not config.instance_group:
@@ -226,15 +226,15 @@ def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference
 
 
 def complete_ensemble(config: ModelConfig, members: Iterable[ModelConfig]) -> None:
-    """Fill an ensemble's transaction policy in place: it is decoupled where one of its members is."""
+    """Fill an ensemble's transaction policy in place: it is decoupled if the model of any step is."""
     config.model_transaction_policy.decoupled = any(member.model_transaction_policy.decoupled for member in members)
 
 
 def merge_completion(config: ModelConfig, completion: ModelConfig) -> None:
-    """Take over in place what a backend completed: batch size, tensors, a scheduler, the transaction policy.
+    """Merge fields that a backend completed in place: batch size, tensors, scheduler, transaction policy.
 
-    Of the parameters, only those that the configuration does not have.  Raises INVALID_ARG when the backend changes a
-    scheduler that the configuration chose.
+    Parameters are added only if the configuration lacks them.  Raises INVALID_ARG if the backend changes the configured
+    scheduler.
     """
     before, after = scheduler(config), scheduler(completion)
     if before and after and before != after:

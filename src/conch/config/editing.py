@@ -1,6 +1,6 @@
-"""Changes to a ``config.pbtxt`` that leave the rest of its text as it is, comments included.
+"""Edits fields of a ``config.pbtxt`` and preserves the rest of its text, including comments.
 
-Changes are by field, nested and named as ``GET …/config`` shows them.  Used by ``conch analyze``.
+Changes are nested mappings of fields, named as in ``GET …/config``.  Used by ``conch analyze``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from conch.config.schema import ModelConfig, copied, unknown_enum_value
 from conch.errors import invalid
 
 _OPENING: Final = {"{": "}", "<": ">", "[": "]"}
-#: The groups of instances, which have no name to be known by: they are matched by their place.
+#: Instance groups have no stable names, so changes match them by position.
 _BY_PLACE: Final = "inference.ModelConfig.instance_group"
 
 
 def merge(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
-    """A copy of ``config`` with ``changes``: messages field by field, parameters by their key, lists as a whole.
+    """Return a copy of ``config`` with ``changes``: messages by field, parameters by key, lists as a whole.
 
-    None takes a field or a parameter away; instance groups are changed by their place in the list.  Raises
-    INVALID_ARG for a field that there is not, or a value that it does not take.
+    None removes a field or a parameter; instance groups are matched by position.  Raises INVALID_ARG for an unknown
+    field or an invalid value.
     """
     merged = copied(config)
     _apply(merged, changes, "")
@@ -34,10 +34,10 @@ def merge(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
 
 
 def edit(text: str, changes: Mapping[str, Any], source: str = "config.pbtxt") -> str:
-    """The text of a configuration with ``changes``; ``source`` is its path, for messages.
+    """Return the text of a configuration with ``changes``; ``source`` is its path, for messages.
 
-    Values that change are written where they stood, further fields at the end of their message.  Raises as
-    :func:`merge` and :func:`conch.config.pbtxt.parse` do.
+    Changed values are replaced in place; new fields are added at the end of their message.  Raises as :func:`merge` and
+    :func:`conch.config.pbtxt.parse` do.
     """
     before = pbtxt.parse(text, source)
     after = merge(before, changes)
@@ -49,7 +49,7 @@ def edit(text: str, changes: Mapping[str, Any], source: str = "config.pbtxt") ->
             return edited
     except ConfigError:
         pass
-    # A text in a form that is not understood here, such as an extension's.
+    # The text uses syntax that this module does not support, such as extensions.
     return str(text_format.MessageToString(after, as_utf8=True))
 
 
@@ -103,15 +103,14 @@ def _parse(message: Any, name: str, value: Any, path: str) -> None:
 
 
 class _Span(NamedTuple):
-    """Part of a text."""
+    """A range of a text."""
 
     start: int
     end: int
 
 
 class _Field(NamedTuple):
-    """A field of a message in a text: its name, all of it with the separator after it, and its values; those of a list
-    one by one."""
+    """A field in the text of a message: its name, span (with trailing separator) and values or list elements."""
 
     name: str
     span: _Span
@@ -127,7 +126,7 @@ def _edited(text: str, before: ModelConfig, after: ModelConfig) -> str:
 
 
 def _edit_message(text: str, body: _Span, before: Any, after: Any, edits: list[tuple[_Span, str]]) -> None:
-    """Note the edits that make ``after`` of ``before``, whose fields are in ``body``."""
+    """Collect the edits that change ``before`` to ``after``; ``body`` is the span of the message's fields."""
     fields = list(_fields(text, body))
     added = ""
     for field in before.DESCRIPTOR.fields:
@@ -147,7 +146,7 @@ def _edit_message(text: str, body: _Span, before: Any, after: Any, edits: list[t
 def _edit_values(
     text: str, field: Any, found: list[_Field], before: Any, after: Any, edits: list[tuple[_Span, str]]
 ) -> bool:
-    """Note the edits of the values of one field; False where they are to be written anew as a whole."""
+    """Collect the edits of one field's values; returns False if the field must be rewritten as a whole."""
     repeated = field.default_value == []
     old = list(getattr(before, field.name)) if repeated else [getattr(before, field.name)]
     new = list(getattr(after, field.name)) if repeated else [getattr(after, field.name)]
@@ -165,7 +164,7 @@ def _edit_values(
 def _edit_entries(
     text: str, found: list[_Field], before: Any, after: Any, name: str, edits: list[tuple[_Span, str]]
 ) -> str:
-    """Note the edits of the entries of a map; returns those that are new, in text format."""
+    """Collect the edits of a map's entries; returns new entries in text format."""
     old, new = getattr(before, name), getattr(after, name)
     changed = [key for key in sorted({*old, *new}) if key not in old or key not in new or old[key] != new[key]]
     entries = {key: one for one in found for key in _keys(type(before), text, one)}
@@ -193,8 +192,10 @@ def _is_set(message: Any, field: Any) -> bool:
 
 
 def _replace(text: str, found: list[_Field], written: str, edits: list[tuple[_Span, str]]) -> str:
-    """Note that fields are written anew in the first one's place, below the comments that were in them; returns what is
-    to be written if there are none."""
+    """Collect the edits that rewrite fields at the position of the first, after their comments.
+
+    Returns the text to append if ``found`` is empty.
+    """
     for number, one in enumerate(found):
         if number or not written:
             edits.append((_whole_line(text, one.span), ""))
@@ -206,7 +207,7 @@ def _replace(text: str, found: list[_Field], written: str, edits: list[tuple[_Sp
 
 
 def _append(text: str, body: _Span, written: str, edits: list[tuple[_Span, str]]) -> None:
-    """Note that fields come at the end of a message, in lines of their own where its fields have those."""
+    """Collect the edit that adds fields at the end of a message, on new lines if its other fields are."""
     inside = text[body.start : body.end]
     if body == (0, len(text)):
         edits.append((_Span(body.end, body.end), ("\n" if text and not text.endswith("\n") else "") + written))
@@ -223,7 +224,7 @@ def _append(text: str, body: _Span, written: str, edits: list[tuple[_Span, str]]
 
 
 def _written(message: Any, name: str, key: str = "") -> str:
-    """A field, or one entry of it, in text format; empty where it is not set."""
+    """Return a field, or one entry of it, in text format; empty if it is not set."""
     part = type(message)()
     part.CopyFrom(message)
     for other, _ in message.ListFields():
@@ -236,14 +237,14 @@ def _written(message: Any, name: str, key: str = "") -> str:
 
 
 def _scalar(field: Any, value: Any) -> str:
-    """A value in text format."""
+    """Return a value in text format."""
     out = text_format.TextWriter(as_utf8=True)
     text_format.PrintFieldValue(field, value, out, as_utf8=True)
     return str(out.getvalue())
 
 
 def _keys(kind: type[Any], text: str, field: _Field) -> set[str]:
-    """The keys of the entries of a map."""
+    """Return the keys of a map's entries."""
     part = kind()
     text_format.Parse(text[field.span.start : field.span.end].rstrip(",;"), part)
     return set(getattr(part, field.name))
@@ -254,13 +255,13 @@ def _comments(text: str, span: _Span) -> list[str]:
 
 
 def _indent(text: str, at: int) -> str:
-    """The blanks at the beginning of a line."""
+    """Return the leading whitespace of a line."""
     line = text[text.rfind("\n", 0, at) + 1 : at]
     return line[: len(line) - len(line.lstrip())]
 
 
 def _whole_line(text: str, span: _Span) -> _Span:
-    """A part of a text; with its line if nothing else is there."""
+    """Return a span extended to its whole lines if they contain nothing else."""
     line = text.rfind("\n", 0, span.start) + 1
     after = text.find("\n", span.end)
     after = len(text) if after < 0 else after + 1
@@ -269,7 +270,7 @@ def _whole_line(text: str, span: _Span) -> _Span:
 
 
 def _fields(text: str, body: _Span) -> Iterator[_Field]:
-    """The fields of a readable message, in the text's order."""
+    """Yield the fields of a valid message in text order."""
     tokens = [
         _Span(match.start(), match.start() + len(match[0].rstrip()))
         for match in pbtxt.TOKEN.finditer(text, *body)
@@ -299,7 +300,7 @@ def _fields(text: str, body: _Span) -> Iterator[_Field]:
 
 
 def _after_value(words: list[str], at: int) -> int:
-    """The index of the token after the value that begins at ``at``."""
+    """Return the index of the token after the value that begins at ``at``."""
     closing: list[str] = []
     while at < len(words):
         word = words[at]

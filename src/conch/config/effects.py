@@ -1,4 +1,4 @@
-"""Fields of a configuration that Triton obeys and that have no effect here, so that nobody waits for it in vain."""
+"""Finds configuration fields that Triton supports but that have no effect in conch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import FIRST_RESPONSE
 
 _NOT_YET = "this server does not have that yet"
-#: Whole fields, and why they have no effect.
+#: Top-level fields, and why they have no effect.
 _FIELDS = {
     "cc_model_filenames": "use instance groups and versions",
     "model_operations": "its libraries of ONNX operations are not loaded. A Python model can, with "
@@ -25,15 +25,15 @@ _OF_OPTIMIZATION = {
     "gather_kernel_buffer_threshold": _NOT_YET,
     "eager_batching": _NOT_YET,
 }
-#: The backends that read ``optimization.graph`` and ``optimization.execution_accelerators``.
+#: Backends that read ``optimization.graph`` and ``optimization.execution_accelerators``.
 _OPTIMIZING = frozenset({"onnxruntime"})
 
-#: The backends that join the tensors of a batch's requests; others get request by request, as in Triton.
+#: Backends that join the tensors of a batch's requests; others receive separate requests, as in Triton.
 _COLLECTING = frozenset({"onnxruntime", "openvino", "pytorch"})
 
 
 def ineffective_problems(config: ModelConfig) -> Problems:
-    """Everything that is set in a configuration, as written or completed, and has no effect.  These are warnings."""
+    """Yield a warning for each field of a configuration, written or completed, that has no effect."""
     for name, reason in _FIELDS.items():
         if _is_set(config, name):
             yield _ineffective(f"'{name}'", (name,), reason)

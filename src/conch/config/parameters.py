@@ -1,8 +1,8 @@
-"""The names that a model's ``parameters`` may have under a backend, and what is said of any other name.
+"""The names that a model's ``parameters`` may have under a backend, and the errors for other names.
 
-Every backend of conch's own declares its parameters once, as a :class:`ParameterTable`.  Workers check a model's
-configuration against it when they load the model, ``conch check`` does so beforehand, and a test compares it with the
-documents.  Needs the standard library only.
+Each backend of conch declares its parameters once, as a :class:`ParameterTable`.  Workers check a configuration against
+it when they load the model, ``conch check`` does so in advance, and a test compares it with the documentation.  Needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from functools import cached_property
 
 from conch.errors import ConchError, did_you_mean, invalid
 
-#: How alike (``difflib``'s ratio) two names are when one is taken for the other misspelt: where unknown names are
-#: accepted, and where they are refused anyway and this only chooses the suggestion.
+#: Minimum similarity (``difflib``'s ratio) at which an unknown name counts as a misspelling of a known one.
+#: ``_MISSPELT`` applies where other unknown names are accepted, ``_SUGGESTED`` where all of them are refused.
 _MISSPELT = 0.85
 _SUGGESTED = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a model as the documents describe it: the values it may have, its default, and its meaning."""
+    """A documented parameter of a model: its possible values, its default, and its meaning."""
 
     name: str
     values: str
@@ -33,10 +33,10 @@ class Parameter:
 class ParameterTable:
     """The names that a model's ``parameters`` may have under one backend.
 
-    ``declared`` are documented; ``accepted`` are known besides: aliases, and those that repositories written for
-    Triton's backend of this name carry.  Names that begin with ``prefix`` are handed to a library as they are.  A
-    ``strict`` table refuses every other name; any other table refuses only those that look like a known name misspelt,
-    as Triton lets users keep data of their own among the parameters.
+    ``declared`` names are documented.  ``accepted`` names are aliases, and names that repositories written for Triton's
+    backend of this name contain.  Names with ``prefix`` are passed to a library unchanged.  A ``strict`` table refuses
+    every other name; any other table refuses only likely misspellings, because Triton allows users to store their own
+    data in the parameters.
     """
 
     backend: str
@@ -47,17 +47,17 @@ class ParameterTable:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """All names that are known."""
+        """All known names."""
         return self.accepted | {parameter.name for parameter in self.declared}
 
     def unknown(self, names: Iterable[str]) -> list[str]:
-        """Those of ``names`` that are not known, sorted."""
+        """Return the unknown names, sorted."""
         return sorted(
             name for name in names if name not in self.names and not (self.prefix and name.startswith(self.prefix))
         )
 
     def problem(self, name: str) -> ConchError | None:
-        """Why the unknown ``name`` is refused (INVALID_ARG); None where it is accepted and has no effect."""
+        """Return the error for the unknown ``name`` (INVALID_ARG); None if it is accepted without effect."""
         hint = did_you_mean(name, self.names, likeness=_SUGGESTED if self.strict else _MISSPELT)
         if hint:
             return invalid(f"parameter '{name}' is not known; {hint}")
@@ -68,7 +68,7 @@ class ParameterTable:
         return None
 
     def check(self, names: Iterable[str]) -> list[str]:
-        """Those of ``names`` that have no effect, sorted, to be logged.  Raises INVALID_ARG for a refused one."""
+        """Return the names without effect, sorted, for the log.  Raises INVALID_ARG for a refused name."""
         unknown = self.unknown(names)
         for name in unknown:
             problem = self.problem(name)

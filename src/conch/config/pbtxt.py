@@ -1,4 +1,4 @@
-"""Read ``config.pbtxt``: protobuf text format, with errors that say where and what was probably meant."""
+"""Reads ``config.pbtxt`` (protobuf text format); errors contain the position and a suggestion."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from conch.config.problem import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
 from conch.errors import nearest, one_line
 
-# Pure; ``pbtxt`` calls it with the message of protobuf's parser and with where in the text that stands.
+# Hints for syntax errors.  They depend only on the parser's message and the text at its position.
 
 
 _UNKNOWN_FIELD: Final = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
 _UNKNOWN_VALUE: Final = re.compile(r'Enum type "(?P<enum>[\w.]+)" has no value named (?P<value>"?\w+"?)')
 
-#: What other programs call a field or a value, by the type that has it.
+#: Names that other programs use for a field or a value, by the type that has it.
 _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "inference.DataType": {
         **dict.fromkeys(("BYTES", "STR", "TEXT", "CHAR", "UTF8", "OBJECT"), "TYPE_STRING"),
@@ -40,7 +40,7 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "inference.ModelConfig": {"batch_size": "max_batch_size", "batching": "dynamic_batching"},
 }
 
-#: By the parser's message: the hint, from the match and from the rest of the text where the parser stopped.
+#: Patterns of the parser's messages, with functions from the match and the unparsed rest of the text to a hint.
 _WRITING: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], str]]]] = (
     (re.compile(r"Expected string but found: '(\w+)'"), lambda found, rest: f'write "{found[1]}", in quotation marks'),
     (
@@ -60,9 +60,9 @@ _WRITING: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], s
 
 
 def hint(detail: str, text: str, offset: int) -> str:
-    """What to write instead, empty where nothing tells.
+    """Return what to write instead, or an empty string if unknown.
 
-    ``detail`` is the parser's message, ``offset`` the place in ``text`` where it stopped.
+    ``detail`` is the parser's message, ``offset`` the position in ``text`` where it stopped.
     """
     pool = ModelConfig.DESCRIPTOR.file.pool
     before = text[:offset]
@@ -87,13 +87,13 @@ def hint(detail: str, text: str, offset: int) -> str:
 
 
 def _nearest(wrong: str, kind: str, known: Sequence[str]) -> str:
-    """The name that was meant: another program's, one without its prefix (``GPU``), or one misspelt."""
+    """Return a hint with the intended name: another program's, without its prefix (``GPU``), or misspelt."""
     others = _OTHER_NAMES.get(kind, {})
     prefix = f"{known[0].partition('_')[0]}_" if known[0].isupper() else ""
     bare = wrong.upper().removeprefix(prefix) if prefix else wrong
     meant = others.get(bare) or next((name for name in known if name == prefix + bare), "")
     if not meant:
-        # The prefix that all names share would make them all alike.
+        # The common prefix would make all names similar.
         stems = {name.removeprefix(prefix): name for name in known}
         meant = stems.get(nearest(bare, stems), "")
     return f"did you mean '{meant}'?" if meant else f"known here: {', '.join(known)}"
@@ -110,7 +110,7 @@ def _message_expected(rest: str) -> str:
 
 
 def _unclosed(text: str) -> str:
-    """That the innermost ``{`` or ``[`` which nothing closes must be closed, with its line; empty without one."""
+    """Return a hint to close the innermost unclosed ``{`` or ``[``, with its line; empty if there is none."""
     bare = re.sub(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", "", text)
     lines: list[int] = []
     for match in re.finditer(r"[\[\]{}]", bare):
@@ -123,7 +123,7 @@ def _unclosed(text: str) -> str:
 
 _MIN_INT32: Final = -(2**31)
 _PLACEHOLDER = re.compile(r"\$\{[^{}\n]*\}")
-#: One token of the format; what is between them is ``blank``.
+#: Matches one token of the format; text between tokens is ``blank``.
 TOKEN: Final = re.compile(
     r"""
     (?P<blank> \s+ | \#[^\n]* )
@@ -136,10 +136,10 @@ TOKEN: Final = re.compile(
 
 
 def parse(text: str, source: str) -> ModelConfig:
-    """The configuration that ``text`` describes; ``source`` is the file's path, for messages.
+    """Parse the text of a configuration; ``source`` is the file's path, for messages.
 
-    Raises :class:`ConfigError` with line, column and, for a misspelt name, the nearest known one; a template's
-    ``${…}`` that stands where it cannot stay is named.
+    Raises :class:`ConfigError` with line, column and, for a misspelt name, the nearest known one.  An unfilled ``${…}``
+    of a template is named in the error.
     """
     config = ModelConfig()
     try:
@@ -147,7 +147,7 @@ def parse(text: str, source: str) -> ModelConfig:
     except text_format.ParseError as error:
         raise _unreadable(error, text, source) from error
     except (ValueError, RecursionError) as error:
-        # Of the message, which takes no number of more bits than the field's, and of groups within groups.
+        # Raised by messages for numbers that exceed a field's type, and for nesting that is too deep.
         raise ConfigError(f"failed to read text proto from {source}: {one_line(error)}", path=source) from error
     if unknown := unknown_enum_value(config):
         raise ConfigError(f"failed to read text proto from {source}: unknown value of '{unknown}'", path=source)
@@ -168,23 +168,23 @@ def _unreadable(error: text_format.ParseError, text: str, source: str) -> Config
 
 
 def _in_known_words(detail: str) -> str:
-    """A refusal of a number in the words that protobuf's parser for C++ has for it, which Triton logs."""
+    """Convert an error about a number to the wording of protobuf's C++ parser, which Triton logs."""
     if found := re.search(r"Couldn't parse integer: ([^\n]*)$", detail):
         return f"Expected integer, got: {found[1]}"
     if found := re.search(r"Value out of range: (-?\d+)$", detail):
-        unsigned = _MIN_INT32 <= int(found[1]) < 0  # every signed field takes it
+        unsigned = _MIN_INT32 <= int(found[1]) < 0  # every signed field accepts it
         return "Expected integer, got: -" if unsigned else f"Integer out of range ({found[1].lstrip('-')})"
     return detail
 
 
 def _offset(text: str, line: int, column: int) -> int:
-    """The place in the text of a line and a column that count from 1."""
+    """Return the offset of a line and a column, both counted from 1."""
     before = text.split("\n")[: max(line - 1, 0)]
     return sum(len(one) + 1 for one in before) + max(column - 1, 0)
 
 
 def _unfilled(text: str, line: int, column: int) -> str:
-    """The message about a template's placeholder at this place, empty where there is none."""
+    """Return the message about a template's placeholder at this position; empty if there is none."""
     found = _PLACEHOLDER.match("".join(text.split("\n")[line - 1 : line]), max(column - 1, 0))
     if found is None:
         return ""
@@ -198,9 +198,9 @@ def _unfilled(text: str, line: int, column: int) -> str:
 
 
 def locate(text: str, path: FieldPath) -> int:
-    """The line (from 1) of the field at ``path`` in a readable text, or of its nearest parent that is there.
+    """Return the line (from 1) of the field at ``path`` in a valid text, or of its nearest existing parent.
 
-    A path that names nothing in the text gives 1.
+    Returns 1 if no part of ``path`` exists.
     """
     at = _outline(text)
     line = 1
@@ -218,7 +218,7 @@ def locate(text: str, path: FieldPath) -> int:
 
 @dataclass
 class _Block:
-    """A message in the text: its line, and its fields' values in the order in which they come."""
+    """A message in the text: its line, and the values of its fields in text order."""
 
     line: int
     fields: dict[str, list[_Block]] = field(default_factory=dict)
@@ -241,7 +241,7 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _read_fields(tokens: list[tuple[str, int]], at: int, into: _Block) -> int:
-    """Read ``name: value`` and ``name { … }`` up to the closing mark; return the place after it."""
+    """Read ``name: value`` and ``name { … }`` up to the closing bracket; return the index after it."""
     while at < len(tokens):
         name, line = tokens[at]
         at += 1

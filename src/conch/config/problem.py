@@ -1,8 +1,7 @@
-"""Faults of a configuration: what is wrong, and where.
+"""Errors in a configuration and their positions.
 
-A problem names the field by its path: field names, and indices into repeated fields, as in
-``("input", 1, "dims")``.  Checks are generators of problems; loading stops at the first one,
-``conch check`` reports them all.
+A problem gives the path of its field: field names, and indices into repeated fields, as in ``("input", 1, "dims")``.
+Checks are generators of problems; loading stops at the first, ``conch check`` reports all.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ FieldPath = tuple[str | int, ...]
 
 
 class ConfigError(ConchError):
-    """A configuration that cannot be read.
+    """A configuration that cannot be parsed.
 
-    ``line`` and ``column`` count from 1 and are 0 where unknown; ``hint`` says what was probably meant.
+    ``line`` and ``column`` count from 1, and are 0 if unknown; ``hint`` suggests a correction.
     """
 
     def __init__(self, message: str, *, path: str = "", line: int = 0, column: int = 0, hint: str = "") -> None:
@@ -29,7 +28,7 @@ class ConfigError(ConchError):
 
 
 class Problem(ConchError):
-    """A configuration that can be read and is wrong; ``field`` is where, ``hint`` what to do about it."""
+    """A parsed but invalid configuration; ``field`` is the position, ``hint`` suggests a correction."""
 
     def __init__(self, message: str, field: FieldPath = (), *, hint: str = "") -> None:
         super().__init__(message, Code.INVALID_ARG)
@@ -41,6 +40,6 @@ Problems = Iterator[Problem]
 
 
 def refuse(problems: Iterable[Problem]) -> None:
-    """Raise the first of the problems, if there is one."""
+    """Raise the first problem, if any."""
     for problem in problems:
         raise problem

@@ -1,4 +1,4 @@
-"""Reads the files of repositories and checkpoints, none of which can hold up who reads it or fill the memory."""
+"""Reads small files of repositories and checkpoints safely: without blocking on pipes, and with a size limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
-#: The most bytes of a configuration, a source or another file that people write, and of JSON that programs write.
+#: Maximum sizes (bytes) of files that people write, such as configurations and sources, and of JSON that programs
+#: write.
 MOST_BYTES: Final = 16 << 20
 MOST_JSON_BYTES: Final = 64 << 20
 
@@ -18,10 +19,10 @@ MOST_JSON_BYTES: Final = 64 << 20
 def open_regular(path: Path) -> BufferedReader:
     """Open a file to read its bytes.
 
-    Raises OSError as ``open`` does, and for what is no regular file: reading a pipe waits for ever, as opening it does,
+    Raises OSError as ``open`` does, and for anything but a regular file: opening or reading a pipe can block forever,
     and a device may have no end.
     """
-    # What a path names may change at any time, so that what was opened is asked.
+    # The file at a path may be replaced at any time, so the open file is checked.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -36,7 +37,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_small(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file.  Raises OSError as :func:`open_regular` does, and for more than ``most`` bytes."""
+    """Read a file.  Raises OSError as :func:`open_regular` does, and for more than ``most`` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -45,7 +46,7 @@ def read_small(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
-    """The JSON in a file.  Raises OSError as :func:`read_small` does, and ValueError for what is no JSON."""
+    """Read a JSON file.  Raises OSError as :func:`read_small` does, and ValueError for invalid JSON."""
     content = read_small(path, most)
     try:
         return json.loads(content)
@@ -54,12 +55,12 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
 
 
 def shown_name(name: str) -> str:
-    """A text with names of files for people: bytes that are no UTF-8 and unprintable characters are written out."""
+    """Make a text with file names printable: escape bytes that are not UTF-8 and unprintable characters."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(one if one.isprintable() or one == " " else escaped(one) for one in text)
 
 
 def escaped(character: str) -> str:
-    """A character that is not to be written as it is: ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``."""
+    """Return the escape of a character: ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``."""
     number = ord(character)
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

@@ -1,6 +1,6 @@
-"""Models that other servers run (``backend: "remote"``): their parameters, and what their configuration may not have.
+"""Models that other servers run (``backend: "remote"``): their parameters, and fields that they must not have.
 
-Needs the standard library and the configuration's messages only; no file and no network is touched.
+Needs only the standard library and the configuration's messages; does no I/O.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from conch.config.signature import parameters
 from conch.errors import ConchError, invalid
 
 REMOTE: Final = "remote"
-#: What a server that has no version of its own calls the one that it passes requests on for.
+#: The version of a model that has no local versions and only forwards requests.
 ONLY_VERSION: Final = 1
-#: The parameter that says which backend runs the model on the other server.
+#: The parameter with the backend that runs the model on the other server.
 _BACKEND: Final = "backend"
-#: Stands for the version of the local model.
+#: A value of ``version`` that means the version of the local model.
 SAME_VERSION: Final = -2
 
 _CONNECT_TIMEOUT: Final = 3.0
@@ -87,7 +87,7 @@ PARAMETERS: Final = ParameterTable(
 
 @dataclass(frozen=True, slots=True)
 class RemoteUrl:
-    """Where one server is: ``text`` as it was written, and its parts; ``path`` is what comes before ``/v2``."""
+    """The address of one server: ``text`` as written, and its parts; ``path`` precedes ``/v2``."""
 
     text: str
     scheme: str
@@ -105,16 +105,16 @@ class RemoteUrl:
 
     @property
     def address(self) -> str:
-        """``host:port``, with the brackets that an IPv6 address needs."""
+        """``host:port``, with brackets around an IPv6 address."""
         return host_and_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """What the parameters of a remote model say; times are in seconds, and ``timeout`` 0 is no limit.
+    """The parsed parameters of a remote model.  Times are in seconds; a ``timeout`` of 0 means no limit.
 
-    ``version`` -1 is any, and ``SAME_VERSION`` that of the local model.  Names of files are as written, relative to the
-    model's directory or absolute.
+    A ``version`` of -1 means any, ``SAME_VERSION`` that of the local model.  File names are as written, absolute or
+    relative to the model's directory.
     """
 
     urls: tuple[str, ...]
@@ -134,20 +134,20 @@ class RemoteSettings:
     key_file: str = ""
 
     def of_version(self, version: int) -> RemoteSettings:
-        """The settings of one local version; -1 for that of none in particular."""
+        """Return the settings for one local version; -1 if the request names none."""
         return replace(self, version=version) if self.version == SAME_VERSION else self
 
 
 def is_remote(config: ModelConfig) -> bool:
-    """Whether another server runs the model."""
+    """Return whether another server runs the model."""
     return implementation(config) == REMOTE
 
 
 def take_over(config: ModelConfig, theirs: ModelConfig) -> None:
-    """Put into ``config`` what decides how requests to a model look, from its configuration on the other server.
+    """Copy the fields that determine the form of requests from the other server's configuration to ``config``.
 
-    How it is reshaped and what its classes are called is that server's affair; which backend runs it, requests may have
-    to know.
+    Reshapes and labels are not copied, because the other server applies them.  The name of the backend is copied,
+    because requests may depend on it.
     """
     config.max_batch_size = theirs.max_batch_size
     config.model_transaction_policy.CopyFrom(theirs.model_transaction_policy)
@@ -155,9 +155,9 @@ def take_over(config: ModelConfig, theirs: ModelConfig) -> None:
         for tensor in getattr(theirs, kind):
             own = getattr(config, kind).add()
             own.CopyFrom(tensor)
-            own.ClearField("reshape")  # clients see the shape before it
+            own.ClearField("reshape")  # clients send the shape before reshaping
             if kind == "output":
-                own.ClearField("label_filename")  # a file of theirs
+                own.ClearField("label_filename")  # a file on the other server
     runs_there = parameters(theirs).get(_BACKEND, "") if is_remote(theirs) else theirs.backend
     if runs_there and _BACKEND not in config.parameters:
         config.parameters[_BACKEND].string_value = runs_there
@@ -167,7 +167,7 @@ def take_over(config: ModelConfig, theirs: ModelConfig) -> None:
 
 
 def read_url(text: str) -> RemoteUrl:
-    """The parts of a server's address.  Raises INVALID_ARG for one that no request can be sent to."""
+    """Parse a server's address.  Raises INVALID_ARG for an unusable one."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -190,7 +190,7 @@ def read_url(text: str) -> RemoteUrl:
 
 
 def check_urls(urls: Iterable[str], *, decoupled: bool, model: str) -> None:
-    """Raise INVALID_ARG for an address that cannot serve the model; a decoupled one needs streams of gRPC."""
+    """Raise INVALID_ARG for an address that cannot serve the model; a decoupled model needs gRPC streams."""
     for url in urls:
         if not read_url(url).is_grpc and decoupled:
             raise invalid(
@@ -200,7 +200,7 @@ def check_urls(urls: Iterable[str], *, decoupled: bool, model: str) -> None:
 
 
 def read_remote(config: ModelConfig) -> RemoteSettings:
-    """What the parameters of a remote model say.  Raises INVALID_ARG for the first thing that is wrong with them."""
+    """Parse the parameters of a remote model.  Raises INVALID_ARG for the first error."""
     PARAMETERS.check(parameters(config))
     refuse(field_problems(config))
     reader = _ParameterReader(config)
@@ -210,14 +210,14 @@ def read_remote(config: ModelConfig) -> RemoteSettings:
 
 
 def value_problems(config: ModelConfig) -> Problems:
-    """Everything wrong with the values of a remote model's parameters; the second part of a field is the name."""
+    """Yield all errors in the values of a remote model's parameters; the second part of each field path is the name."""
     reader = _ParameterReader(config)
     reader.settings()
     yield from reader.problems
 
 
 def field_problems(config: ModelConfig) -> Problems:
-    """Fields of a remote model's configuration that mean nothing for one."""
+    """Yield fields of the configuration that are meaningless for a remote model."""
     chosen = scheduler(config)
     if chosen == "dynamic_batching":
         yield _meaningless(config, "dynamic_batching", "the remote server batches its requests")
@@ -243,7 +243,7 @@ def _meaningless(config: ModelConfig, field: str, reason: str) -> Problem:
 
 
 class _ParameterReader:
-    """Reads the parameters, and notes what is wrong with each in ``problems``."""
+    """Parses the parameters, and collects their errors in ``problems``."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config

@@ -1,8 +1,7 @@
-"""The configuration as JSON, and back.
+"""Converts the configuration to JSON and back.
 
-This is what ``GET …/config`` answers, what Python models receive and what a load may override.
-
-Every primitive field is printed, defaults included; enums by name; sub-messages only when set.
+``GET …/config`` returns this JSON, Python models receive it, and a load may override it.
+All primitive fields are printed, including defaults; enums by name; sub-messages only when set.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from conch.config.schema import ModelConfig, unknown_enum_value
 from conch.errors import internal
 
-#: 64-bit integers are strings in proto3's JSON; Triton prints those of these messages' fields as numbers.
+#: 64-bit integers are strings in proto3's JSON, but Triton prints these fields as numbers.
 _NUMBERS = {
     "inference.ModelInput.dims",
     "inference.ModelOutput.dims",
@@ -36,7 +35,7 @@ _NUMBERS = {
     "inference.ModelEnsembling.Step.model_version",
     "inference.ModelWarmup.Input.dims",
 }
-#: Fields newer than the baseline, printed only where they say something.
+#: Fields newer than the baseline version of Triton, printed only when set.
 _ONLY_WHEN_SET = {"inference.ModelEnsembling.max_inflight_requests"}
 _INT64 = {
     FieldDescriptor.TYPE_INT64,
@@ -46,17 +45,17 @@ _INT64 = {
     FieldDescriptor.TYPE_SFIXED64,
 }
 _FLOAT = Struct("<f")
-#: What reading JSON of the wrong shape raises besides its own error: no text from a client may stop the server.
+#: Exceptions besides ParseError that malformed JSON raises.  Text from clients must not stop the server.
 _PARSER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def to_json(config: ModelConfig) -> str:
-    """The configuration as compact JSON, keys in the order of the schema."""
+    """Return the configuration as compact JSON, with keys in schema order."""
     return orjson.dumps(_message(config)).decode()
 
 
 def from_json(text: str) -> ModelConfig:
-    """The configuration that JSON describes; field names as in the schema or in camelCase, enum values in any case.
+    """Parse a configuration from JSON; field names may be in camelCase, and enum values in any case.
 
     Raises INTERNAL ``Invalid config override: …``.
     """
@@ -77,7 +76,7 @@ def _message(message: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     chosen: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
-        if field.default_value == []:  # Repeated, maps too; ``is_repeated`` is newer than the oldest protobuf allowed.
+        if field.default_value == []:  # Repeated fields and maps; the oldest protobuf lacks ``is_repeated``.
             values[field.name] = _repeated(field, getattr(message, field.name))
         elif not field.has_presence:
             if field.full_name not in _ONLY_WHEN_SET or getattr(message, field.name):
@@ -86,7 +85,7 @@ def _message(message: Any) -> dict[str, Any]:
             if field.message_type is not None:
                 values[field.name] = _message(getattr(message, field.name))
             else:
-                # Alternatives of a oneof that are plain values come after everything else.
+                # Scalar alternatives of a oneof are printed last.
                 chosen[field.name] = _scalar(field, getattr(message, field.name))
     return values | chosen
 
@@ -114,7 +113,10 @@ def _scalar(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _float(value: float) -> float | int | str:
-    """A 32-bit float in 6 digits where they suffice, else 9: 0.3 and not 0.30000001192092896; 1 and not 1.0."""
+    """Round a 32-bit float to 6 digits if they suffice, else to 9; whole numbers become integers.
+
+    So 0.3 is printed instead of 0.30000001192092896, and 1 instead of 1.0.
+    """
     if not isfinite(value):
         return str(value)
     short = float(f"{value:.6g}")
@@ -123,7 +125,7 @@ def _float(value: float) -> float | int | str:
 
 
 def _with_enum_names(value: Any, descriptor: Descriptor) -> Any:
-    """``value`` with the names of enum values in the schema's spelling; everything else is left to the parser."""
+    """Return ``value`` with enum names in the schema's spelling; other values are left to the parser."""
     if not isinstance(value, dict):
         return value
     fields = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}

@@ -1,7 +1,7 @@
 """The configuration message and the names of its enums.
 
-The message class comes from ``tritonclient``, which the owner of the protocol maintains.  Used by
-everything that touches a configuration, in the server and in tools; never in workers.
+The message class comes from ``tritonclient``, maintained by the owner of the protocol.  The server and tools use this
+module, workers never do.
 """
 
 from __future__ import annotations
@@ -43,43 +43,43 @@ __all__ = [
     "unknown_enum_value",
 ]
 
-#: The datatype that a configuration has where it names none.
+#: The datatype of a tensor without one in the configuration.
 UNSPECIFIED: Final = 0
-#: What ``runtime`` is for models of Python-based backends.
+#: The value of ``runtime`` for models of Python-based backends.
 PYTHON_RUNTIME: Final = "model.py"
 
 
 def datatype(number: int) -> str:
-    """Protocol name (``FP32``, ``BYTES`` …) of a configuration's ``data_type``; ``<invalid>`` for none."""
+    """Return the protocol name (``FP32``, ``BYTES`` …) of a configuration's ``data_type``; ``<invalid>`` if none."""
     return PROTOCOL_NAME.get(datatype_name(number), "<invalid>")
 
 
 def datatype_name(number: int) -> str:
-    """Configuration name (``TYPE_FP32``, ``TYPE_STRING`` …) of a ``data_type``."""
+    """Return the configuration name (``TYPE_FP32``, ``TYPE_STRING`` …) of a ``data_type``."""
     known = DataType.DESCRIPTOR.values_by_number.get(number)
     return str(known.name) if known else "TYPE_INVALID"
 
 
 def datatype_number(protocol_name: str) -> int:
-    """The ``data_type`` that a protocol name stands for; ``UNSPECIFIED`` for an unknown name."""
+    """Return the ``data_type`` for a protocol name; ``UNSPECIFIED`` for an unknown name."""
     name = CONFIG_NAME.get(protocol_name)
     return int(DataType.Value(name)) if name else UNSPECIFIED
 
 
 def scheduler(config: ModelConfig) -> str:
-    """The choice made: ``dynamic_batching``, ``sequence_batching``, ``ensemble_scheduling``, or ``""`` for none."""
+    """Return ``dynamic_batching``, ``sequence_batching``, ``ensemble_scheduling``, or ``""`` for none."""
     return str(config.WhichOneof("scheduling_choice") or "")
 
 
 def copied(config: ModelConfig) -> ModelConfig:
-    """A copy that can be changed on its own."""
+    """Return an independent copy of a configuration."""
     copy = ModelConfig()
     copy.CopyFrom(config)
     return copy
 
 
 def without_placement(config: ModelConfig) -> ModelConfig:
-    """A configuration without what may change while a version runs: its instances and the policy that selects it."""
+    """Return a copy without the fields that may change while a version runs: instance groups and version policy."""
     rest = copied(config)
     rest.ClearField("instance_group")
     rest.ClearField("version_policy")
@@ -87,7 +87,7 @@ def without_placement(config: ModelConfig) -> ModelConfig:
 
 
 def with_placement(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """``config`` with the instances and the version policy of ``other``."""
+    """Return ``config`` with the instance groups and the version policy of ``other``."""
     changed = without_placement(config)
     changed.instance_group.extend(other.instance_group)
     changed.version_policy.CopyFrom(other.version_policy)
@@ -99,15 +99,15 @@ def is_ensemble(config: ModelConfig) -> bool:
 
 
 def implementation(config: ModelConfig) -> str:
-    """The backend that runs the model of a completed configuration: that of Python for all Python-based ones."""
+    """Return the backend that runs the model of a completed configuration; ``python`` for all Python-based ones."""
     return "python" if config.runtime == PYTHON_RUNTIME else str(config.backend)
 
 
 def unknown_enum_value(message: Any) -> str:
-    """``field: number`` of the first enum in a message that has no name for its number, else ``""``.
+    """Return ``field: number`` of the first enum in a message with an unknown number, else ``""``.
 
-    The protobuf parsers let any number pass for an enum; whoever reads a configuration refuses those here, so that
-    nobody later needs to think of a kind without a name.
+    Protobuf parsers accept any number for an enum.  Code that reads a configuration refuses unknown ones with this
+    function, so that later code need not handle them.
     """
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:

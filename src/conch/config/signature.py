@@ -1,4 +1,4 @@
-"""Values that the server reads from a configuration: the signature that requests are checked against, and others."""
+"""Values derived from a configuration, such as the signature that requests are checked against."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
 from conch.errors import did_you_mean
 from conch.inference import ModelSignature, TensorSpec
 
-#: The histogram whose buckets a model may choose.
+#: The histogram with configurable buckets.
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 
 
 def signature(config: ModelConfig, version: int) -> ModelSignature:
-    """The inputs and outputs of ``version`` of an effective configuration, in the configuration's order."""
+    """Return the inputs and outputs of ``version`` of a completed configuration, in the configuration's order."""
     return ModelSignature(
         name=config.name,
         version=version,
@@ -29,7 +29,7 @@ def signature(config: ModelConfig, version: int) -> ModelSignature:
 
 
 def no_such_input(signature: ModelSignature, name: str) -> str:
-    """A sentence that says that a model does not have an input, and which ones it has."""
+    """Return the error text for an unknown input, with the model's inputs."""
     hint = did_you_mean(name, signature.inputs)
     known = ", ".join(f"'{input}'" for input in signature.inputs)
     message = f"model '{signature.name}' has no input '{name}'{', only ' + known if known else ''}"
@@ -48,22 +48,22 @@ def _spec(tensor: ModelInput | ModelOutput, *, optional: bool = False, ragged: b
 
 
 def full_shape(config: ModelConfig, dims: Sequence[int]) -> list[int]:
-    """``dims`` with the batch dimension before them where the model batches, as metadata shows them."""
+    """Return ``dims``, preceded by the batch dimension if the model batches, as in metadata."""
     return [-1, *dims] if config.max_batch_size > 0 else list(dims)
 
 
 def parameters(config: ModelConfig) -> dict[str, str]:
-    """The ``parameters`` map; its values are always strings."""
+    """Return the ``parameters`` map; its values are always strings."""
     return {key: config.parameters[key].string_value for key in sorted(config.parameters)}
 
 
 def platform(config: ModelConfig) -> str:
-    """The platform that a model's metadata shows: ``platform``, or else the backend."""
+    """Return the platform in a model's metadata: ``platform``, or else the backend."""
     return str(config.platform or config.backend)
 
 
 def first_response_buckets(config: ModelConfig) -> list[float]:
-    """The buckets (ms) that ``model_metrics`` gives the histogram of first responses; empty where it gives none."""
+    """Return the buckets (ms) that ``model_metrics`` sets for the first-response histogram; empty if none."""
     return [
         bucket
         for control in config.model_metrics.metric_control

@@ -1,10 +1,10 @@
-"""Every check of a configuration, in the order in which loading makes them.
+"""All checks of a configuration, in the order in which loading makes them.
 
-``validate`` runs when a model is read from its repository and refuses it there, before its versions are looked for;
-so does ``validate_written`` where no backend completes configurations.  ``validate_io``, ``validate_states`` and
-``validate_instances`` run when a version is loaded, after the backend has completed the configuration;
-``validate_ensemble`` runs once the members' configurations are known.
-Each raises the first :class:`Problem`; the ``…_problems`` they are made of yield them all.
+``validate`` runs when a model is read from its repository, before its versions are listed; ``validate_written`` runs
+instead where no backend completes configurations.  ``validate_io``, ``validate_states`` and ``validate_instances`` run
+when a version is loaded, after the backend has completed the configuration.  ``validate_ensemble`` runs once the
+configurations of the steps' models are known.  Each function raises the first :class:`Problem`; the underlying
+``…_problems`` generators yield all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conch.config.validate_scheduling import (
     state_problems,
 )
 
-#: Backends that run one kind of model file, and what ``platform`` must then be.
+#: Backends with one kind of model file, and the values of ``platform`` that they allow.
 _PLATFORMS = {
     "onnxruntime": {"onnxruntime_onnx"},
     "pytorch": {"pytorch_libtorch", "torch_aoti"},
@@ -33,18 +33,18 @@ _PLATFORMS = {
 
 
 def validate(config: ModelConfig) -> None:
-    """Refuse a completed configuration that no backend could make right."""
+    """Refuse a completed configuration with errors that no backend could correct."""
     refuse(static_problems(config))
 
 
 def validate_written(config: ModelConfig) -> None:
-    """Refuse a configuration that no backend completes."""
+    """Refuse an invalid configuration that no backend completes."""
     validate(config)
     refuse(written_io_problems(config))
 
 
 def validate_io(config: ModelConfig) -> None:
-    """Refuse inputs and outputs that are incomplete or contradictory."""
+    """Refuse incomplete or contradictory inputs and outputs."""
     refuse(io_problems(config))
 
 
@@ -54,12 +54,12 @@ def validate_states(config: ModelConfig) -> None:
 
 
 def validate_instances(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
-    """Refuse instance groups that this machine, with the devices ``gpus``, cannot have."""
+    """Refuse instance groups that a machine with the devices ``gpus`` cannot run."""
     refuse(instance_problems(config, gpus))
 
 
 def validate_load(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
-    """All that loading a version checks before it starts instances."""
+    """Run all checks of loading a version before its instances start."""
     validate(config)
     validate_io(config)
     validate_states(config)
@@ -67,12 +67,12 @@ def validate_load(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
 
 
 def validate_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig]) -> None:
-    """Refuse an ensemble whose steps do not fit the effective configurations of its members."""
+    """Refuse an ensemble with steps that do not fit the completed configurations of their models."""
     refuse(member_problems(config, members))
 
 
 def check_directory_name(config: ModelConfig, directory: str) -> None:
-    """Refuse a configuration that names another model than its directory."""
+    """Refuse a configuration with a name other than its directory's."""
     refuse(directory_name_problems(config, directory))
 
 
@@ -86,7 +86,7 @@ def directory_name_problems(config: ModelConfig, directory: str) -> Problems:
 
 
 def static_problems(config: ModelConfig) -> Problems:
-    """Everything wrong with a completed configuration as it stands."""
+    """Yield all errors in a completed configuration."""
     name = config.name
     if not name:
         yield Problem("model configuration must specify 'name'")

@@ -1,4 +1,4 @@
-"""Checks of ensembles: the graph of their tensors, and how their steps fit the composing models."""
+"""Checks of ensembles: the graph of their tensors, and the compatibility of steps with their models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCHEDULING: FieldPath = ("ensemble_scheduling",)
 
 
 def ensemble_problems(config: ModelConfig) -> Problems:
-    """Everything wrong with an ensemble as it stands, and with other models that have steps."""
+    """Yield all errors in an ensemble's own configuration, and in other models with ensemble steps."""
     name, has_steps = config.name, scheduler(config) == "ensemble_scheduling"
     if not is_ensemble(config):
         if has_steps:
@@ -35,7 +35,7 @@ def ensemble_problems(config: ModelConfig) -> Problems:
         yield Problem(f"model_warmup can not be specified for ensemble '{name}'", ("model_warmup",))
     if not config.ensemble_scheduling.step:
         yield Problem(f"must specify 'step' for ensemble '{name}'", _SCHEDULING)
-    # Each of these makes sense only where the one before found nothing.
+    # Each check is meaningful only if the previous one found nothing.
     for check in (_step_problems, _edge_problems, _unused_problems):
         found = list(check(config))
         yield from found
@@ -98,14 +98,14 @@ def _unused_problems(config: ModelConfig) -> Problems:
 
 
 def _connected(config: ModelConfig) -> set[str]:
-    """The tensors that running the steps from the ensemble's inputs gives."""
+    """Return the tensors that are available after running all steps that the ensemble's inputs reach."""
     written = (config.ensemble_scheduling.step[index].output_map.values() for index in _in_order(config))
     return {tensor.name for tensor in config.input}.union(*written)
 
 
 @dataclass(frozen=True)
 class _Inferred:
-    """Shape and type of an ensemble tensor, as the first model has them that reads or writes it."""
+    """Shape and type of an ensemble tensor, from the first model that reads or writes it."""
 
     model: str
     data_type: int
@@ -129,9 +129,9 @@ def _same_shape(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> Problems:
-    """Everything wrong with how an ensemble uses its composing models.
+    """Yield all errors in an ensemble's use of other models.
 
-    ``members`` are their effective configurations by name; one that is not there is not available.
+    ``members`` are the completed configurations of its steps' models, by name; unavailable models are missing.
     """
     for index, step in enumerate(config.ensemble_scheduling.step):
         if step.model_name not in members:
@@ -155,7 +155,7 @@ def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> 
 
 @dataclass
 class _Tensors:
-    """Shape and type of the ensemble tensors that are known so far; those of the ensemble itself are from the start."""
+    """Known shapes and types of ensemble tensors, initially those of the ensemble's inputs and outputs."""
 
     ensemble: ModelConfig
     known: dict[str, _Inferred] = field(default_factory=dict)
@@ -218,9 +218,10 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig], tensors: _Tensors) -> Problems:
-    """Tensors that come from different decoupled steps, or from one and from none, cannot be paired.
+    """Yield an error for tensors that cannot be paired because they come from different decoupled steps.
 
-    Neither as inputs of one step nor as outputs of the ensemble.
+    A decoupled step and no decoupled step are different, too.  Inputs of one step, and the outputs of the ensemble,
+    must have the same origin.
     """
     subject = f"in ensemble {config.name}, step of model"
     reason = "receives inputs originated from different decoupled models"
@@ -230,7 +231,7 @@ def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig], te
         origins = {origin[tensor] for tensor in step.input_map.values()}
         if len(origins) > 1:
             written = next(iter(_values(step.output_map)))
-            # The name is that of the model by which the step's first output is known.
+            # Triton's message names the model that first defined the step's first output.
             yield Problem(f"{subject} '{tensors.known[written].model}' {reason}", _step_path(index))
             return
         decoupled = members[step.model_name].model_transaction_policy.decoupled
@@ -241,7 +242,7 @@ def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig], te
 
 
 def _in_order(config: ModelConfig) -> Iterator[int]:
-    """The steps' indices, each after those that it depends on; steps that can never run are left out."""
+    """Yield the indices of the steps in dependency order; omit steps that can never run."""
     connected = {tensor.name for tensor in config.input}
     waiting = dict(enumerate(config.ensemble_scheduling.step))
     while ready := [i for i, step in waiting.items() if connected.issuperset(step.input_map.values())]:
@@ -251,9 +252,9 @@ def _in_order(config: ModelConfig) -> Iterator[int]:
 
 
 def cycle_of(name: str, step_models: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """The ensembles from ``name`` to the one that contains it, each a member of the one before; empty without a cycle.
+    """Return the cycle of ensembles that begins at ``name``, each a step of the previous one; empty without a cycle.
 
-    ``step_models`` names each ensemble's members.
+    ``step_models`` maps each ensemble to its steps' models.
     """
     paths: dict[str, tuple[str, ...]] = {name: (name,)}
     waiting = [name]
@@ -269,19 +270,19 @@ def cycle_of(name: str, step_models: Mapping[str, Iterable[str]]) -> tuple[str, 
 
 
 def circular_dependency(name: str, cycle: Sequence[str]) -> Problem:
-    """The refusal of ensemble ``name``, which is part of ``cycle``."""
+    """Return the error for ensemble ``name``, which is part of ``cycle``."""
     last = cycle[cycle.index(name) - 1]
     return Problem(f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}", _SCHEDULING)
 
 
 def cycle_problem(name: str, step_models: Mapping[str, Iterable[str]]) -> Problem | None:
-    """The refusal of ensemble ``name`` when it contains itself; ``step_models`` names each ensemble's members."""
+    """Return the error for ensemble ``name`` if it contains itself; ``step_models`` maps ensembles to steps' models."""
     cycle = cycle_of(name, step_models)
     return circular_dependency(name, cycle) if cycle else None
 
 
 def version_problem(config: ModelConfig, loaded: Mapping[str, Iterable[int]]) -> Problem | None:
-    """The refusal of an ensemble with a step whose version is not among those ``loaded``; -1 is any version."""
+    """Return the error for an ensemble with a step version that is not in ``loaded``; -1 means any version."""
     for index, step in enumerate(config.ensemble_scheduling.step):
         if step.model_version >= 0 and step.model_version not in loaded.get(step.model_name, ()):
             return Problem(
@@ -294,7 +295,7 @@ def version_problem(config: ModelConfig, loaded: Mapping[str, Iterable[int]]) ->
 
 
 def member_not_loaded(ensemble: str, member: str, error: str) -> Problem:
-    """The refusal of an ensemble whose member has no loaded version; ``error`` is the member's load error."""
+    """Return the error for an ensemble with a step model that has no loaded version; ``error`` is its load error."""
     return Problem(
         f"ensemble '{ensemble}' depends on '{member}' which has no loaded version. Model '{member}' loading failed "
         f"with error: {error}"
@@ -302,7 +303,7 @@ def member_not_loaded(ensemble: str, member: str, error: str) -> Problem:
 
 
 def member_not_valid(ensemble: str, member: str, error: str) -> Problem:
-    """The refusal of an ensemble whose member is an ensemble that was refused because of ``error``."""
+    """Return the error for an ensemble with a step ensemble that was refused because of ``error``."""
     return Problem(
         f"ensemble '{ensemble}' depends on '{member}' which is not valid. Model '{member}' failed with error: {error}"
     )

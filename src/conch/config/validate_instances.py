@@ -1,4 +1,4 @@
-"""Checks of instance groups against the devices of the machine, and of warmup requests."""
+"""Checks of instance groups against the devices of the machine, and of warmup samples."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from conch.config.problem import FieldPath, Problem, Problems
 from conch.config.schema import DataType, InstanceGroup, ModelConfig, is_ensemble
 
-#: The oldest CUDA devices that Triton runs on, as its message names them.
+#: The minimum CUDA compute capability of Triton, as printed in its message.
 _COMPUTE_CAPABILITY = "6.000000"
 
 
 def instance_problems(config: ModelConfig, gpus: Sequence[int] = ()) -> Problems:
-    """Everything wrong with completed instance groups on a machine with the devices ``gpus``."""
+    """Yield all errors in completed instance groups on a machine with the devices ``gpus``."""
     if is_ensemble(config):
         return
     for index, group in enumerate(config.instance_group):
@@ -44,12 +44,12 @@ def _gpu_problems(group: InstanceGroup, subject: str, gpus: Sequence[int], where
             )
 
 
-#: Warmup samples become requests without an id before these are noticed.
+#: Prefix of Triton's errors, which it raises for warmup requests without an id.
 _REQUEST = "[request id: <id_unknown>] "
 
 
 def warmup_problems(config: ModelConfig) -> Problems:
-    """Faults of warmup requests that show before any file is read.  Samples of batch size 0 never run."""
+    """Yield errors in warmup samples that need no file access.  Samples of batch size 0 never run."""
     sequences = config.sequence_batching
     inputs = [tensor.name for tensor in config.input]
     if inputs:
@@ -73,7 +73,10 @@ def warmup_problems(config: ModelConfig) -> Problems:
 
 
 def warmup_size_problem(file: str, expected: int, size: int) -> Problem:
-    """A warmup input's file of ``size`` bytes where ``expected`` are needed.  The missing blank is the known text."""
+    """Return the error for a warmup file of ``size`` instead of ``expected`` bytes.
+
+    Triton's text lacks a blank, too.
+    """
     return Problem(
         f"{_REQUEST}warmup setting expects {expected} bytes, but the data provided from {file}only has {size} bytes"
     )

@@ -12,15 +12,15 @@ _DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
 def io_problems(config: ModelConfig) -> Problems:
-    """Everything wrong with the tensors of a completed configuration."""
+    """Yield all errors in the tensors of a completed configuration."""
     for index, made in enumerate(config.batch_input):
-        if made.data_type == DataType.TYPE_INVALID:  # found when a backend is given the configuration to complete
+        if made.data_type == DataType.TYPE_INVALID:  # Triton reports it when a backend completes the configuration
             yield Problem("unexpected batch input data type 'TYPE_INVALID'", ("batch_input", index))
     yield from written_io_problems(config)
 
 
 def written_io_problems(config: ModelConfig) -> Problems:
-    """Everything wrong with the tensors of a configuration that no backend completes."""
+    """Yield all errors in the tensors of a configuration that no backend completes."""
     for problem in _tensor_problems(config):
         yield Problem(f"{problem.message} for {config.name}", problem.field, hint=problem.hint)
 
@@ -76,7 +76,10 @@ def _reshape_problems(
 
 
 def _fixed_sizes(dims: Sequence[int]) -> list[int]:
-    """Elements of each run of fixed dimensions between variable ones; these must agree, as nothing moves across -1."""
+    """Return the number of elements in each run of fixed dimensions between variable ones.
+
+    The runs of ``dims`` and ``reshape`` must agree, because elements cannot move across a variable dimension.
+    """
     return list(_runs(dims))
 
 
@@ -118,7 +121,7 @@ def _batch_output_problems(config: ModelConfig) -> Problems:
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
     for index, tensor in enumerate(config.batch_output):
-        taken: set[str] = set()  # of this message; two may have one target, and the later one counts
+        taken: set[str] = set()  # per batch output; if two have the same target, the later one applies
         where: FieldPath = ("batch_output", index)
         kind = BatchOutput.Kind.Name(tensor.kind)
         if len(tensor.source_input) != 1:

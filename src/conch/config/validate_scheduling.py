@@ -18,7 +18,7 @@ _CORRELATION_ID_TYPES = (
 
 
 def dynamic_batching_problems(config: ModelConfig) -> Problems:
-    """Everything wrong with ``dynamic_batching``."""
+    """Yield all errors in ``dynamic_batching``."""
     batching, name = config.dynamic_batching, config.name
     where: FieldPath = ("dynamic_batching",)
     for size in batching.preferred_batch_size:
@@ -61,7 +61,7 @@ def _ordering_problems(config: ModelConfig) -> Problems:
 
 
 def sequence_batching_problems(config: ModelConfig) -> Problems:
-    """Everything wrong with ``sequence_batching`` but its states."""
+    """Yield all errors in ``sequence_batching`` except its states."""
     batching, name = config.sequence_batching, config.name
     yield from _control_problems(config)
     if batching.HasField("oldest"):
@@ -142,7 +142,7 @@ def _correlation_id_problems(config: ModelConfig, control: SequenceBatching.Cont
 
 
 def state_problems(config: ModelConfig) -> Problems:
-    """Everything wrong with the initial values of a sequence model's states."""
+    """Yield all errors in the initial values of a sequence model's states."""
     initialised: set[str] = set()
     for index, state in enumerate(config.sequence_batching.state):
         where: FieldPath = ("sequence_batching", 0, "state", index)
@@ -193,7 +193,7 @@ def _initial_state_problems(
 
 
 def response_cache_problems(config: ModelConfig) -> Problems:
-    """Settings that the response cache does not work with."""
+    """Yield errors for settings that are incompatible with the response cache."""
     if not config.response_cache.enable:
         return
     obstacle = ""

@@ -1,5 +1,5 @@
-"""``conch convert``: from a checkpoint to variants that are compared with it and measured, and a verdict on each.
+"""``conch convert``: converts a checkpoint to variants, compares them with it, measures and judges them.
 
-Imported by the command alone.  ``run`` takes the steps; ``encoder`` and ``causal`` are the two kinds of models that it
-takes them for, ``layout`` the folders that are written, ``report`` what people read.
+Imported only by the command.  ``run`` executes the steps; ``encoder`` and ``causal`` implement them for the two kinds
+of models; ``layout`` writes the model directories, and ``report`` the reports.
 """

@@ -1,6 +1,6 @@
-"""What a conversion has to know about a kind of model: encoders in ``encoder``, language models in ``causal``.
+"""The interface of a conversion for a kind of model: encoders in ``encoder``, language models in ``causal``.
 
-``run`` takes the steps in their order, and calls one of the two through this class.
+``run`` executes the steps in order and calls one of the two implementations through this class.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Progress = Callable[[str], None]
 
 
 class Conversion(ABC, Generic[Network, Answers]):
-    """One conversion: what was asked for, and what differs between kinds of models.
+    """One conversion: its plan, and the steps that differ between kinds of models.
 
-    ``Network`` is an opened variant and ``Answers`` what it says about all samples.  ``folder`` is where variants are
-    built; ``engines``, ``precisions`` and ``shapes`` are what is built and measured; ``sample_count`` texts of
-    ``compared_on`` (as the log has it) are compared.
+    ``Network`` is an opened variant and ``Answers`` its outputs for all samples.  Variants are built in ``folder``.
+    ``engines``, ``precisions`` and ``shapes`` are built and measured.  ``sample_count`` texts are compared;
+    ``compared_on`` describes them in the log.
     """
 
-    #: Whether all variants are in memory together, so that they are measured in turns, or one after another.
+    #: Whether all variants are in memory at once and measured in alternation, or one after another.
     in_memory_together: bool
-    #: What can be done when no variant may serve.
+    #: Advice if no variant may serve.
     advice: str = "--force accepts those that ran"
 
     engines: Sequence[str]
@@ -50,13 +50,13 @@ class Conversion(ABC, Generic[Network, Answers]):
         self.checkpoint = checkpoint
         self.folder = folder
         self.progress = progress
-        #: What the verdict cannot tell, a sentence each.
+        #: Limits of the verdict, one sentence each.
         self.warnings: list[str] = []
-        #: What others took of the machine while each group of variants was measured.
+        #: Interference by other processes while each group of variants was measured.
         self.interference: list[Interference] = []
 
     def warn(self, warnings: Sequence[str]) -> None:
-        """Keep warnings for the report, and print them."""
+        """Print warnings and keep them for the report."""
         for warning in warnings:
             self.progress(f"warning: {warning}")
         self.warnings += warnings
@@ -68,44 +68,50 @@ class Conversion(ABC, Generic[Network, Answers]):
 
     @abstractmethod
     def contrast(self, reference: Answers, answers: Answers) -> Contrasts:
-        """Single texts where the answers of a variant differ from the reference's, for people to look at."""
+        """Return single texts for which a variant's outputs differ from the reference's, for the report."""
 
     @property
     def serves_by_shape(self) -> bool:
-        """Whether two variants may serve together, each for the shapes with which it is faster."""
+        """Whether two variants may serve together, each for the shapes at which it is faster."""
         return False
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the manifest that only this kind of model has."""
+        """Manifest settings specific to this kind of model."""
         return {}
 
     @abstractmethod
     def build(self) -> list[BuiltVariant | FailedVariant]:
-        """Build every variant in ``folder``, the reference among them."""
+        """Build all variants in ``folder``, including the reference."""
 
     @abstractmethod
     def evaluate(self, variant: BuiltVariant) -> tuple[Network, Answers]:
-        """Open a variant and run the samples through it.  What a library raises goes through."""
+        """Open a variant and run the samples through it.  Exceptions of libraries are not caught."""
 
     @abstractmethod
     def compare(
         self, precision: str, reference: Answers, answers: Answers
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
-        """The figures of a variant's agreement with the reference, as the manifest has them, and why it is refused: a
-        sentence for each tolerance of ``precision`` that it exceeds, nothing when it passes."""
+        """Compare a variant with the reference.
+
+        Returns the figures of agreement, as in the manifest, and the reasons to refuse the variant: one sentence for
+        each exceeded tolerance of ``precision``, none if it passes.
+        """
 
     def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """How close the answers of two variants are, and why they must not serve together: a sentence for each bound
-        that they miss.  Called where ``serves_by_shape``."""
+        """Compare the outputs of two variants that may serve together.
+
+        Returns figures, and the reasons why they must not, one sentence per missed bound.  Called if
+        ``serves_by_shape``.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def opening(self, variant: BuiltVariant) -> Opening:
-        """What opens a variant alone, in another process, and runs it at the largest shape."""
+        """Return a function that opens a variant in another process and runs it at the largest shape."""
 
     def weights(self, variant: BuiltVariant) -> Sequence[Path]:
-        """The files without which a variant does not run: its own, or the checkpoint's weights."""
+        """Return the files that a variant needs to run: its own, or the checkpoint's weights."""
         if variant.path is not None:
             return [file for file in variant.files if file not in variant.more]
         directory = self.checkpoint.directory
@@ -114,13 +120,16 @@ class Conversion(ABC, Generic[Network, Answers]):
 
     @abstractmethod
     def runs(self, networks: Mapping[str, Network], shape: Shape) -> dict[str, Run]:
-        """What is measured of each network at ``shape``."""
+        """Return the run to measure for each network at ``shape``."""
 
     def write_models(
         self, target: Path, manifest: Manifest, built: Mapping[str, BuiltVariant]
     ) -> tuple[Path, dict[str, str]]:
-        """Write the model directories below ``target``: the one that gets the manifest, and the path of each variant's
-        file in its version by the variant's name.  Files of variants are moved."""
+        """Write the model directories below ``target``; files of variants are moved.
+
+        Returns the model directory for the manifest, and the path of each variant's file in its version, by variant
+        name.
+        """
         model = target / self.plan.served_name
         usable = [built[variant.name] for variant in manifest.variants if variant.usable]
         write_huggingface(model, self.checkpoint, usable, self.folder, self.plan.parameters)

@@ -1,7 +1,6 @@
-"""How much the compared samples can tell: whether they are enough for a verdict, and whether the reference knows more
-than chance.
+"""Checks whether the samples suffice for a verdict, and whether the reference is better than chance.
 
-Pure.  What is found out here goes into the verdict, or is printed and reported as a warning.
+Results become part of the verdict, or are printed and reported as warnings.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from typing import Final
 from conch.backends.base.arrays import Array
 from conch.convert.statistics import wilson
 
-#: Samples without which precisions below fp32 are not judged.  Where 35 agree without exception, Wilson's interval
-#: begins at 0.90: twice the loss that int8 may have cannot be ruled out with fewer.
+#: The minimum number of samples for judging precisions below fp32.  If 35 samples all agree, Wilson's interval begins
+#: at 0.90; with fewer, twice the allowed loss of int8 cannot be ruled out.
 MIN_SAMPLES: Final = 35
-#: The same for language models, in tokens of the compared texts, whose figures are means over tokens.
+#: The same for language models (tokens of compared texts), because their figures are means over tokens.
 MIN_TOKENS: Final = 1000
 
 
 def too_few(precision: str, count: int, unit: str, least: int) -> tuple[str, ...]:
-    """Why ``precision`` cannot be judged on ``count`` samples (or tokens, the ``unit``); empty where it can.
+    """Return why ``precision`` cannot be judged on ``count`` samples (or tokens, the ``unit``); empty if it can.
 
     fp32 always can: it is the same arithmetic, and its figures are compared number by number.
     """
@@ -31,7 +30,7 @@ def too_few(precision: str, count: int, unit: str, least: int) -> tuple[str, ...
 
 
 def few_samples(count: int, *, both: bool) -> list[str]:
-    """A warning for fewer samples than ``MIN_SAMPLES``; ``both`` says that they calibrate the variants as well."""
+    """Return a warning for fewer samples than ``MIN_SAMPLES``; ``both``: they are used for calibration, too."""
     if count >= MIN_SAMPLES:
         return []
     least = wilson(1, count)[0]
@@ -44,7 +43,7 @@ def few_samples(count: int, *, both: bool) -> list[str]:
 
 
 def few_tokens(count: int) -> list[str]:
-    """A warning for texts of fewer than ``MIN_TOKENS`` tokens."""
+    """Return a warning for texts of fewer than ``MIN_TOKENS`` tokens."""
     if count >= MIN_TOKENS:
         return []
     return [
@@ -53,9 +52,9 @@ def few_tokens(count: int) -> list[str]:
 
 
 def chance(labels: Sequence[int], reference: Sequence[int], names: Sequence[str]) -> list[str]:
-    """A warning where the reference is no better than the most frequent label, always given, would be.
+    """Return a warning if the reference is not better than always giving the most frequent label.
 
-    ``labels`` are right, ``reference`` what the reference says.  It is better where the whole 95 % interval of its
+    ``labels`` are the correct ones, ``reference`` the reference's.  It is better if the whole 95 % interval of its
     accuracy is above that label's share.
     """
     label, frequent = Counter(labels).most_common(1)[0]
@@ -72,7 +71,7 @@ def chance(labels: Sequence[int], reference: Sequence[int], names: Sequence[str]
 
 
 def one_answer(reference: Sequence[Array], names: Sequence[str]) -> list[str]:
-    """A warning where the reference gives one label to all samples: ``reference`` holds the labels of each."""
+    """Return a warning if the reference gives the same label for all samples; ``reference`` has the labels of each."""
     given = {int(label) for labels in reference for label in labels}
     if len(given) > 1 or len(reference) < 2:
         return []

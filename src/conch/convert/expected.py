@@ -1,6 +1,6 @@
-"""What is expected to be asked for, and what each variant takes for it.  Pure; times are milliseconds.
+"""Estimates the time of variants for the expected requests.  Times are in milliseconds.
 
-A variant is measured at a few shapes; what it takes at others is found between them.
+A variant is measured at a few shapes; times at others are interpolated.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from conch.errors import invalid
 from conch.lengths import CPU_TOKENS, runs
 from conch.texts.shapes import Mix, Shape
 
-#: What one run takes at a shape.
+#: The time of one run at a shape (ms).
 Cost = Callable[[Shape], float]
 
 
 def check_mix(mix: Mix, measured: Sequence[Shape]) -> None:
-    """Raise INVALID_ARG for a shape that is outside of those measured, at which nothing is known."""
+    """Raise INVALID_ARG for a shape outside of the measured ones, where no estimate is possible."""
     batches, lengths = {shape.batch for shape in measured}, {shape.tokens for shape in measured}
     for shape in mix:
         for value, values, flag in ((shape.batch, batches, "--batch-size"), (shape.tokens, lengths, "--seq-len")):
@@ -31,40 +31,40 @@ def check_mix(mix: Mix, measured: Sequence[Shape]) -> None:
 
 
 def cost_of(latency: Sequence[Latency]) -> Cost:
-    """What a variant takes at any shape, by its medians."""
+    """Return the time of a variant at any shape, from its medians."""
     table = ShapeTable({(one.batch, one.tokens): one.median_ms for one in latency})
     return lambda shape: table.at(shape.batch, shape.tokens)
 
 
 def beside(usual: Cost, other: Cost, companion: Companion) -> Cost:
-    """What both together take: ``other`` where ``companion`` says so."""
+    """Return the time of both variants together: that of ``other`` where ``companion`` selects it."""
     return lambda shape: (other if companion.faster_at(shape.batch, shape.tokens) else usual)(shape)
 
 
 def served(shape: Shape) -> Iterable[Shape]:
-    """The runs that the server makes of a request: no more tokens at once than a CPU is given."""
+    """Return the runs that the server makes of a request, which are limited to the tokens of a CPU batch."""
     return [Shape(len(run), shape.tokens) for run in runs([shape.tokens] * shape.batch, budget=CPU_TOKENS)]
 
 
 def milliseconds(cost: Cost, shape: Shape) -> float:
-    """What a request of ``shape`` takes as the server runs it."""
+    """Return the time of a request of ``shape`` as the server runs it (ms)."""
     return fsum(cost(run) for run in served(shape))
 
 
 def expected_speed_up(faster: Cost, slower: Cost, mix: Mix) -> float:
-    """How many times faster the one is than the other for the whole of ``mix``: the ratio of the mean times."""
+    """Return how many times faster ``faster`` is than ``slower`` for ``mix``: the ratio of the mean times."""
     times = [fsum(weight * milliseconds(cost, shape) for shape, weight in mix.items()) for cost in (slower, faster)]
     return times[0] / times[1]
 
 
 def mean_speed_up(faster: Cost, slower: Cost, shapes: Sequence[Shape]) -> float:
-    """How many times faster the one is than the other: the geometric mean over ``shapes``, which weigh the same."""
+    """Return how many times faster ``faster`` is than ``slower``: the geometric mean over ``shapes``."""
     logs = [log(milliseconds(slower, shape) / milliseconds(faster, shape)) for shape in shapes]
     return exp(fsum(logs) / len(logs))
 
 
 def speed_up_for(mix: Mix, faster: Variant, slower: Variant) -> float:
-    """The same of two variants; nan where one was not measured."""
+    """Return the speed-up of two variants for ``mix``; nan if one was not measured."""
     if not faster.latency or not slower.latency:
         return float("nan")
     return expected_speed_up(cost_of(faster.latency), cost_of(slower.latency), mix)

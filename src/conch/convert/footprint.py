@@ -1,7 +1,7 @@
-"""What a variant takes: bytes on the disk, and memory of a process that holds nothing else.
+"""Measures the size of a variant on disk, and the memory of a process that runs only this variant.
 
-All variants of an encoder are in the process of ``conch convert`` together, where no memory is any one's.  So each is
-opened in a process of its own, which runs this module, runs it once at the largest shape, and says what is resident.
+All variants of an encoder share the process of ``conch convert``, where memory cannot be attributed.  So each is opened
+in its own process of this module, which runs it once at the largest shape and reports the resident memory.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from typing import Any, Final
 
 import psutil
 
-#: A process that takes longer is given up (s).
+#: The timeout of a process (s).
 _PATIENCE: Final = 300
 
-#: Opens a variant and runs it; what it returns is what stays in memory.  It is pickled.
+#: Opens a variant and runs it; the returned object stays in memory.  Must be picklable.
 Opening = Callable[[], object]
 
 
 def resident(openings: Sequence[Opening], at_once: int) -> list[int]:
-    """The memory (bytes) that a process has after each of ``openings``, ``at_once`` processes at a time; 0 where one
-    fails."""
+    """Return the resident memory (bytes) of a process after each of ``openings``; 0 if one fails.
+
+    Runs ``at_once`` processes at a time.
+    """
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(_resident, openings))
 
 
 def together(openings: Sequence[Opening]) -> object:
-    """Open several in one process."""
+    """Open several variants in one process."""
     return [opening() for opening in openings]
 
 
@@ -51,12 +53,12 @@ def _resident(opening: Opening) -> int:
 
 
 def on_disk(files: Sequence[Path]) -> int:
-    """Bytes of files."""
+    """Return the total size of files (bytes)."""
     return sum(file.stat().st_size for file in files)
 
 
 def main() -> None:
-    """Run the opening on standard input, and print what is resident."""
+    """Run the opening from standard input, and print the resident memory (bytes)."""
     opening: partial[Any] = pickle.load(sys.stdin.buffer)
     with redirect_stdout(sys.stderr):
         held = opening()

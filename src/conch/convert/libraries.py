@@ -1,6 +1,6 @@
-"""What every call of a library needs: silence, errors in a sentence, and transformers' loading.
+"""Helpers for calls of libraries: suppressed output, one-line errors, and loading by transformers.
 
-Runs in the process of ``conch convert``, which prints its own steps and nothing else.
+Used in the process of ``conch convert``, which prints only its own steps.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from conch.backends.base.weights import example_ids, require_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.errors import ConchError, invalid
 
-#: A longer message of a library is cut: it has to fit into one line of the report.
+#: The maximum length of a library's message (characters), which has to fit on one line of the report.
 MAX_ERROR_CHARACTERS: Final = 240
 _COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
 
 
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """Suppress prints, progress bars, warnings and log records below errors inside the block (for all threads)."""
+    """Suppress prints, progress bars, warnings and log records below errors in a context (for all threads)."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -36,7 +36,7 @@ def silence_libraries() -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Why a step failed, on one line: the message of a ConchError, or the first line of a library's original error."""
+    """Return why a step failed, on one line: a ConchError's message, or a library's original error."""
     while error.__cause__ is not None and not isinstance(error, ConchError):
         error = error.__cause__
     if isinstance(error, ConchError):
@@ -47,7 +47,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str, outputs: Sequence[str]) -> Any:
-    """The checkpoint as transformers' class ``head``, in fp32 on the CPU, with the given implementation of attention.
+    """Load the checkpoint as transformers' class ``head``, in fp32 on the CPU, with an implementation of attention.
 
     Raises INVALID_ARG, caused by the library's error, if it cannot be loaded or lacks weights on which ``outputs``
     depend.
@@ -64,9 +64,9 @@ def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str, output
                 trust_remote_code=checkpoint.options.trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused by name, if they matter
+                ignore_mismatched_sizes=True,  # refused by name if they matter
             )
-    except Exception as error:  # transformers passes on whatever its readers of weights raise
+    except Exception as error:  # transformers does not wrap the exceptions of its weight readers
         raise invalid(f"'{checkpoint.source}' cannot be loaded as {head}: {describe_error(error)}") from error
     module.eval()
 

@@ -1,6 +1,6 @@
-"""Latency of several networks at several shapes, in turns, so that a machine that slows down slows all of them.
+"""Measures the latency of networks at several shapes in alternation, so that slowdowns affect all.
 
-Used by ``conch convert`` in its process.  Clocks are passed in, so that tests need none.
+Used in the process of ``conch convert``.  Clocks are parameters, for tests.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ from conch.checkpoints.manifest import Latency
 from conch.machine.interference import Interference
 from conch.texts.shapes import Shape
 
-#: The length of a network's turn, and the most runs in it.  The first run of a turn is not counted: threads of the
-#: network before may still be spinning, and caches hold its weights.
+#: The time per network in a round (s), and the maximum number of runs in it.  The first run is not counted, because
+#: threads of the previous network may still spin, and caches contain its weights.
 TURN_SECONDS: Final = 0.05
 MAX_RUNS_PER_TURN: Final = 20
-#: Rounds that each shape gets if there is time for them, and undisturbed ones that are enough for its figures.
+#: The number of rounds per shape if time permits, and of quiet rounds that suffice for its figures.
 MIN_ROUNDS: Final = 3
 MIN_QUIET: Final = 2
-#: The share of the time after which shapes that were disturbed are measured again, or all of them if none was.
+#: The share of the time after which disturbed shapes are measured again, or all if none was disturbed.
 FIRST_PASS: Final = 0.6
-#: A first run that takes longer is warm-up enough: what it spends on preparations no longer counts.
+#: If the first run takes longer (s), it suffices as warm-up, because preparations are a small part of it.
 SLOW_SECONDS: Final = 0.25
-#: Quartiles further apart, as a share of the median, are of a machine that is not at rest, whoever disturbs it.
+#: A larger distance of the quartiles, relative to the median, means that the machine is busy, whatever the reason.
 MAX_SPREAD: Final = 0.5
 
-#: One run of a network; returns the seconds of what is measured in it, which may be several steps.
+#: One run of a network; returns the durations of its measured steps (s).
 Run = Callable[[], Sequence[float]]
 
 
 @dataclass(slots=True)
 class _Measured:
-    """One network at one shape so far: its figures of quiet and of disturbed rounds, and about how long a run takes,
-    all in seconds."""
+    """One network at one shape: durations in quiet and disturbed rounds, approximate time of a run (s)."""
 
     run: Run
     quiet: list[float] = field(default_factory=list)
@@ -45,7 +44,7 @@ class _Measured:
     run_seconds: float = 0.0
 
     def warm_up(self, clock: Callable[[], float]) -> None:
-        """Run once, which allocates and may compile; if that was not slow, once more, to see how long a run takes."""
+        """Run once, which allocates and may compile; if that was fast, run again to estimate the time of a run."""
         for _ in range(2):
             before = clock()
             self.run()
@@ -54,7 +53,7 @@ class _Measured:
                 return
 
     def take_turn(self) -> list[float]:
-        """The figures of some runs."""
+        """Return the durations of some runs (s)."""
         if self.run_seconds < TURN_SECONDS:
             self.run()
         runs = min(MAX_RUNS_PER_TURN, max(1, int(TURN_SECONDS / max(self.run_seconds, 1e-6))))
@@ -62,7 +61,7 @@ class _Measured:
 
 
 class _Rounds:
-    """All networks at one shape.  Within a round each has one turn, and every round begins with the next network."""
+    """All networks at one shape.  Each is measured once per round; every round begins with the next network."""
 
     def __init__(self, shape: Shape, runs: Mapping[str, Run]) -> None:
         self.shape = shape
@@ -73,17 +72,17 @@ class _Rounds:
 
     @property
     def settled(self) -> bool:
-        """Whether the quiet rounds are enough, or the only ones."""
+        """Whether there are enough quiet rounds, or no disturbed ones."""
         return self.quiet >= MIN_QUIET or not self.disturbed
 
     def warm_up(self, clock: Callable[[], float]) -> None:
-        """Run each network, and guess how long a round takes."""
+        """Run each network, and estimate the time of a round."""
         for network in self._order:
             network.warm_up(clock)
         self.seconds = sum(max(network.run_seconds, TURN_SECONDS) for network in self._order)
 
     def take(self, clock: Callable[[], float], others: Callable[[], Interference]) -> None:
-        """One round; ``others`` tells what others took since it was called before."""
+        """Run one round; ``others`` returns the interference since its last call."""
         before = clock()
         others()
         figures = [network.take_turn() for network in self._order]
@@ -95,7 +94,7 @@ class _Rounds:
         self.seconds = clock() - before
 
     def latencies(self) -> dict[str, Latency]:
-        """Each network's figures of quiet rounds, or of all rounds where the machine was too busy."""
+        """Return each network's figures from quiet rounds, or from all rounds if the machine was too busy."""
         return {
             name: summary(
                 self.shape, network.quiet if self.settled else network.quiet + network.disturbed, busy=not self.settled
@@ -112,11 +111,11 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] = lambda step: None,
 ) -> dict[str, list[Latency]]:
-    """The latencies of each network at each shape, in about ``seconds`` for all of them.
+    """Return the latencies of each network at each shape, measured in about ``seconds`` in total.
 
-    ``others`` tells what others took of the machine since it was called before.  Rounds that were disturbed are
-    repeated while there is time, and their figures used, marked as busy, where too few others are left.  Every network
-    runs at every shape twice at least, however little time there is.  What a network raises is raised.
+    ``others`` returns the interference since its last call.  Disturbed rounds are repeated while time remains; if too
+    few quiet ones result, their figures are included and marked as busy.  Every network runs at every shape at least
+    twice, regardless of the time.  Exceptions of a network are not caught.
     """
     start = clock()
     shapes = [_Rounds(shape, of_shape) for shape, of_shape in runs.items() if of_shape]
@@ -142,18 +141,21 @@ def measure(
 def _fill(
     rounds: _Rounds, until: float, clock: Callable[[], float], others: Callable[[], Interference], *, least: int
 ) -> None:
-    """Take ``least`` rounds, and more while another one ends before ``until``."""
+    """Run ``least`` rounds, and more while another ends before ``until``."""
     taken = 0
     while taken < least or clock() + rounds.seconds <= until:
         rounds.take(clock, others)
         taken += 1
         if rounds.seconds <= 0:
-            return  # A clock that stands still.
+            return  # the clock does not advance
 
 
 def _deadlines(shapes: Sequence[_Rounds], now: float, end: float) -> list[float]:
-    """When the rounds of each shape end, one after another: ``MIN_ROUNDS`` each if there is time, and the rest by the
-    square root of a shape's tokens, as small shapes vary more and large ones cost more."""
+    """Return when the rounds of each shape end.
+
+    Each shape gets ``MIN_ROUNDS`` if time permits.  The rest is divided by the square root of a shape's tokens, because
+    small shapes vary more and large ones cost more.
+    """
     seconds = max(0.0, end - now)
     needed = [MIN_ROUNDS * rounds.seconds for rounds in shapes]
     scale = min(1.0, seconds / sum(needed)) if sum(needed) else 0.0
@@ -164,7 +166,7 @@ def _deadlines(shapes: Sequence[_Rounds], now: float, end: float) -> list[float]
 
 
 def timed(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Run:
-    """A run that measures one call of ``call``."""
+    """Return a run that measures one call of ``call``."""
 
     def run() -> Sequence[float]:
         before = clock()
@@ -175,9 +177,9 @@ def timed(call: Callable[[], object], clock: Callable[[], float] = time.perf_cou
 
 
 def summary(shape: Shape, seconds: Sequence[float], *, busy: bool = False) -> Latency:
-    """The figures of the manifest, in milliseconds, from durations in seconds.
+    """Return the manifest's figures (ms) of durations in seconds.
 
-    ``busy`` says that others used the processor; figures far apart say the same.
+    ``busy`` means that other processes used the processor; widely spread durations imply it.
     """
     values = np.asarray(seconds, np.float64) * 1000
     low, median, high, p95, p99 = np.percentile(values, [25, 50, 75, 95, 99])
@@ -190,12 +192,12 @@ def summary(shape: Shape, seconds: Sequence[float], *, busy: bool = False) -> La
 
 
 def by_shape(latencies: Sequence[Latency]) -> dict[Shape, Latency]:
-    """Index latencies by the shape at which they were measured."""
+    """Index latencies by shape."""
     return {Shape(latency.batch, latency.tokens): latency for latency in latencies}
 
 
 def speed_up(latency: Sequence[Latency], reference: Sequence[Latency]) -> float:
-    """How many times faster than ``reference`` at the same shapes: the geometric mean of the medians' ratios."""
+    """Return the speed-up over ``reference`` at the same shapes: the geometric mean of the medians' ratios."""
     variant, torch = by_shape(latency), by_shape(reference)
     ratios = [torch[shape].median_ms / variant[shape].median_ms for shape in variant if shape in torch]
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else float("nan")

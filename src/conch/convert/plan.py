@@ -1,4 +1,4 @@
-"""What a conversion is asked to do, checked before anything that takes long.  Pure, apart from looking at folders."""
+"""The plan of a conversion, checked before any step that takes long."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Layout = Literal["huggingface", "triton"]
 BACKENDS: Final = ("torch", "onnx", "openvino")
 BATCH_SIZES: Final = (1, 8, 32)
 SEQUENCE_LENGTHS: Final = (16, 128, 384)
-#: The time for all measurements, if nothing else is said.
+#: The default time for all measurements (s).
 SECONDS: Final = 40.0
-#: Names that other converters have for the same backends.
+#: Backend names of other converters.
 _ALIASES: Final = {"pytorch": "torch", "onnxruntime": "onnx"}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One conversion.
+    """The options of one conversion.
 
-    Empty ``backends``, ``batch_sizes`` and ``sequence_lengths`` mean the usual ones, ``quantize`` None int8 where a
-    backend makes it; ``seconds`` is the time for all measurements together; ``threads`` 0 means the usable cores;
-    ``expect`` are the shapes that will be asked for (:func:`parse_mix`), empty if all measured ones weigh the same;
-    ``keep`` says whether all variants that may serve are written, or those that do.
+    Empty ``backends``, ``batch_sizes`` and ``sequence_lengths`` mean the defaults; ``quantize`` None means int8 if a
+    backend supports it.  ``seconds`` is the time for all measurements; ``threads`` 0 means the usable cores.
+    ``expect`` are the expected shapes (:func:`parse_mix`), empty if all measured shapes have equal weight.  ``keep``
+    selects whether all variants that may serve are written (``all``), or only those that do (``auto``).
     """
 
     model: str
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The backends to build, each by the first of its names."""
+        """The backends to build, each by its canonical name."""
         usual = [name for name in BACKENDS if self.layout == "huggingface" or name != "openvino"]
         return tuple(dict.fromkeys(_ALIASES.get(name, name) for name in self.backends or usual))
 
@@ -70,12 +70,12 @@ class Plan:
 
     @property
     def mix(self) -> Mix:
-        """What is expected to be asked for; empty if nothing is known."""
+        """The expected requests; empty if unknown."""
         return parse_mix(self.expect)
 
     @property
     def command(self) -> str:
-        """The command that does this again, as a shell takes it."""
+        """The shell command that repeats this conversion."""
         quantize = self.quantize if self.quantize is None else self.quantize or ("none",)
         given: dict[str, Sequence[object]] = {
             "-m": [self.model], "-o": [self.repository], "--name": [self.name], "--task": [self.task],
@@ -101,13 +101,13 @@ class Plan:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The model directories that will appear."""
+        """The model directories that the conversion creates."""
         trio = Trio(self.served_name, self.task)
         return trio.names if self.layout == "triton" else (self.served_name,)
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The parameters of the ``huggingface`` model: what the checkpoint's files do not say."""
+        """The parameters of the ``huggingface`` model that are not in the checkpoint's files."""
         parameters = {"task": self.task} if self.task else {}
         if self.trust_remote_code:
             parameters["trust_remote_code"] = "true"
@@ -116,7 +116,7 @@ class Plan:
         return parameters
 
     def options(self) -> Options:
-        """The options with which the checkpoint is read, as the server's backend reads it."""
+        """Return the options for reading the checkpoint, as the server's backend does."""
         folder = Path(self.model).expanduser()
         return Options(
             model=str(folder.resolve()) if folder.is_dir() else self.model,
@@ -128,10 +128,9 @@ class Plan:
         )
 
     def shapes(self, max_length: int) -> list[Shape]:
-        """What is measured: every batch size with every length.
+        """Return the shapes to measure: all combinations of batch size and length.
 
-        Raises INVALID_ARG for a length that is asked for and that the model does not take; the usual ones are cut to
-        what it takes.
+        Raises INVALID_ARG for a requested length that the model does not support; default lengths are reduced.
         """
         for length in self.sequence_lengths:
             if length > max_length:
@@ -142,7 +141,7 @@ class Plan:
         return shapes
 
     def check(self) -> None:
-        """Raise INVALID_ARG for what contradicts itself."""
+        """Raise INVALID_ARG for invalid or contradictory options."""
         parse_mix(self.expect)
         name = self.served_name
         if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII):
@@ -157,6 +156,6 @@ class Plan:
 
 
 def default_name(model: str) -> str:
-    """The last part of a Hub id or a path, without what a model's name may not have."""
+    """Return the last part of a Hub id or a path, without characters that model names must not contain."""
     last = Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model.rpartition("/")[2]
     return re.sub(r"[^\w.-]+", "-", last, flags=re.ASCII).strip(".-") or "model"

@@ -1,7 +1,7 @@
-"""Model directories that appear whole or not at all: written under a hidden name, then renamed.
+"""Publishes model directories atomically: written under a hidden name, then renamed.
 
-conch and NVIDIA's server skip names that begin with a dot.  A conversion that was killed leaves its hidden folder; the
-next one removes it, as nobody holds its lock any more.
+conch and NVIDIA's server skip names that begin with a dot.  A killed conversion leaves its hidden folder; the next
+conversion removes it, because no process holds its lock.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Final
 from conch.errors import Code, ConchError, invalid
 
 _WORK: Final = ".conch-convert-"
-#: In a workspace: where models that are being replaced wait.
+#: In a workspace: the models that are being replaced.
 _REPLACED: Final = "replaced"
-#: In a workspace: the folders that are being published, and those that were taken back.
+#: In a workspace: the record of folders being published, and folders that were taken back.
 _RECORD: Final = "publishing.json"
 _UNPUBLISHED: Final = "unpublished"
 
 
 @contextmanager
 def workspace(repository: Path) -> Iterator[Path]:
-    """A hidden folder in ``repository``, removed in the end.  The repository is made if need be, and rid of leftovers.
+    """Yield a hidden folder in ``repository``, which is created if necessary; removes leftovers of killed conversions.
 
-    Raises INVALID_ARG when the repository cannot be written to.
+    The folder is removed at the end.  Raises INVALID_ARG if the repository is not writable.
     """
     try:
         repository.mkdir(parents=True, exist_ok=True)
-        # A folder that has no lock yet must not be taken for a leftover.
+        # A folder without a lock must not be mistaken for a leftover.
         with _locked(repository):
             recover(repository)
             folder = Path(tempfile.mkdtemp(prefix=_WORK, dir=repository))
@@ -57,7 +57,7 @@ def recover(repository: Path) -> None:
 
 
 def require_free(repository: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Raise ALREADY_EXISTS for the first model that is there, unless it may be replaced."""
+    """Raise ALREADY_EXISTS for the first existing model, unless it may be replaced."""
     for name in names:
         if not overwrite and (repository / name).exists():
             raise ConchError(
@@ -67,10 +67,10 @@ def require_free(repository: Path, names: Sequence[str], overwrite: bool) -> Non
 
 
 def publish(made: Path, work: Path, repository: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Move the folders ``names`` from ``made``, inside the workspace ``work``, into ``repository``: all or none.
+    """Move the folders ``names`` from ``made``, inside the workspace ``work``, to ``repository``: all or none.
 
-    The replaced folders are moved into the workspace first, and removed with it when all new folders are in place.  If
-    a move fails, or this process dies in between, :func:`workspace` or the next run of it restores everything.
+    Replaced folders are first moved to the workspace, and removed with it once all new folders are in place.  If a move
+    fails, or this process dies in between, :func:`workspace` or its next call restores everything.
 
     Raises INVALID_ARG, naming the folder, if one cannot be moved.
     """
@@ -91,8 +91,11 @@ def publish(made: Path, work: Path, repository: Path, names: Sequence[str], over
 
 
 def _remove(folder: Path, repository: Path) -> None:
-    """Remove a workspace.  If only some of its folders were published, take these back and restore the replaced ones;
-    a folder that cannot be restored stays in the workspace."""
+    """Remove a workspace.
+
+    If only some of its folders were published, takes these back and restores the replaced ones.  A folder that cannot
+    be restored stays in the workspace.
+    """
     unpublished, published = folder / _UNPUBLISHED, _read_record(folder)
     for name, identity in published.items():
         with suppress(OSError):
@@ -102,7 +105,7 @@ def _remove(folder: Path, repository: Path) -> None:
     kept = False
     for model in folder.glob(f"{_REPLACED}/*"):
         back = repository / model.name
-        if os.path.lexists(back):  # the new one, or one that somebody else has put there
+        if os.path.lexists(back):  # the new folder, or one that another process has created
             kept |= bool(published)
             continue
         try:
@@ -114,7 +117,7 @@ def _remove(folder: Path, repository: Path) -> None:
 
 
 def _identity(folder: Path) -> list[int]:
-    """Identifies a folder across moves, and distinguishes it from a later one at the same path."""
+    """Return a value that identifies a folder across moves, and differs for a later folder at the same path."""
     found = folder.lstat()
     return [found.st_dev, found.st_ino, found.st_mtime_ns]
 
@@ -127,16 +130,16 @@ def _write_record(work: Path, folders: Mapping[str, list[int]]) -> None:
 
 
 def _read_record(work: Path) -> dict[str, list[int]]:
-    """The folders that were to be published together; empty if all were, or none."""
+    """Return the folders to be published together; empty if all were, or none."""
     try:
         found: dict[str, list[int]] = json.loads((work / _RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # one that is not whole was written before anything was moved
+    except (OSError, ValueError):  # an incomplete record was written before any folder was moved
         return {}
     return found
 
 
 def _flush(folder: Path) -> None:
-    """Have the content reach the disk before the name does, in case the machine stops and not only this process."""
+    """Flush the content to disk before the folder is renamed, in case the machine crashes."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""One conversion from beginning to end: build the variants, compare, measure, judge, write, move into place.
+"""Runs a conversion: builds the variants, compares, measures and judges them, and publishes the model.
 
 Called by ``conch convert`` in its process.
 """
@@ -43,23 +43,22 @@ from conch.reports.writing import write_page
 from conch.sampling import TEXT_GENERATION
 from conch.texts.shapes import Mix, Shape
 
-# Pure. The rule: a variant gains at a shape where it is 1.1 times as fast as ``auto`` by the medians, the quartiles
-# of the two do not overlap, and neither figure is busy; it is held where all that makes 1.05 times of what is
-# expected.
+# A variant gains at a shape if it is 1.1 times as fast as ``auto`` by the medians, the quartiles of the two do not
+# overlap, and neither figure is busy.  It is held if these gains make the expected requests 1.05 times as fast.
 
 
-#: How many times faster a variant must be at a shape to count there, and overall to be held.
+#: The minimum speed-up at a shape to count there, and overall for a variant to be held.
 WORTH_AT_A_SHAPE: Final = 1.1
 WORTH_OVERALL: Final = 1.05
-#: Fewer runs have no quartiles, and so no noise to compare a difference with.
+#: The minimum number of runs for quartiles, which are the noise that a difference is compared with.
 MIN_RUNS: Final = 4
-#: The least that is told: gains are positive, however long a busy machine kept one figure waiting.
+#: The minimum gain, because gains must be positive even if a busy machine delayed one figure.
 _LEAST_GAIN: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class PossibleCompanion:
-    """A variant beside ``auto``, with what it gains and whether that is worth it."""
+    """A variant that may serve beside ``auto``, with its gains."""
 
     variant: Variant
     companion: Companion
@@ -71,15 +70,15 @@ class PossibleCompanion:
 
     @property
     def where(self) -> str:
-        """The measured shapes at which it is faster, with how much: ``1x16 (1.31x), 1x128 (1.12x)``."""
+        """The measured shapes at which it is faster, with the speed-ups: ``1x16 (1.31x), 1x128 (1.12x)``."""
         gained = (gain for gain in self.companion.gains if gain.gain >= WORTH_AT_A_SHAPE)
         return ", ".join(f"{one.batch}x{one.tokens} ({one.gain:.2f}x)" for one in gained)
 
 
 def candidates(manifest: Manifest, engines: frozenset[str], mix: Mix) -> list[PossibleCompanion]:
-    """Every other variant on ``engines`` that passed and is faster than ``auto`` somewhere, the most useful first.
+    """Return the other passed variants on ``engines`` that are somewhere faster than ``auto``, the most useful first.
 
-    ``mix`` is what is expected; without any, all measured shapes weigh the same.
+    ``mix`` are the expected requests; without it, all measured shapes have equal weight.
     """
     auto = manifest.variant(manifest.auto)
     made = (
@@ -112,7 +111,7 @@ def _gains(auto: Variant, other: Variant) -> Iterator[Gain]:
 
 
 def _gain(usual: Latency, other: Latency) -> float:
-    """How many times faster ``other`` is; 1 where the figures do not tell the two apart."""
+    """Return the speed-up of ``other``; 1 if the figures do not distinguish the two."""
     gain = usual.median_ms / other.median_ms
     if gain <= 1:
         return gain
@@ -127,7 +126,7 @@ _LIBRARIES: Final = (
 
 
 def manifest_of(conversion: Conversion[Any, Any], variants: Sequence[Variant], machine: Mapping[str, Any]) -> Manifest:
-    """All that is known before a variant is chosen and the files are written."""
+    """Return the manifest before a variant is chosen and the files are written."""
     plan, checkpoint, shapes = conversion.plan, conversion.checkpoint, conversion.shapes
     names = [str(name) for name in checkpoint_files(checkpoint, weights=True)]
     settings = {
@@ -169,15 +168,15 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-# Without one of them variants could not be built, and the conversion would publish what is left.
+# If a package were missing, variants could not be built, and the conversion would publish only the others.
 
 
-#: What the report's charts are made with.
+#: Packages for the report's charts.
 _REPORT: Final = ("altair", "vl_convert")
 _ALWAYS: Final = ("torch", "transformers", "tokenizers", *_REPORT)
-#: The exporters, and ONNX Runtime, in which a graph is compared with the network whichever engine it is for.
+#: The exporters, and ONNX Runtime, in which a graph is compared with the network for any engine.
 _GRAPHS: Final = ("onnx", "onnxscript", "onnxruntime")
-#: What variants of encoders are made with and run on, by backend.
+#: Packages for making and running variants of encoders, by backend.
 _ENCODERS: Final[Mapping[str, Sequence[str]]] = {
     "onnx": _GRAPHS,
     "tensorrt": _GRAPHS,
@@ -188,7 +187,7 @@ _LANGUAGE_MODELS: Final[Mapping[str, Sequence[str]]] = {"openvino": ("openvino",
 
 
 def needed(plan: Plan, task: str) -> list[str]:
-    """The modules that the plan's variants need for ``task``."""
+    """Return the modules that the plan's variants need for ``task``."""
     writes = task == TEXT_GENERATION
     by_backend = _LANGUAGE_MODELS if writes else _ENCODERS
     backends = ("openvino",) if writes and not plan.backends else plan.engines
@@ -200,9 +199,9 @@ def needed(plan: Plan, task: str) -> list[str]:
 
 
 def require_packages(plan: Plan, task: str = "") -> None:
-    """Raise UNSUPPORTED for modules that are needed and not there, all in one, with the command that installs them.
+    """Raise UNSUPPORTED for all missing modules, with the command that installs them.
 
-    While the task is not known, these are the modules that every kind of model needs that takes the plan's backends.
+    While the task is unknown, only modules needed by every kind of model that fits the plan are required.
     """
     tasks = (task,) if task else _possible(plan)
     first, *others = (needed(plan, one) for one in tasks)
@@ -211,29 +210,29 @@ def require_packages(plan: Plan, task: str = "") -> None:
 
 
 def _possible(plan: Plan) -> tuple[str, ...]:
-    """A task of each kind of model that the plan fits."""
+    """Return a task of each kind of model that fits the plan."""
     writes = not plan.backends or ("openvino" in plan.engines and {"openvino", "torch"} >= set(plan.engines))
     return ("feature-extraction", TEXT_GENERATION) if writes and plan.layout != "triton" else ("feature-extraction",)
 
 
-#: How many times the seconds that there are measuring may take without a warning.
+#: The maximum ratio of measuring time to planned time without a warning.
 LATE: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """What a conversion made: the manifest, and the model directories that appeared."""
+    """The result of a conversion: the manifest, and the published model directories."""
 
     manifest: Manifest
     folders: tuple[Path, ...]
 
 
 def convert(plan: Plan, progress: Progress) -> ConvertedModel:
-    """Convert as planned.
+    """Run a conversion.
 
-    ``progress`` is told each step.  Raises UNSUPPORTED for missing packages, ALREADY_EXISTS for a model that is there,
-    INVALID_ARG when no variant passes (with the reasons), and what reading the checkpoint raises.  Nothing is left
-    behind by a failure.
+    ``progress`` is called with each step.  Raises UNSUPPORTED for missing packages, ALREADY_EXISTS for an existing
+    model, INVALID_ARG if no variant passes (with the reasons), and the errors of reading the checkpoint.  A failure
+    leaves nothing behind.
     """
     plan.check()
     require_packages(plan)
@@ -276,7 +275,7 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
 
 
 def _machine(load_before: float, seen: Sequence[Interference]) -> Mapping[str, Any]:
-    """The machine for the manifest, with what others took of it and how much of the time its quota was used up."""
+    """Return the machine's description for the manifest, with interference and use of the CPU quota."""
     count = max(1, len(seen))
     return {
         **description(load_before, sum(one.others for one in seen) / count),
@@ -286,7 +285,7 @@ def _machine(load_before: float, seen: Sequence[Interference]) -> Mapping[str, A
 
 
 def _judge(conversion: Conversion[Any, Any], built: Sequence[BuiltVariant]) -> list[Variant]:
-    """Compare every variant with the reference, and measure it, whether or not it agrees."""
+    """Compare every variant with the reference and measure it, even if it disagrees."""
     order = sorted(built, key=lambda variant: variant.name != REFERENCE)
     groups = [order] if conversion.in_memory_together else [[variant] for variant in order]
     judged: dict[str, Variant] = {}
@@ -300,16 +299,17 @@ def _judge(conversion: Conversion[Any, Any], built: Sequence[BuiltVariant]) -> l
             disk, memory = sizes[name]
             judged[name] = replace(judged[name], disk_bytes=disk, memory_bytes=memory)
         try:
-            # Memory is measured in the same time, which at least half is left of where others keep the cores busy.
+            # Memory is measured in the same time budget, of which at least half remains for latencies on a busy
+            # machine.
             seconds = conversion.plan.seconds / len(groups)
             _measure(conversion, networks, max(seconds - weighing, seconds / 2), judged)
-        except Exception as error:  # a library's, about a shape that this variant does not take
+        except Exception as error:  # an exception of a library at a shape that this variant does not support
             if conversion.in_memory_together or REFERENCE in networks:
                 raise
             for name in networks:
                 entry = replace(judged[name], agreement={}, passed=False)
                 judged[name] = _refused(conversion, entry, f"it does not run: {describe_error(error)}")
-        del networks  # The next group needs the memory.
+        del networks  # the next group needs the memory
     if "torch" not in conversion.engines:
         judged[REFERENCE] = replace(judged[REFERENCE], passed=False, reasons=(NOT_ASKED_FOR,))
     return [judged[variant.name] for variant in built]
@@ -320,7 +320,7 @@ def _compare(
 ) -> tuple[Any, dict[str, Any]]:
     """Add the variants of ``group`` to ``judged``; returns the reference's answers and the networks that ran, by name.
 
-    Raises INVALID_ARG when the reference does not run; any other variant that raises is refused.
+    Raises INVALID_ARG if the reference does not run; any other variant that raises is refused.
     """
     networks: dict[str, Any] = {}
     for variant in group:
@@ -332,7 +332,7 @@ def _compare(
             figures, reasons = conversion.compare(variant.precision, reference, answers)
             entry = replace(entry, agreement=figures, contrasts=_contrasts(conversion, variant, reference, answers))
             networks[variant.name] = network
-        except Exception as error:  # a library's, about one variant
+        except Exception as error:  # an exception of a library that concerns one variant
             if variant.name == REFERENCE:
                 why = describe_error(error)
                 raise invalid(f"there is no reference to compare with: {REFERENCE}: {why}") from None
@@ -347,13 +347,15 @@ def _compare(
 def _contrasts(
     conversion: Conversion[Any, Any], variant: BuiltVariant, reference: Any, answers: Any
 ) -> Contrasts | None:
-    """What the report shows of single texts; None of the reference, and where that cannot be put in words, which is no
-    reason to refuse a variant."""
+    """Return the single texts for the report; None for the reference, or if they cannot be described.
+
+    A missing description is no reason to refuse a variant.
+    """
     if variant.name == REFERENCE:
         return None
     try:
         found: Contrasts = conversion.contrast(reference, answers)
-    except Exception as error:  # a tokenizer's, of what its own vocabulary does not have
+    except Exception as error:  # an exception of a tokenizer for ids outside of its vocabulary
         why = describe_error(error)
         conversion.warn([f"the texts whose answers differ most with {variant.name} are not shown: {why}"])
         return None
@@ -369,7 +371,7 @@ def _refused(conversion: Conversion[Any, Any], entry: Variant, *reasons: str) ->
 def _measure(
     conversion: Conversion[Any, Any], networks: Mapping[str, Any], seconds: float, judged: dict[str, Variant]
 ) -> None:
-    """Add the latencies of ``networks`` to their entries, in about ``seconds``."""
+    """Add the latencies of ``networks``, measured in about ``seconds``, to their entries."""
     together, meter = conversion.in_memory_together, InterferenceMeter()
     start = time.perf_counter()
     if networks and not together:
@@ -394,7 +396,7 @@ def _measure(
 
 
 def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapping[str, BuiltVariant]) -> Manifest:
-    """The manifest with the variant that is held beside ``auto`` where it is faster, if one is worth it; and why."""
+    """Return the manifest with the variant that serves beside ``auto``, if one is worth it, and the reasons."""
     if not conversion.serves_by_shape:
         return manifest
     auto, choice = built[manifest.auto], list(manifest.choice)
@@ -423,7 +425,7 @@ def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapp
 
 
 def _weigh(conversion: Conversion[Any, Any], group: Sequence[BuiltVariant]) -> dict[str, tuple[int, int]]:
-    """The bytes that each variant of a group takes on the disk and, unless no time is given for it, in memory."""
+    """Return each variant's size on disk and in memory (bytes); memory is 0 if there is no time to measure it."""
     at_once = 2 if conversion.in_memory_together else 1
     memory = [0] * len(group)
     if conversion.plan.seconds:
@@ -438,8 +440,10 @@ def _weigh(conversion: Conversion[Any, Any], group: Sequence[BuiltVariant]) -> d
 def _write(
     conversion: Conversion[Any, Any], manifest: Manifest, built: Sequence[BuiltVariant], target: Path
 ) -> Manifest:
-    """Write model directories, manifest and reports into ``target``, which nobody loads; returns the manifest with the
-    paths and hashes of the files there."""
+    """Write model directories, manifest and reports to ``target``, which no server loads.
+
+    Returns the manifest with the paths and hashes of the files there.
+    """
     target.mkdir()
     model, paths = conversion.write_models(target, manifest, {variant.name: variant for variant in built})
     variants = tuple(replace(variant, path=paths.get(variant.name, "")) for variant in manifest.variants)

@@ -1,7 +1,7 @@
-"""The texts that variants of a model are compared on: built in, or from a file of the user's.
+"""The texts for comparing variants of a model: built in, or from a user's file.
 
-Random token ids would not do: activations on them are unlike those on language, and so are the errors of a
-quantised network.
+Random token ids are unsuitable: their activations differ from those of language, and so do the errors of a quantized
+network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
 from conch.texts import builtin
 
-#: Tasks whose input is two texts, and the columns of a file that may hold each.
+#: Tasks with pairs of texts as input, and the names of file columns for each text.
 _PAIRS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "question-answering": (("question",), ("context",)),
     "text-ranking": (("query", "question", "text", "text_input"), ("passage", "document", "context", "text_pair")),
@@ -27,19 +27,19 @@ _TEXT: Final = ("text", "sentence", "text_input", "sentence1", "content")
 _HYPOTHESES: Final = tuple(
     f"This example is about {topic}." for topic in ("sports", "politics", "cooking", "technology", "health", "travel")
 )
-#: Passages that a built-in question is ranked against; the first answers it.
+#: The number of passages against which a built-in question is ranked; the first answers it.
 _PASSAGES: Final = 6
-#: A file may be larger than anybody wants to wait for; this many of its texts, spread evenly, are used.
+#: The maximum number of texts from a file, spread evenly, because more would take too long.
 MAX_SAMPLES: Final = 512
-#: Samples are not divided into parts with fewer than these.
+#: The minimum size of both parts when samples are split.
 MIN_SAMPLES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TextSample:
-    """One input: a text, and for tasks over pairs the second text.
+    """One input: a text, and a second text for tasks with pairs.
 
-    Samples of one ``group`` are ranked against each other; ``label`` is the right answer if a file has it, else empty.
+    Samples of one ``group`` are ranked against each other; ``label`` is the correct label if a file has it, else empty.
     """
 
     text: str
@@ -49,9 +49,9 @@ class TextSample:
 
 
 def load(task: str, file: Path | None = None, *, mask: str = "") -> list[TextSample]:
-    """The samples for a task of ``transformers.pipeline``; ``mask`` is the tokenizer's mask token, for fill-mask.
+    """Load the samples for a task of ``transformers.pipeline``; ``mask`` is the tokenizer's mask token, for fill-mask.
 
-    Raises INVALID_ARG for a file that cannot be read, or lacks what the task needs.
+    Raises INVALID_ARG for a file that is unreadable or lacks columns that the task needs.
     """
     samples = _spread(_from_file(task, file)) if file is not None else _built_in(task)
     if task == "fill-mask":
@@ -64,10 +64,10 @@ def load(task: str, file: Path | None = None, *, mask: str = "") -> list[TextSam
 
 
 def split(samples: Sequence[TextSample]) -> tuple[list[TextSample], list[TextSample]]:
-    """Samples to calibrate a quantised network with, and others to compare it on.
+    """Split samples into those for calibrating a quantized network and those for comparing it.
 
-    A third is for calibration, and no group is in both parts: a network would otherwise be judged on what it was fitted
-    to.  Too few to divide serve for both.
+    A third is for calibration.  No group is in both parts, because a network would otherwise be judged on texts that it
+    was fitted to.  Too few samples to split are used for both.
     """
     grouped = any(sample.group for sample in samples)
     fitted: list[TextSample] = []
@@ -105,9 +105,9 @@ def _built_in(task: str) -> list[TextSample]:
 
 
 def label_indices(samples: Sequence[TextSample], names: Sequence[str] | None) -> list[int] | None:
-    """The class of each sample by the labels of a file, which are names or numbers; None without labels.
+    """Return the class index of each sample's label, which is a name or a number; None without labels.
 
-    Raises INVALID_ARG for one that the model does not have.
+    Raises INVALID_ARG for a label that the model does not have.
     """
     if not all(sample.label for sample in samples):
         return None
@@ -145,7 +145,7 @@ def _from_file(task: str, file: Path) -> list[TextSample]:
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """A mapping for each line or record; a line of plain text is the column ``text``."""
+    """Yield a mapping per line or record; a line of plain text has the column ``text``."""
     with file.open(encoding="utf-8-sig", newline="") as lines:
         if file.suffix in (".csv", ".tsv"):
             yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
@@ -187,7 +187,7 @@ def _spread(samples: list[TextSample]) -> list[TextSample]:
 
 
 def _masked(samples: Sequence[TextSample], mask: str) -> Iterator[TextSample]:
-    """Each text with one word masked, at another place in each; texts that have the mask already stay as they are."""
+    """Yield each text with one word masked, at varying positions; texts with a mask are unchanged."""
     for index, sample in enumerate(samples):
         words = sample.text.split()
         if mask in sample.text:

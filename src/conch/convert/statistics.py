@@ -1,4 +1,4 @@
-"""The statistics of an agreement: rank correlations, and 95 % confidence intervals.  Pure."""
+"""Statistics of agreement: rank correlations, and 95 % confidence intervals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import numpy as np
 
 from conch.backends.base.arrays import Array
 
-#: Samples are drawn with this seed, so that a conversion that is repeated finds the same intervals.
+#: The seed of resampling, fixed so that repeated conversions find the same intervals.
 SEED: Final = 20_240_229
 RESAMPLES: Final = 400
-#: The normal quantile of a two-sided interval of 95 %.
+#: The normal quantile of a two-sided 95 % interval.
 Z: Final = 1.959964
 
 
 def bootstrap(count: int, statistic: Callable[[Array], float], resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The 2.5 and 97.5 percentiles of ``statistic``, a function of the indices of ``count`` samples that are drawn with
-    replacement."""
+    """Return the 2.5 and 97.5 percentiles of ``statistic``.
+
+    ``statistic`` is a function of the indices of ``count`` samples, drawn with replacement.
+    """
     generator = np.random.default_rng(SEED)
     values = [statistic(generator.integers(0, count, count)) for _ in range(resamples)]
     low, high = np.percentile(values, [2.5, 97.5])
@@ -26,7 +28,7 @@ def bootstrap(count: int, statistic: Callable[[Array], float], resamples: int = 
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's interval of a share of ``count`` samples, which always holds the share itself."""
+    """Return Wilson's interval of a share of ``count`` samples, extended to contain the share itself."""
     denominator = 1 + Z**2 / count
     centre = (share + Z**2 / (2 * count)) / denominator
     half = Z * float(np.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))) / denominator
@@ -34,11 +36,13 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def paired(gained: int, lost: int, count: int) -> tuple[float, float]:
-    """The interval of the difference of two shares of the same ``count`` samples, of which ``gained`` count for the
-    second share alone and ``lost`` for the first alone.
+    """Return the interval of the difference between two shares of the same ``count`` samples.
+
+    ``gained`` samples count only for the second share, and ``lost`` only for the first.  The width is positive even if
+    no sample differs.
 
     Source: Bonett and Price, Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based on Paired
-    Data, Journal of Educational and Behavioral Statistics 37 (2012).  It has a width where no sample differs.
+    Data, Journal of Educational and Behavioral Statistics 37 (2012).
     """
     up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)
     half = Z * float(np.sqrt((up + down - (up - down) ** 2) / (count + 2)))
@@ -46,26 +50,26 @@ def paired(gained: int, lost: int, count: int) -> tuple[float, float]:
 
 
 def spearman(a: Array, b: Array) -> float:
-    """The correlation of ranks; 1 when neither varies, 0 when only one does."""
+    """Return the rank correlation; 1 if neither varies, 0 if only one does."""
     x, y = ranks(a), ranks(b)
     return _correlation(x - x.mean(), y - y.mean())
 
 
 def kendall(a: Array, b: Array) -> float:
-    """Kendall's tau-b; 1 when neither varies, 0 when only one does."""
+    """Return Kendall's tau-b; 1 if neither varies, 0 if only one does."""
     pairs = np.triu_indices(len(a), 1)
     x, y = (np.sign(values[:, None] - values[None, :])[pairs] for values in (a, b))
     return _correlation(x, y)
 
 
 def ranks(values: Array) -> Array:
-    """Ranks from 0; equal values share the mean of theirs."""
+    """Return ranks from 0; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     shared: Array = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
     return shared
 
 
 def _correlation(x: Array, y: Array) -> float:
-    """The cosine of two centred vectors."""
+    """Return the cosine of two centered vectors."""
     lengths = float(np.sqrt((x**2).sum() * (y**2).sum()))
     return float((x * y).sum()) / lengths if lengths else float(not x.any() and not y.any())

@@ -1,6 +1,6 @@
-"""Which variants may serve, and which of them is the fastest: ``auto``.
+"""Selects the variants that may serve, and the fastest of them: ``auto``.
 
-Pure.  What is decided here is written into ``conch.json`` and believed by the server.
+The server relies on the result, which is written to ``conch.json``.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from conch.errors import invalid
 from conch.machine.interference import Interference
 from conch.texts.shapes import Mix
 
-#: Why the reference does not serve when nobody asked for torch.
+#: Why the reference does not serve if torch was not requested.
 NOT_ASKED_FOR: Final = "reference only: torch is not among --backend"
 
 
 def choose(
     manifest: Manifest, engines: frozenset[str], *, force: bool, advice: str, mix: Mix | None = None
 ) -> Manifest:
-    """The manifest with ``auto``, the fastest variant on ``engines`` that may serve: for the requests of ``mix``, or
-    without any by the mean over all measured shapes.
+    """Return the manifest with ``auto``, the fastest variant on ``engines`` that may serve.
 
-    ``force`` accepts refused variants that ran.  Raises INVALID_ARG when there is none, with the reasons and the
-    ``advice`` about what can be done.
+    Speed is that for the requests of ``mix``, or without it the mean over all measured shapes.  ``force`` accepts
+    refused variants that ran.  Raises INVALID_ARG, with the reasons and the ``advice``, if there is none.
     """
     reference = next(variant for variant in manifest.variants if variant.name == REFERENCE)
     variants = tuple(_forced(variant) if force else variant for variant in manifest.variants)
@@ -48,7 +47,7 @@ def choose(
 
 
 def _why(auto: str, speed_ups: Mapping[str, float], mix: Mix | None, *, disturbed: bool) -> str:
-    """Why ``auto`` was chosen, in a sentence; without figures that others have ``disturbed``."""
+    """Return why ``auto`` was chosen, in a sentence; without figures if measurements were ``disturbed``."""
     over = f"for {', '.join(f'{shape} ({share:.0%})' for shape, share in mix.items())}" if mix else "over all shapes"
     others = sorted((name for name in speed_ups if name != auto), key=lambda name: -speed_ups[name])
     if not others:
@@ -60,7 +59,7 @@ def _why(auto: str, speed_ups: Mapping[str, float], mix: Mix | None, *, disturbe
 
 
 def busy(manifest: Manifest) -> list[str]:
-    """A warning where the choice rests on figures of a machine that had other things to do."""
+    """Return a warning if the choice is based on figures of a busy machine."""
     figures = [latency for variant in manifest.variants for latency in variant.latency]
     disturbed = sum(latency.busy for latency in figures)
     if not disturbed:
@@ -72,13 +71,13 @@ def busy(manifest: Manifest) -> list[str]:
 
 
 def interference(manifest: Manifest) -> Interference:
-    """What others took of the machine while variants were measured; manifests of old know the share of cores only."""
+    """Return the interference while variants were measured; old manifests contain only the share of cores."""
     machine = manifest.machine
     return Interference(machine.get("others", 0.0), machine.get("stolen", 0.0), machine.get("throttled", 0))
 
 
 def fastest(speed_ups: Mapping[str, float]) -> str:
-    """The name with the highest of the speed-ups; empty when there is none."""
+    """Return the name with the highest speed-up; empty if there is none."""
     return max(speed_ups, key=lambda name: speed_ups[name], default="")
 
 

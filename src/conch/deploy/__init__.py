@@ -1,5 +1,5 @@
-"""``conch deploy``: what takes a model repository beyond this machine.
+"""``conch deploy``: deploys a model repository to managed platforms and clusters.
 
-``needs`` and ``contents`` read the repository; ``oci``, ``sagemaker`` and ``vertex`` say what a managed platform needs
-to serve it, without writing; ``bundle`` writes it, all or nothing.  ``ray`` runs the models on a cluster.
+``requirements`` and ``contents`` read the repository.  ``oci``, ``sagemaker`` and ``vertex`` plan the files that a
+managed platform needs; ``bundle`` writes them, all or none.  ``ray`` runs the models on a cluster.
 """

@@ -1,6 +1,6 @@
-"""Archives of a repository: the same files give the same bytes, whoever packs them and when.
+"""Reproducible archives of a repository: the same files always give the same bytes.
 
-Names are sorted, times and owners fixed; files are streamed, however large they are.
+Names are sorted, and times and owners are fixed.  Files of any size are streamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import IO, BinaryIO, Final
 from conch.deploy.contents import Contents, Entry
 from conch.errors import invalid
 
-#: The earliest time that a zip archive can have.
+#: The earliest time in a zip archive.
 _ZIP_TIME: Final = (1980, 1, 1, 0, 0, 0)
 _COPIED_AT_ONCE: Final = 1 << 20
 
@@ -26,8 +26,8 @@ _COPIED_AT_ONCE: Final = 1 << 20
 def write_zip(path: Path, contents: Contents, below: str) -> None:
     """Write a zip archive with the repository in its folder ``below``.
 
-    Nothing is compressed: weights hardly get smaller, and it would take most of the time.  Raises INVALID_ARG for a
-    file that cannot be read or whose size changed meanwhile, OSError for what cannot be written.
+    Nothing is compressed: weights hardly shrink, and compression would take most of the time.  Raises INVALID_ARG for
+    an unreadable file or one whose size has changed, OSError if writing fails.
     """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for entry in contents.entries:
@@ -41,7 +41,7 @@ def write_zip(path: Path, contents: Contents, below: str) -> None:
 
 
 def write_tar_gz(path: Path, contents: Contents) -> None:
-    """Write a gzipped tar archive with the repository's files at its root, none of them compressed.
+    """Write an uncompressed gzipped tar archive with the repository's files at its root.
 
     Raises as :func:`write_zip` does.
     """
@@ -65,7 +65,7 @@ def write_tar_gz(path: Path, contents: Contents) -> None:
 
 
 def copy(folder: Path, contents: Contents) -> None:
-    """Copy the repository's files into ``folder``.  A store has no empty folders, so each of those gets a file."""
+    """Copy the repository's files to ``folder``.  Empty folders get a file, because stores have no empty folders."""
     for entry in contents.entries:
         target = folder / entry.name
         if entry.source is None:
@@ -81,13 +81,13 @@ def copy(folder: Path, contents: Contents) -> None:
 
 
 def mode_of(entry: Entry) -> int:
-    """The permissions that every entry has: all may read, and execute what its owner may execute."""
+    """Return the permissions of an entry in an archive: readable by all, and executable by all if by its owner."""
     return 0o755 if entry.source is None or entry.executable else 0o644
 
 
 def _zip_info(name: str, entry: Entry) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name, _ZIP_TIME)
-    info.create_system = 3  # Unix, whose permissions follow
+    info.create_system = 3  # Unix, so that permissions apply
     kind = stat.S_IFDIR if entry.source is None else stat.S_IFREG
     info.external_attr = (kind | mode_of(entry)) << 16
     info.file_size = entry.size
@@ -95,7 +95,7 @@ def _zip_info(name: str, entry: Entry) -> zipfile.ZipInfo:
 
 
 def _opened(entry: Entry, source: Path) -> BinaryIO:
-    """A file of the repository, or what stands for it, to be read.  Raises INVALID_ARG where it cannot be."""
+    """Open an entry's file, or the text that replaces it.  Raises INVALID_ARG if it cannot be read."""
     if entry.text is not None:
         return BytesIO(entry.text)
     try:
@@ -105,7 +105,7 @@ def _opened(entry: Entry, source: Path) -> BinaryIO:
 
 
 def _copy(source: BinaryIO, target: IO[bytes]) -> int:
-    """Copy what is left of ``source``; returns its size."""
+    """Copy the rest of ``source``; returns its size."""
     copyfileobj(source, target, _COPIED_AT_ONCE)
     return source.tell()
 

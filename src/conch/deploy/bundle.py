@@ -1,4 +1,4 @@
-"""What a deployment consists of, and writing it: the artifact with the repository, and the files beside it."""
+"""The content of a deployment, and writing it: the artifact with the repository, and the files beside it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from conch.deploy.trial import Runner, try_artifact
 from conch.errors import Code, ConchError, invalid
 
 _TEXT: Final = "What is a conch?"
-#: Of a model whose inputs are completed when it loads: a checkpoint's.
+#: The inputs of a model whose configuration is completed at load: those of a checkpoint.
 _UNKNOWN: Final = (("text_input", "BYTES", (1, 1)),)
 
 
 def example(config: ModelConfig, endpoint: str, model: str, writes: bool = False) -> str:
-    """The body, as JSON, of a request to what ``endpoint.endpoint_for`` gives; dimensions that vary are 1.
+    """Return the body, as JSON, of a request to an endpoint of ``endpoint.endpoint_for``; variable dimensions are 1.
 
-    ``writes`` says that the model is a language model, whose inputs its configuration need not have.
+    ``writes`` means that the model is a language model, whose configuration may have no inputs.
     """
     if endpoint == "openai":
         return json.dumps({"model": model, "messages": [{"role": "user", "content": _TEXT}]})
@@ -73,7 +73,7 @@ def _element(datatype: str) -> Any:
 
 
 def check_output(out: Path, repository: Path) -> None:
-    """Raise ALREADY_EXISTS where ``out`` has something in it, INVALID_ARG where it cannot be made."""
+    """Raise ALREADY_EXISTS if ``out`` is not empty, INVALID_ARG if it cannot be created."""
     if out.resolve().is_relative_to(repository.resolve()):
         raise invalid(f"{out} is in the model repository, which would take it for a model: name another folder")
     try:
@@ -90,10 +90,10 @@ def check_output(out: Path, repository: Path) -> None:
 
 @contextmanager
 def staged(out: Path, size: int = 0) -> Iterator[Path]:
-    """A new folder whose content becomes that of ``out`` at the end; it is removed if anything is raised within.
+    """Yield a new folder whose content is moved to ``out`` at the end; an exception removes it.
 
-    An ``out`` that is there stays the folder that it is: it may be a shell's current one, a link or a volume.  Raises
-    INVALID_ARG for what cannot be written, and where there is no room for ``size`` bytes.
+    An existing ``out`` is not replaced: it may be a shell's current folder, a link or a volume.  Raises INVALID_ARG if
+    writing fails or if the disk has no room for ``size`` bytes.
     """
     there = out.is_dir()
     try:
@@ -121,7 +121,7 @@ def _check_room(folder: Path, size: int, out: Path) -> None:
 
 
 def _move_all(folder: Path, out: Path) -> None:
-    """Move what is in ``folder``, which is in ``out``, one up.  Raises OSError where ``out`` has anything else."""
+    """Move the content of ``folder``, which is in ``out``, to ``out``.  Raises OSError if ``out`` has other entries."""
     if any(path.name != folder.name for path in out.iterdir()):
         raise OSError(ENOTEMPTY, os.strerror(ENOTEMPTY))
     for path in list(folder.iterdir()):
@@ -129,17 +129,17 @@ def _move_all(folder: Path, out: Path) -> None:
     folder.rmdir()
 
 
-# Reads configurations and manifests; writes nothing.
+# The following functions read configurations and manifests, and write nothing.
 
 
-#: What ``conch convert`` writes beside a model for its readers.
+#: Reports that ``conch convert`` writes for readers.
 _REPORTS: Final = ("report.md", "report.html")
 
 
 def only_serving(root: Path, found: Contents, configs: Mapping[str, ModelConfig]) -> Contents:
-    """The contents of the repository ``root`` without the variants that ``configs`` do not serve, and the reports.
+    """Return the contents of the repository ``root`` without reports and variants that ``configs`` do not serve.
 
-    A model that may run on a GPU, where the checkpoint's own weights run, stays as it is, and so does one whose folder
+    A model that may run on a GPU is unchanged, because it uses the checkpoint's own weights there.  So is a folder that
     another model names as its checkpoint.
     """
     entries = {entry.name: entry for entry in found.entries}
@@ -163,7 +163,7 @@ def only_serving(root: Path, found: Contents, configs: Mapping[str, ModelConfig]
 
 
 def _serving(manifest: Manifest, config: ModelConfig) -> set[str]:
-    """The names of the variants that serve."""
+    """Return the names of the variants that serve."""
     options = Options.from_values(parameters(config))
     names = {manifest.select(options.variant, files_for(options.engine)).name}
     if manifest.by_shape is not None and not options.variant and options.engine == "auto" and options.by_shape:
@@ -177,7 +177,7 @@ def _on_cpus(config: ModelConfig) -> bool:
 
 
 def _named_folders(root: Path, found: Contents, configs: Mapping[str, ModelConfig]) -> Iterator[Path]:
-    """The folders that models name as their checkpoints."""
+    """Yield the folders that models name as their checkpoints."""
     for model, version in {tuple(entry.name.split("/")[:2]) for entry in found.entries if "/" in entry.name}:
         directory = root / model / version
         if model not in configs or not directory.is_dir():
@@ -189,15 +189,15 @@ def _named_folders(root: Path, found: Contents, configs: Mapping[str, ModelConfi
                 yield from ((place / path).resolve() for place in (directory, directory.parent))
 
 
-#: A name that every platform takes, and that needs no quotation marks in a shell.
+#: A name that every platform accepts, and that needs no quotes in a shell.
 _NAME: Final = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is deployed: a repository that has been looked through, the model that answers, and how it is asked.
+    """A checked repository, the model that serves requests, and the endpoint.
 
-    ``endpoint`` is what ``endpoint.endpoint_for`` gives; ``name`` is what the platform calls the deployment;
+    ``endpoint`` is a result of ``endpoint.endpoint_for``; ``name`` is the platform's name of the deployment;
     ``example`` is the body of a request, as JSON.
     """
 
@@ -211,10 +211,10 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """How the artifact is written, and the files beside it by their names, some of which are programs.
+    """How to write the artifact, and the files beside it by name; ``programs`` are the executable ones.
 
-    ``artifact`` is its name in the output; ``pack`` is called with its path and the contents of the repository, and
-    ``texts`` with the bytes that it has got.  ``run_locally`` is how the platform runs what was written.
+    ``artifact`` is its name in the output.  ``pack`` is called with its path and the contents of the repository, then
+    ``texts`` with its size (bytes).  ``run_locally`` runs the written files as the platform does.
     """
 
     texts: Callable[[int], Mapping[str, str]]
@@ -224,17 +224,17 @@ class Bundle:
     programs: frozenset[str] = frozenset()
 
 
-#: What a platform needs for a deployment.  Raises INVALID_ARG for what the platform does not take.
+#: Plans the files of a deployment.  Raises INVALID_ARG for a deployment that the platform does not accept.
 Planner = Callable[[Deployment], Bundle]
 
 
 def deployment(
     repository: Path, out: Path, mount: str, name: str, model: str, endpoint: str, *, several: bool = False
 ) -> Deployment:
-    """Look through a repository, whose files the platform puts below ``mount``.
+    """Plan the deployment of a repository, whose files the platform puts below ``mount``.
 
-    Empty texts are chosen; with ``several``, requests name their model, and the first is an example.  Raises
-    INVALID_ARG for a name that some platform does not take, and as ``check_output``, ``needs`` and ``contents`` do.
+    Empty texts get defaults.  With ``several``, requests name their model, and the first model is the example.  Raises
+    INVALID_ARG for a name that some platform refuses, and as ``check_output``, ``needs`` and ``contents`` do.
     """
     if name and not _NAME.fullmatch(name):
         raise invalid(
@@ -251,7 +251,7 @@ def deployment(
 
 
 def check_size(contents: Contents, limit: int, place: str) -> None:
-    """Raise INVALID_ARG for a repository of more bytes than ``place`` takes."""
+    """Raise INVALID_ARG if a repository exceeds the limit of ``place`` (bytes)."""
     if contents.size > limit:
         raise invalid(
             f"the repository has {shown(contents.size)}, and {place} takes at most {shown(limit)}: leave models out, "
@@ -260,14 +260,14 @@ def check_size(contents: Contents, limit: int, place: str) -> None:
 
 
 class Written(NamedTuple):
-    """The bytes of an artifact, and the first part of its answer to ``request.json``; empty where it was not sent."""
+    """The size of an artifact (bytes), and the beginning of its response to ``request.json``; empty if not sent."""
 
     size: int
     answer: str
 
 
 def write(bundle: Bundle, found: Contents, out: Path, *, verify: bool = False) -> Written:
-    """Write all of it into the folder ``out``.  Nothing is left where it fails.
+    """Write all files to the folder ``out``; leaves nothing behind if it fails.
 
     With ``verify``, raises as ``try_artifact`` does.
     """

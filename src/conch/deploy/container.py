@@ -1,4 +1,4 @@
-"""Container files: the image of ``deploy/container/Containerfile``, and what a platform asks for besides."""
+"""Container files: the image of ``deploy/container/Containerfile``, and additions that a platform requires."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from conch.deploy.requirements import RepositoryRequirements
 
-#: Where checkpoints from the Hub go: a folder that every user may write to.
+#: The folder for checkpoints from the Hub, which every user may write to.
 HUB_CACHE: Final = "/tmp/huggingface"
 _PACKAGES: Final = """
 # What the Python models import: the image of conch has no pip.
@@ -21,7 +21,7 @@ RUN python -m pip --python /opt/conch/bin/python install --no-cache-dir --disabl
 
 
 def containerfile(platform: str, needs: RepositoryRequirements, steps: Iterable[str]) -> str:
-    """The container file with the platform's own ``steps`` at the end, instructions with their comments."""
+    """Return the container file, with the platform's ``steps`` (instructions and comments) at the end."""
     lines = [
         f"# conch on {platform}.  Build the image that this begins with in a checkout of conch:",
         "#",
@@ -43,11 +43,11 @@ def containerfile(platform: str, needs: RepositoryRequirements, steps: Iterable[
 
 
 def base_commands(needs: RepositoryRequirements) -> list[str]:
-    """The command lines that build the image which a container file begins with."""
+    """Return the commands that build the base image of a container file."""
     extras = f" --build-arg EXTRAS={','.join(needs.extras)}" if needs.extras else ""
     return ["make wheel", f"docker build -f deploy/container/Containerfile{extras} -t conch ."]
 
 
 def words(command: Sequence[str]) -> str:
-    """A command in the list form that container files, JSON and Terraform have."""
+    """Return a command as a list in the syntax of container files, JSON and Terraform."""
     return json.dumps(list(command))

@@ -1,4 +1,4 @@
-"""What of a repository goes into an artifact: its files by name, without what belongs to no model.
+"""The files of a repository that go into an artifact, without files that belong to no model.
 
 Called before anything is written; reads directories, not files.
 """
@@ -21,10 +21,10 @@ _LEFT_OUT: Final = (".*", "__pycache__", "*.pyc", "*~", "*.tmp", "*.swp", "*.par
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of the repository: ``name`` from its root with ``/`` between the parts, ``size`` in bytes.
+    """A file of the repository: ``name`` is relative to its root with ``/`` as separator, ``size`` is in bytes.
 
-    ``source`` is None for a directory without files, as an ensemble's version is.  ``text`` stands for what the file
-    has, where the artifact has another one.
+    ``source`` is None for an empty directory, such as an ensemble's version.  ``text`` replaces the content of the file
+    in the artifact.
     """
 
     name: str
@@ -36,22 +36,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The entries, sorted by name, and the names of what is left out."""
+    """The entries, sorted by name, and the names of files that are left out."""
 
     entries: tuple[Entry, ...]
     left_out: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """The size of all files (bytes)."""
         return sum(entry.size for entry in self.entries)
 
 
 def contents(root: Path) -> Contents:
-    """What is below ``root``.
+    """List the contents of ``root``.
 
-    A link to a file or a folder of the repository counts as a copy of it.  Raises INVALID_ARG for one that leads
-    elsewhere, into itself or to nothing, for a name that is not UTF-8, and for what cannot be read.
+    A link to a file or a folder of the repository counts as a copy of it.  Raises INVALID_ARG for a link out of the
+    repository, into itself or to nothing, for a name that is not UTF-8, and for unreadable files.
     """
     left_out: list[str] = []
     try:
@@ -87,7 +87,7 @@ def _below(folder: Path, prefix: str, root: Path, above: tuple[Path, ...], left_
 
 
 def _check_link(link: Path, root: Path, above: tuple[Path, ...]) -> None:
-    """Raise INVALID_ARG for a link whose target cannot be packed in its place."""
+    """Raise INVALID_ARG for a link with a target that cannot be packed in its place."""
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The one path of the server that a platform's requests go to."""
+"""The server's endpoint for a platform's requests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from urllib.parse import quote
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
 
-#: Those that a model has by its name, and all.
+#: Endpoints of a single model, and all endpoints.
 OF_MODELS: Final = ("infer", "generate", "generate_stream")
 ENDPOINTS: Final = (*OF_MODELS, "openai")
-#: What ``openai`` is for a model of embeddings.
+#: The variant of ``openai`` for embedding models.
 EMBEDDINGS: Final = "openai_embeddings"
 _OPENAI: Final[Mapping[str, str]] = {"openai": "/v1/chat/completions", EMBEDDINGS: "/v1/embeddings"}
 _TASKS: Final[Mapping[str, str]] = {"": "openai", TEXT_GENERATION: "openai", "feature-extraction": EMBEDDINGS}
 
 
 def endpoint_for(endpoint: str, model: str, task: str) -> str:
-    """What one of ``ENDPOINTS`` is for a model of a ``task``, empty where that is not known.
+    """Resolve one of ``ENDPOINTS`` for a model's ``task``, which is empty if unknown.
 
-    Raises INVALID_ARG for ``openai`` where the OpenAI API has nothing for the task.
+    Raises INVALID_ARG for ``openai`` if the OpenAI API does not support the task.
     """
     if endpoint != "openai":
         return endpoint
@@ -33,5 +33,5 @@ def endpoint_for(endpoint: str, model: str, task: str) -> str:
 
 
 def path_of(endpoint: str, model: str) -> str:
-    """The path of an endpoint for a model; those of the OpenAI API are the same for all, whose requests name it."""
+    """Return the path of an endpoint for a model; paths of the OpenAI API do not depend on the model."""
     return _OPENAI.get(endpoint) or f"/v2/models/{quote(model, safe='')}/{endpoint}"

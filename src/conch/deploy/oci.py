@@ -1,6 +1,6 @@
-"""OCI Data Science: a zip archive for its model catalog, a container that it starts, and Terraform for both.
+"""OCI Data Science: a zip archive for its model catalog, a container image, and Terraform for both.
 
-Sources: Oracle's pages on containers that are brought along (interfaces, environment variables, limits), on invoking a
+Sources: Oracle's pages on bring-your-own containers (interfaces, environment variables, limits), on invoking a
 deployment and on large artifacts, and its walkthroughs for Triton, which map the endpoints by environment variables.
 """
 
@@ -21,23 +21,23 @@ from conch.deploy.rendering import render, shown
 from conch.deploy.trial import LocalRun
 from conch.errors import invalid
 
-#: Where the platform unpacks the archive, and the folder that it has.
+#: The folder where the platform unpacks the archive, and the folder in the archive.
 MOUNT: Final = "/opt/ds/model/deployed_model"
 BELOW: Final = "model_repository"
 PORT: Final = 9000
-#: What the model catalog takes: from the console, in one upload, and copied from a bucket.
+#: Limits of the model catalog (bytes): upload from the console, single upload, and copy from a bucket.
 CONSOLE_LIMIT: Final = 100 * 10**6
 UPLOAD_LIMIT: Final = 6 * 10**9
 LIMIT: Final = 400 * 10**9
-#: The bytes of a command, and those of all environment variables with their names.
+#: The limit of the command, and of all environment variables with their names (bytes).
 _TEXT_LIMIT: Final = 2048
-#: Room on the disk for the image, and how often the artifact is there: packed and unpacked (GB).
+#: Disk space for the image (GB), and the number of copies of the artifact: packed and unpacked.
 _IMAGE_GB: Final = 40
 _COPIES: Final = 2
 
 
 def plan(given: Deployment) -> Bundle:
-    """The files of a deployment.  Raises INVALID_ARG for a repository or a model's name that is too large for OCI."""
+    """Plan the files of a deployment.  Raises INVALID_ARG for a repository or a model's name too large for OCI."""
     check_size(given.contents, LIMIT, "OCI's model catalog")
     variables, arguments = environment(given), command(given)
     _check_limits(variables, arguments)
@@ -50,7 +50,7 @@ def plan(given: Deployment) -> Bundle:
 
 
 def command(given: Deployment) -> list[str]:
-    """The arguments of the image's entry point, ``conch serve``."""
+    """Return the arguments of the image's entry point, ``conch serve``."""
     return [
         f"--model-repository={MOUNT}/{BELOW}",
         "--allow-oci=true",
@@ -62,7 +62,7 @@ def command(given: Deployment) -> list[str]:
 
 
 def environment(given: Deployment) -> dict[str, str]:
-    """The environment variables of the deployment, by which OCI maps its endpoints and sizes the disk."""
+    """Return the deployment's environment variables, which map OCI's endpoints and set the disk size."""
     artifact = -(-given.contents.size // 10**9)
     variables = {
         "MODEL_DEPLOY_PREDICT_ENDPOINT": path_of(given.endpoint, given.model),
@@ -75,7 +75,7 @@ def environment(given: Deployment) -> dict[str, str]:
 
 
 def _texts(given: Deployment, variables: Mapping[str, str], arguments: Sequence[str], size: int) -> dict[str, str]:
-    """The files beside the archive, which has ``size`` bytes."""
+    """Return the files beside the archive, which has ``size`` bytes."""
     values = {
         "name": given.name,
         "display_name": _hcl(given.name),
@@ -145,17 +145,17 @@ def _check_limits(variables: Mapping[str, str], arguments: Sequence[str]) -> Non
 
 
 def _hcl(text: str) -> str:
-    """A string of Terraform's language."""
+    """Quote a string for Terraform."""
     return json.dumps(text).replace("${", "$${").replace("%{", "%%{")
 
 
 def _upload(size: int) -> str:
-    """How the archive gets into the model catalog."""
+    """Return instructions to upload the archive to the model catalog."""
     if size <= UPLOAD_LIMIT:
         return "Terraform uploads it in one request."
     return render("oci/bucket.md", limit=shown(UPLOAD_LIMIT)).rstrip()
 
 
 def _hub(ids: Sequence[str]) -> str:
-    """What the deployment needs for checkpoints that are downloaded."""
+    """Return the requirements for downloading checkpoints."""
     return render("oci/hub.md", ids=", ".join(ids)).rstrip() if ids else render("oci/no_hub.md").rstrip()

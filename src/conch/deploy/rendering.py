@@ -1,4 +1,4 @@
-"""Files made from templates, in which ``@{name}`` stands for a value: ``$`` means something to shells and Terraform."""
+"""Renders templates with placeholders ``@{name}``, because shells and Terraform use ``$``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PLACE: Final = re.compile(r"@\{(\w+)\}")
 
 
 def render(template: str, /, **values: object) -> str:
-    """The file ``template`` of ``templates/`` with the values in it.  Raises KeyError for one that is not given."""
+    """Fill in the template ``template`` of ``templates/``.  Raises KeyError for a missing value."""
     text = (files("conch.deploy") / "templates" / template).read_text(encoding="utf-8")
     return _PLACE.sub(lambda found: str(values[found[1]]), text)
 
 
 def shown(size: int) -> str:
-    """A number of bytes, in the decimal units in which platforms give their limits."""
+    """Format a size (bytes) in decimal units, as in the platforms' limits."""
     for unit, name in _SIZES:
-        if size >= 0.9995 * unit:  # 999.6 kB are 1 MB in three figures
+        if size >= 0.9995 * unit:  # 999.6 kB are 1 MB with three digits
             return f"{size / unit:.3g} {name}"
     return f"{size} bytes"

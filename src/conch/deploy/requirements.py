@@ -1,6 +1,6 @@
-"""What a repository needs to be served: the extras of conch, further packages, checkpoints from the Hub.
+"""The requirements of a repository: extras of conch, further packages, and checkpoints on the Hub.
 
-Read from configurations, checkpoints and the imports of Python models; no library that runs models is imported.
+Reads configurations, checkpoints and the imports of Python models; imports no library that runs models.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _TEXT: Final = {
     "transformers": ("huggingface", "structured"),
     "openvino": ("openvino",),
 }
-#: Parts of the names of tasks that read or write sound, and of those that read images.
+#: Substrings of the names of audio tasks, and of image tasks.
 _SOUND: Final = ("audio", "speech")
 _IMAGES: Final = ("image", "visual", "video", "object", "depth", "mask", "keypoint", "document")
-#: The extras of which models need most; one package of another extra is installed alone.
+#: Extras that models use as a whole; a package of another extra is installed alone.
 _SERVING: Final = ("huggingface", "onnxruntime", "openvino", "vllm", "structured", "lora", "audio", "image")
-#: What every installation of conch has.
+#: Packages in every installation of conch.
 _INSTALLED: Final = frozenset({
     "click", "google", "grpc", "hpack", "httptools", "numpy", "orjson", "psutil", "rich", "tritonclient", "uvloop",
 })  # fmt: skip
@@ -53,12 +53,12 @@ _INSTALLED: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRequirements:
-    """The models of a repository with their configurations, the ensembles among them, and what they need; all sorted.
+    """The models of a repository with their configurations, its ensembles, and their requirements; all sorted.
 
-    ``writers`` are the language models among those that take text as ``text_input``.
-    ``extras`` are conch's, ``packages`` what pip has to install besides, ``hub`` the ids of checkpoints that are
-    downloaded from the Hugging Face Hub when the server starts; ``tasks`` are those of checkpoints, by their models, as
-    far as the files tell.  ``lacking`` says what this machine would need to serve them.
+    ``extras`` are conch's, ``packages`` are further packages for pip, and ``hub`` are the ids of checkpoints that the
+    server downloads from the Hugging Face Hub at startup.  ``writers`` are language models with the input
+    ``text_input``.  ``tasks`` are the tasks of checkpoints by model, if the files tell them.  ``lacking`` lists what
+    this machine lacks to serve the models.
     """
 
     configs: Mapping[str, ModelConfig]
@@ -76,9 +76,9 @@ class RepositoryRequirements:
         return tuple(self.configs)
 
     def chosen(self, name: str) -> str:
-        """The model that a platform's requests go to: ``name``, else the only one, else the only ensemble.
+        """Return the model for a platform's requests: ``name``, else the only model, else the only ensemble.
 
-        Raises NOT_FOUND for a name that no model has, INVALID_ARG where one has to be given.
+        Raises NOT_FOUND for an unknown name, INVALID_ARG if a name is required.
         """
         if name and name not in self.models:
             raise not_found(f"there is no model '{name}' in the repository, which has {', '.join(self.models)}")
@@ -106,10 +106,10 @@ class _Found:
 
 
 def needs(root: Path, mount: str) -> RepositoryRequirements:
-    """What the repository at ``root`` needs, whose files the platform puts below ``mount``.
+    """Return the requirements of the repository at ``root``, whose files the platform puts below ``mount``.
 
-    Raises INVALID_ARG for a repository in which ``conch check`` finds errors, for one without models, and for a model
-    with files elsewhere that the platform would not have.
+    Raises INVALID_ARG if ``conch check`` finds errors, if there are no models, and if a model uses files elsewhere that
+    the platform would not have.
     """
     errors = [finding for finding in check([root]) if finding.severity == "error"]
     if errors:
@@ -162,8 +162,8 @@ def _check_places(model: CheckedModel, root: Path, mount: str) -> None:
 
 
 def _is_outside(named: str, version_directory: Path, root: Path) -> bool:
-    """Whether the file or folder that a parameter names is there, and not below ``root``."""
-    with suppress(OSError, RuntimeError):  # a name that no file system takes, a home that does not exist
+    """Return whether a parameter names an existing file or folder outside of ``root``."""
+    with suppress(OSError, RuntimeError):  # an invalid file name, or a missing home directory
         path = Path(named).expanduser()
         for place in (version_directory / path, version_directory.parent / path):
             if place.exists():
@@ -214,7 +214,7 @@ def _hub_ids(model: CheckedModel) -> Iterator[str]:
 
 
 def _of_checkpoint(directory: Path, given: Options) -> tuple[set[str], str, str]:
-    """The extras for a checkpoint, its engine and its task; of one on the Hub as far as its options tell."""
+    """Return the extras for a checkpoint, its engine and its task; for one on the Hub, from its options only."""
     document = _document(directory)
     options = given.over(document)
     engine, task = options.engine, options.task

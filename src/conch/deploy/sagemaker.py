@@ -1,7 +1,7 @@
-"""Amazon SageMaker: ``model.tar.gz``, or an archive for each model, a container, and the calls that create an endpoint.
+"""Amazon SageMaker: an archive of all models or one per model, a container image, and calls of the API.
 
-Sources: AWS's pages on inference containers (the argument ``serve``, ports, root) and multi-model endpoints, the
-description of its API, and what Triton's container for it takes from the environment.
+Sources: AWS's pages on inference containers (the argument ``serve``, ports, root) and multi-model endpoints, its API
+reference, and the environment variables of its Triton container.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from conch.deploy.rendering import render, shown
 from conch.deploy.trial import LocalRun, copy_program
 from conch.errors import invalid
 
-#: Where the platform unpacks the archive of an endpoint with one model.
+#: The folder where the platform unpacks the archive of a single-model endpoint.
 MOUNT: Final = "/opt/ml/model"
-#: The largest volume of an instance.
+#: The largest volume of an instance (bytes).
 LIMIT: Final = 512 * 10**9
-#: Stand for what is the user's, in the form that AWS's own documentation uses.
+#: Placeholders for the user's account and region, in the form of AWS's documentation.
 _ACCOUNT: Final = "123456789012"
 _REGION: Final = "us-east-1"
-#: Below this (GB), the volume that an instance comes with is large enough.
+#: Up to this size (GB), the default volume of an instance is large enough.
 _SMALL_GB: Final = 10
 _START_SECONDS: Final = 1800
 
 
 def plan(given: Deployment, *, multi_model: bool = False) -> Bundle:
-    """The files of an endpoint with one model, or with several, each loaded when it is asked for.
+    """Plan the files of an endpoint with one model, or with several that are loaded on demand.
 
-    Raises INVALID_ARG for a repository that SageMaker does not take.
+    Raises INVALID_ARG for a repository that SageMaker does not accept.
     """
     for models in _by_model(given.contents).values() if multi_model else (given.contents,):
         check_size(models, LIMIT, "the volume of a SageMaker instance")
@@ -54,7 +54,7 @@ def plan(given: Deployment, *, multi_model: bool = False) -> Bundle:
 
 
 def create_model(given: Deployment, multi_model: bool = False) -> dict[str, Any]:
-    """The call CreateModel."""
+    """Return the body of the call CreateModel."""
     return {
         "ModelName": given.name,
         "ExecutionRoleArn": f"arn:aws:iam::{_ACCOUNT}:role/conch",
@@ -68,7 +68,7 @@ def create_model(given: Deployment, multi_model: bool = False) -> dict[str, Any]
 
 
 def environment(given: Deployment, multi_model: bool = False) -> dict[str, str]:
-    """The environment of the container, which the platform adds to."""
+    """Return the container's environment variables, to which the platform adds others."""
     if multi_model:
         return {}
     variables = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": given.model}
@@ -78,7 +78,7 @@ def environment(given: Deployment, multi_model: bool = False) -> dict[str, str]:
 
 
 def create_endpoint_config(given: Deployment) -> dict[str, Any]:
-    """The call CreateEndpointConfig."""
+    """Return the body of the call CreateEndpointConfig."""
     variant: dict[str, Any] = {
         "VariantName": "AllTraffic",
         "ModelName": given.name,
@@ -94,7 +94,7 @@ def create_endpoint_config(given: Deployment) -> dict[str, Any]:
 
 
 def create_endpoint(given: Deployment) -> dict[str, Any]:
-    """The call CreateEndpoint."""
+    """Return the body of the call CreateEndpoint."""
     return {"EndpointName": given.name, "EndpointConfigName": given.name}
 
 
@@ -142,7 +142,7 @@ def _texts(given: Deployment, multi_model: bool, size: int) -> Mapping[str, str]
 
 
 def _run_locally(given: Deployment, multi_model: bool, written: Path, folder: Path, port: int) -> LocalRun:
-    """The container of one model; of several, only the one that ``request.json`` is for."""
+    """Run the container of one model; of several, only the model of ``request.json``."""
     with tarfile.open(written / (f"models/{given.model}.tar.gz" if multi_model else "model.tar.gz")) as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # new in Python 3.11.4
         archive.extractall(folder / "model")
@@ -152,7 +152,7 @@ def _run_locally(given: Deployment, multi_model: bool, written: Path, folder: Pa
 
 
 def _invoke(given: Deployment, multi_model: bool) -> str:
-    """How to ask: answers that stream are none of the command line's."""
+    """Return instructions to send a request; the AWS command line does not support streaming responses."""
     if given.endpoint == "generate_stream":
         return render("sagemaker/stream.md", name=given.name).rstrip()
     target = f"    --target-model {shlex.quote(given.model)}.tar.gz \\\n" if multi_model else ""
@@ -164,14 +164,14 @@ def _document(call: Mapping[str, Any]) -> str:
 
 
 def _write_each(folder: Path, contents: Contents) -> None:
-    """Write an archive for each model into ``folder``, which has the model's directory at its root."""
+    """Write an archive for each model to ``folder``, with the model's directory at its root."""
     folder.mkdir()
     for model, of_model in _by_model(contents).items():
         write_tar_gz(folder / f"{model}.tar.gz", of_model)
 
 
 def _by_model(contents: Contents) -> dict[str, Contents]:
-    """The files of each model."""
+    """Return the files of each model."""
     found: dict[str, list[Entry]] = {}
     for entry in contents.entries:
         model, _, inside = entry.name.partition("/")

@@ -1,6 +1,6 @@
-"""Tries a written artifact: serves it on this machine as its platform does, for one request.
+"""Tests a written artifact: serves it on this machine as its platform does, for one request.
 
-The command and the environment are those that were written; only paths, addresses and ports differ.
+Uses the written command and environment; only paths, addresses and ports differ.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from conch.analyze.servers.local import HOST, GuardedServer
 from conch.errors import ConchError, internal, invalid
 from conch.temporary import TemporaryFolder
 
-#: How long models may take to load (s), the least of the platforms' limits.
+#: The timeout of loading models (s): the shortest of the platforms.
 _START_SECONDS: Final = 600.0
-#: How long the answer to a request may take (s), on every platform.
+#: The timeout of a response (s) on every platform.
 _ANSWER_SECONDS: Final = 60.0
-#: How much of an answer is shown (characters).
+#: The maximum length of a response in the output (characters).
 _SHOWN: Final = 300
-#: Variables of the platforms, which this machine may have for reasons of its own.
+#: Prefixes of platform variables, which this machine may have set for other reasons.
 _FOREIGN: Final = ("AIP_", "MODEL_DEPLOY_", "SAGEMAKER_")
-#: Stands for the image's ``conch``: the same command, reached from this machine alone.
+#: Replaces the image's ``conch`` by the same command, reachable only from this machine.
 _CONCH: Final = f"""#!/bin/sh
 exec {{python}} -m conch "$@" --platform-address={HOST} --http-address={HOST} --allow-metrics=false \\
     --exit-timeout-secs=5
@@ -39,7 +39,7 @@ _ADVICE: Final = "Nothing was written.  With --no-verify, the artifact is writte
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """A platform's container as a process: ``command`` with ``environment``; ``health`` and ``path`` are paths of HTTP.
+    """A platform's container as a process: ``command`` with ``environment``; ``health`` and ``path`` are HTTP paths.
 
     Requests are sent to ``path`` once ``health`` returns status 200.
     """
@@ -50,15 +50,15 @@ class LocalRun:
     path: str
 
 
-#: How a platform runs an artifact: from the folder with all that was written, an empty one for what the platform
-#: unpacks, and a free port.  Raises OSError.
+#: Returns how a platform runs an artifact, from the folder with the written files, an empty folder for files that the
+#: platform unpacks, and a free port.  Raises OSError.
 Runner = Callable[[Path, Path, int], LocalRun]
 
 
 def try_artifact(run_locally: Runner, written: Path) -> str:
-    """Send ``request.json`` to the artifact in the folder ``written``; returns the first part of the answer.
+    """Send ``request.json`` to the artifact in the folder ``written``; returns the beginning of the response.
 
-    Raises INTERNAL where the server does not start, or the answer is an error; INVALID_ARG where it cannot be tried.
+    Raises INTERNAL if the server does not start or returns an error, INVALID_ARG if the artifact cannot be served here.
     """
     try:
         with TemporaryFolder("deploy") as folder:
@@ -114,7 +114,7 @@ def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
             if _send_request(port, "GET", path)[0] == 200:
                 return
         except (OSError, HTTPException):
-            pass  # it does not listen yet
+            pass  # not listening yet
         time.sleep(0.05)
     raise internal(f"the models were not loaded within {_START_SECONDS:g} s:\n{server.log_end()}")
 

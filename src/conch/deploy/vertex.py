@@ -22,18 +22,18 @@ from conch.deploy.rendering import render, shown
 from conch.deploy.trial import LocalRun, copy_program
 from conch.errors import invalid
 
-#: Where the repository is in the image.
+#: The folder of the repository in the image.
 MOUNT: Final = "/models"
 FOLDER: Final = "model_repository"
 PORT: Final = 8080
-#: The largest file that Cloud Storage and Artifact Registry take; a layer of an image is one.
+#: The largest file in Cloud Storage and Artifact Registry (bytes); a layer of an image is one file.
 LIMIT: Final = 5 * 10**12
 
 
 def plan(given: Deployment, *, from_bucket: bool = False) -> Bundle:
-    """The files of a deployment whose repository is in the image, or in a bucket of Cloud Storage.
+    """Plan the files of a deployment with its repository in the image, or in a Cloud Storage bucket.
 
-    Raises INVALID_ARG for a repository that the platform does not take.
+    Raises INVALID_ARG for a repository that the platform does not accept.
     """
     if from_bucket:
         for entry in given.contents.entries:
@@ -48,7 +48,7 @@ def plan(given: Deployment, *, from_bucket: bool = False) -> Bundle:
 
 
 def routes(given: Deployment) -> tuple[str, str]:
-    """The paths of requests and of health."""
+    """Return the paths of requests and of health checks."""
     if given.endpoint == "infer":
         return "/predict", "/health"
     return path_of(given.endpoint, given.model), "/v2/health/ready"
@@ -104,7 +104,7 @@ def _run_locally(given: Deployment, from_bucket: bool, written: Path, folder: Pa
 
 
 def _front_ends(given: Deployment) -> str:
-    """Which front end has the platform's port: its own, for ``infer``, or HTTP, which has all paths."""
+    """Return the options of the platform port's front end: Vertex AI's for ``infer``, else HTTP."""
     port = f'"${{AIP_HTTP_PORT:-{PORT}}}"'
     if given.endpoint == "infer":
         model = shlex.quote(f"--vertex-ai-default-model={given.model}")

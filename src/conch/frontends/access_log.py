@@ -1,6 +1,6 @@
-"""The line that verbose logging has for each call of a client: what was asked, the status, sizes and time.
+"""Access log: one line per client call with its name, status, body sizes and duration.
 
-A front end makes an ``AccessRecord`` only while the verbose level is 1 or more, so that nothing is done otherwise.
+A front end creates an ``AccessRecord`` only while the verbose level is 1 or higher.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from conch import logs
 
 
 class AccessRecord:
-    """One call; ``received`` and ``sent`` count the bytes of bodies, as they travel."""
+    """A call; ``received`` and ``sent`` are the sizes of its bodies on the wire (bytes)."""
 
     __slots__ = ("_began", "_protocol", "_what", "received", "sent", "status")
 
@@ -24,7 +24,7 @@ class AccessRecord:
         self.status: object = ""
 
     def log(self) -> None:
-        """Log the call, which has ended with ``status``."""
+        """Log the completed call with its ``status``."""
         logs.verbose(
             1,
             "%s %s: %s, %d bytes in, %d out, %.3f ms",

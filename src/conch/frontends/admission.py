@@ -1,8 +1,8 @@
-"""How many connections are served, and what becomes of those beyond: ``--max-connections`` and descriptors.
+"""Limits the number of connections: ``--max-connections`` and the limit of open files.
 
-All front ends share one ``Admission``, on the event loop.  A few connections more are served if they only ask for the
-server's health, so that a server that is full can be told from one that hangs; some descriptors are left for workers
-and files.  The lowest free descriptor is always taken next, so that of a new connection shows how many there are.
+All front ends share one ``Admission`` on the event loop. A few connections above the limit may ask for the server's
+health, so that clients can tell a full server from a hung one. Some descriptors are reserved for workers and files. The
+operating system always assigns the lowest free descriptor, so the number of a new one shows how many are in use.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from conch.telemetry.traffic import ConnectionCounts, Protocol
 
 LOG = logging.getLogger("conch")
 
-#: How many connections more may ask for the server's health.
+#: Connections above the limit that may ask for the server's health.
 FOR_HEALTH: Final = 16
-#: Descriptors that connections leave to workers, files and helpers, or an eighth of all where there are few.
+#: Descriptors reserved for workers, files and helpers; an eighth of the limit if that is less.
 FOR_OTHERS: Final = 128
-#: How often the log says that there are too many connections (s).
+#: Minimum interval between log messages about too many connections (s).
 LOG_SECONDS: Final = 60.0
 
 
@@ -37,7 +37,7 @@ class AdmissionResult(Enum):
 
 
 class Admission:
-    """Places connections; ``most`` is ``--max-connections``, 0 for as many as ``descriptors()`` leave."""
+    """Admits connections; ``most`` is ``--max-connections``, 0 for as many as ``descriptors()`` allow."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Admission:
         self._most = most
         self._counts = counts
         limit = descriptors()
-        #: The first descriptor that no connection gets.
+        #: The first descriptor that connections may not use.
         self._end = limit - min(FOR_OTHERS, limit // 8)
         self._clock = clock
         self._logged = -LOG_SECONDS
 
     def place(self, protocol: Protocol, descriptor: int) -> AdmissionResult:
-        """Where a connection belongs that has just been opened, and counted; -1 for an unknown ``descriptor``."""
+        """Decide about a connection that has just been opened and counted; ``descriptor`` is -1 if unknown."""
         too_many = self._counts.total - self._most if self._most else 0
         over = max(too_many, descriptor - self._end + FOR_HEALTH + 1)
         if over <= 0:
@@ -74,11 +74,11 @@ class Admission:
 
     @staticmethod
     def refusal() -> ConchError:
-        """The error for a request that has no place."""
+        """Return the error for a request on a connection that was not admitted."""
         return unavailable("too many connections are open, see --max-connections; try again later")
 
 
 def descriptor_of(transport: asyncio.BaseTransport) -> int:
-    """The descriptor of a connection's socket, -1 where there is none."""
+    """Return the file descriptor of a connection's socket, -1 if it has none."""
     socket = transport.get_extra_info("socket")
     return -1 if socket is None else int(socket.fileno())

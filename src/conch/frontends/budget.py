@@ -1,13 +1,12 @@
-"""The bytes that clients make the server hold, over all its connections: one budget, ``--max-bytes-in-flight``.
+"""Limits the memory of requests and responses over all connections: ``--max-bytes-in-flight``.
 
-Counted are bodies while they arrive and until they are answered, messages as they are after decompression, and answers
-that clients have not read.  :mod:`conch.app` makes one ``ByteBudget``, which connections of all front ends share; it
-lives on the event loop.
+The budget counts request bodies from arrival to response, decompressed messages, and responses that clients have not
+read. :mod:`conch.app` creates one ``ByteBudget``, which the connections of all front ends share on the event loop.
 
-Bytes are counted when they are there (:meth:`ByteBudget.take`), never because a client announces them, so that nobody
-gets a share for nothing.  A connection that is told that the budget is used up stops reading and waits.  Bodies that
-have arrived in part could wait for each other for ever: when none of them has got on for ``PATIENCE``, the youngest are
-refused until the oldest does.
+Bytes count once they have arrived (:meth:`ByteBudget.take`), not when a client announces them, so that a client cannot
+reserve memory without sending data. A connection stops reading while the budget is exhausted. Partially received bodies
+could wait for each other forever: if none of them progresses for ``PATIENCE``, the youngest are refused until the
+oldest continues.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from conch.telemetry.exposition import Family, MetricSample
 from conch.telemetry.memory import usable_memory
 from conch.telemetry.traffic import BYTES_IN_FLIGHT, MAX_BYTES_IN_FLIGHT, REFUSED_FOR_BYTES
 
-#: Whoever holds no more than this (bytes) goes on even when the budget is used up, unless it is ``overdrawn``.
+#: A body up to this size (bytes) continues when the budget is exhausted, unless the budget is ``overdrawn``.
 SMALL: Final = 16 << 10
-#: How long those who wait are left without a byte, all of them (s).
+#: How long waiting bodies may make no progress before the youngest are refused (s).
 PATIENCE: Final = 5.0
-#: What one who waited may read before the others are let go as well (bytes).
+#: Bytes assumed for each body that continues, before the next one may continue.
 _TURN: Final = 256 << 10
-#: How often those who wait are looked at while nothing is given back (s).
+#: Interval at which waiting bodies are checked while no bytes are released (s).
 _LOOK_SECONDS: Final = 0.05
 
 
 class BudgetWait:
-    """Somebody who waits: ``since`` orders them (s), one of the two functions is called, unless it is cancelled."""
+    """A waiting body: ``since`` determines the order (s); one of the two callbacks is called unless it is cancelled."""
 
     __slots__ = ("began", "on_refused", "on_room", "since")
 
@@ -50,7 +49,8 @@ class BudgetWait:
 class ByteBudget:
     """Counts the bytes in flight: ``used`` of ``size``.
 
-    ``refused`` counts requests that were refused for it; ``timeout`` is how long those who wait are left alone (s).
+    ``refused`` counts the requests refused for lack of budget; ``timeout`` is how long waiting bodies may make no
+    progress (s).
     """
 
     def __init__(self, size: int, *, timeout: float = PATIENCE, clock: Callable[[], float] = monotonic) -> None:
@@ -60,35 +60,35 @@ class ByteBudget:
         self.timeout = timeout
         self._clock = clock
         self._waiting: list[BudgetWait] = []
-        self._let_go = 0.0  # when one who waited went on
+        self._let_go = 0.0  # when a waiting body last continued
         self._look: asyncio.Handle | None = None
 
     @classmethod
     def of(cls, setting: int) -> ByteBudget:
-        """The budget that ``--max-bytes-in-flight`` asks for: 0 is a quarter of the memory that there is."""
+        """Create the budget for ``--max-bytes-in-flight``; 0 means a quarter of the usable memory."""
         return cls(setting or usable_memory() // 4)
 
     @property
     def overdrawn(self) -> bool:
-        """Whether so much is in flight that not even small requests go on."""
+        """Whether usage is so high that even small requests must wait."""
         return self.used > self.size + self.size // 4
 
     def take(self, size: int) -> bool:
-        """Count bytes that are there; False if the budget is used up, when the caller waits or gives them up."""
+        """Count bytes that have arrived; False if the budget is exhausted and the caller must wait or discard them."""
         self.used += size
         return self.used <= self.size
 
     def release(self, size: int) -> None:
-        """Bytes that were taken are gone."""
+        """Return bytes to the budget."""
         self.used -= size
         if self._waiting:
             self._look_in(0)
 
     def wait(self, since: float, on_room: Callable[[], None], on_refused: Callable[[ConchError], None]) -> BudgetWait:
-        """Wait for room on behalf of a body that began to arrive at ``since`` (s, monotonic).
+        """Wait for budget on behalf of a body that began to arrive at ``since`` (s, monotonic).
 
-        Either ``on_room`` is called once, or ``on_refused`` with the error for the client, which must release what is
-        held.  Neither is called from within this call.
+        Calls ``on_room`` once, or ``on_refused`` with the error for the client; ``on_refused`` must release the held
+        bytes. Neither is called during this call.
         """
         waiting = BudgetWait(since, self._clock(), on_room, on_refused)
         insort(self._waiting, waiting, key=lambda one: one.since)
@@ -97,12 +97,12 @@ class ByteBudget:
         return waiting
 
     def cancel(self, waiting: BudgetWait) -> None:
-        """Whoever waited is gone; without effect if it has been called already."""
+        """Remove a waiting body; does nothing if its callback has been called."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
 
     def refusal(self) -> ConchError:
-        """Count a refusal, and return its error: UNAVAILABLE, which HTTP answers with 503."""
+        """Count a refusal and return its error: UNAVAILABLE, which HTTP reports as 503."""
         self.refused += 1
         return unavailable(
             f"the server holds {self.used} bytes of requests and answers, and --max-bytes-in-flight allows {self.size};"
@@ -110,7 +110,7 @@ class ByteBudget:
         )
 
     def families(self) -> Iterator[Family]:
-        """What the metrics page shows of the budget."""
+        """Yield the metrics of the budget."""
         yield BYTES_IN_FLIGHT, [MetricSample("", self.used)]
         yield MAX_BYTES_IN_FLIGHT, [MetricSample("", self.size)]
         yield REFUSED_FOR_BYTES, [MetricSample("", self.refused)]
@@ -124,7 +124,7 @@ class ByteBudget:
         )
 
     def _look_at_waiting(self) -> None:
-        """Let the oldest go on while there is room, or refuse the youngest if none has gone on for too long."""
+        """Let the oldest bodies continue while there is budget; refuse the youngest if progress has stalled."""
         self._look = None
         now = self._clock()
         waiting = self._waiting

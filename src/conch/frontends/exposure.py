@@ -1,4 +1,4 @@
-"""Warns of a server that lets whoever reaches it run code: asked once, before the ports are opened."""
+"""Warns if remote clients can run code on the server; called once, before the ports open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CONTROL: Final = "model-repository"
 
 
 def warnings(settings: Settings) -> Iterator[str]:
-    """A line for each front end over which clients of other machines may load models with files of their own."""
+    """Yield a warning for each front end over which remote clients may load models with their own files."""
     if settings.model_control_mode != "explicit" or settings.model_load_overrides != "files":
         return
     front_ends = (
@@ -34,7 +34,7 @@ def warnings(settings: Settings) -> Iterator[str]:
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine reaches what listens on ``address``."""
+    """Whether ``address`` is reachable from this machine only."""
     try:
         return ip_address(address.strip("[]")).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
-"""Turns request headers (HTTP) or metadata (gRPC) into parameters of inference requests.
+"""Forwards request headers (HTTP) or metadata (gRPC) as parameters of inference requests.
 
-``--http-header-forward-pattern`` and ``--grpc-header-forward-pattern`` choose which.
-Made once from the settings; pure.
+``--http-header-forward-pattern`` and ``--grpc-header-forward-pattern`` select the headers. Created once from the
+settings; does no I/O.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ _RESERVED: Final = {
 
 
 class HeaderForwarding:
-    """Forwards headers in whose name ``pattern`` is found, ignoring case unless it begins with ``(?-i)``.
+    """Forwards headers whose names match ``pattern``, ignoring case unless it begins with ``(?-i)``.
 
-    An empty pattern forwards none.
-    Raises INVALID_ARG, naming ``option``, for a pattern that is no regular expression.
+    An empty pattern forwards none. Raises INVALID_ARG, naming ``option``, for an invalid regular expression.
     """
 
     def __init__(self, pattern: str, option: str) -> None:

@@ -1,6 +1,6 @@
-"""What clients may take of the server, whatever their protocol: bytes, time, connections.
+"""Limits for clients of all protocols: bytes, time and connections.
 
-:mod:`conch.app` makes one ``ClientLimits`` from the settings, which the front ends share on the event loop.
+:mod:`conch.app` creates one ``ClientLimits`` from the settings; the front ends share it on the event loop.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from conch.frontends.yielding import YieldingLister
 from conch.settings import Settings
 from conch.telemetry.traffic import ConnectionCounts
 
-#: Who sends a body, or reads an answer, this fast (bytes a second) is never too slow for the limits of time.
+#: A client that sends a body or reads a response at this rate (bytes/s) never exceeds a time limit.
 SLOWEST: Final = 16 << 10
-#: How often connections are looked at for what has taken too long (s).
+#: Interval at which connections are checked for time limits (s).
 SWEEP_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How long a client may take (s), ``inf`` for any time.
+    """Time limits for clients (s); ``inf`` is unlimited.
 
-    ``body`` and ``unread`` get a second more for every ``SLOWEST`` bytes that move.
+    ``body`` and ``unread`` grow by one second for every ``SLOWEST`` bytes transferred.
     """
 
     head: float = inf
@@ -37,7 +37,7 @@ class TimeLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> TimeLimits:
-        """The limits that the flags set, where 0 is none."""
+        """Create the limits from the options, where 0 means unlimited."""
         return cls(
             head=settings.head_timeout_secs or inf,
             body=settings.body_timeout_secs or inf,
@@ -47,9 +47,9 @@ class TimeLimits:
 
 
 class ClientLimits:
-    """What all front ends share: the budget of bytes, the limits of time and of connections, slices and turns.
+    """Shared by all front ends: byte budget, time limits, connection limits, lister and event-loop budget.
 
-    Made in the event loop, unless ``loop`` is given.  ``max_connections`` is 0 for as many as there are descriptors.
+    Create it on the event loop, or give ``loop``. ``max_connections`` is 0 for as many as the descriptors allow.
     """
 
     def __init__(
@@ -68,5 +68,5 @@ class ClientLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> ClientLimits:
-        """As the flags say."""
+        """Create the limits from the options."""
         return cls(ByteBudget.of(settings.max_bytes_in_flight), TimeLimits.of(settings), settings.max_connections)

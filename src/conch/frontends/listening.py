@@ -1,4 +1,4 @@
-"""Binds the TCP ports of both front ends; called once for each, on the event loop."""
+"""Binds the TCP ports of the HTTP and gRPC front ends, on the event loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Final
 from conch.errors import ConchError, internal
 
 _BACKLOG: Final = 1024
-#: How long a client may take for its TLS handshake at most (s).
+#: Maximum duration of a TLS handshake (s).
 _LONGEST_HANDSHAKE: Final = 60.0
 
 
 class PortTakenError(ConchError):
-    """INTERNAL: something else listens on ``port``; the message is Triton's, a space at its end."""
+    """INTERNAL: ``port`` is already in use; the message is Triton's, with a trailing space."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(f"Socket '{host}:{port}' already in use ")
@@ -33,11 +33,10 @@ async def listen(
     ssl: SSLContext | None = None,
     handshake_seconds: float = inf,
 ) -> tuple[asyncio.Server, tuple[str, int]]:
-    """Listen on ``host:port`` (port 0: a free one); returns the server and its address.
+    """Listen on ``host:port`` (port 0: any free port); returns the server and its address.
 
-    ``factory`` makes the protocol of each connection, with ``ssl`` after its handshake, which may take
-    ``handshake_seconds``.  Raises PortTakenError, and INTERNAL where it cannot
-    listen for another reason.
+    ``factory`` creates the protocol of each connection; with ``ssl``, after its handshake, which may take
+    ``handshake_seconds``. Raises PortTakenError, or INTERNAL for any other failure.
     """
     loop = asyncio.get_running_loop()
     try:

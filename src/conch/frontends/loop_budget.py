@@ -1,7 +1,7 @@
-"""Shares the event loop's time among connections, so that none of them keeps it for long.
+"""Shares the event loop's time among connections, so that none of them blocks the others.
 
-Whoever handles what a client sent asks :meth:`EventLoopBudget.over` after each piece, and puts the rest off with
-:meth:`EventLoopBudget.later` once it is.  All connections of a front end share one, on the event loop.
+Code that handles client data calls :meth:`EventLoopBudget.over` after each piece. When it returns true, the rest is
+scheduled with :meth:`EventLoopBudget.later`. All connections of a front end share one budget, on the event loop.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final
 
 LOG = logging.getLogger("conch")
 
-#: How long all connections together may work in one turn of the loop (s).
+#: Time for all connections together in one iteration of the event loop (s).
 SHARE: Final = 0.005
 
 
 class EventLoopBudget:
-    """Counts the time of one turn of the loop, from the first question in it; ``clock`` is in seconds."""
+    """Counts the time of one iteration of the event loop from the first check in it; ``clock`` is in seconds."""
 
     __slots__ = ("_clock", "_counting", "_loop", "_running", "_until", "_waiting")
 
@@ -33,7 +33,7 @@ class EventLoopBudget:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def over(self) -> bool:
-        """Whether this turn has had its share, and what is left must wait for another."""
+        """Whether the budget of this iteration is spent; the first call in an iteration starts the count."""
         if self._counting:
             return self._clock() >= self._until
         self._counting = True
@@ -43,11 +43,11 @@ class EventLoopBudget:
 
     @property
     def spent(self) -> bool:
-        """Whether this turn's time is counted, because something took long in it, and has been spent."""
+        """Whether the time of this iteration is being counted and is spent."""
         return self._counting and self._clock() >= self._until
 
     def later(self, work: Callable[[], None]) -> None:
-        """Call ``work`` in a later turn; those that wait are called in order, at least one in every turn."""
+        """Call ``work`` in a later iteration; queued calls run in order, at least one per iteration."""
         self._waiting.append(work)
         if not self._running:
             self._running = True
@@ -59,14 +59,14 @@ class EventLoopBudget:
     def _run(self) -> None:
         waiting = self._waiting
         if len(waiting) > 1:
-            self.over()  # the first question begins the count
-        # Whatever is put off again meanwhile waits for the next turn, so that input and output get theirs.
+            self.over()  # the first check starts the count
+        # Work scheduled from here on waits for the next iteration, so that I/O can run in between.
         for _ in range(len(waiting)):
             work = waiting.popleft()
             try:
                 work()
             except Exception:
-                LOG.exception("what a client sent could not be handled")  # others still have their turns
+                LOG.exception("what a client sent could not be handled")  # the remaining work still runs
             if waiting and self.over():
                 break
         if waiting:

@@ -1,6 +1,6 @@
-"""Whether a TCP port of this machine is free, and who listens on it.
+"""Checks whether a TCP port of this machine is free, and which program uses it.
 
-Called by commands, and where a server cannot start; it asks the system and keeps nothing.
+Used by commands, and when a server cannot start.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def is_free(address: str, port: int) -> bool:
 
 
 def holder(port: int) -> str:
-    """The program that listens on the port, with its process id, as far as this user may know."""
-    import psutil  # a server that starts does without it
+    """Return the program that listens on the port, with its process ID, as far as this user may see it."""
+    import psutil  # not needed by a server that starts
 
     try:
         for connection in psutil.net_connections("tcp"):

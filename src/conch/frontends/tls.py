@@ -1,6 +1,6 @@
-"""TLS of the ports: ``--http-use-ssl``, ``--grpc-use-ssl``, and the options for their files.
+"""TLS contexts of the ports, from ``--http-use-ssl``, ``--grpc-use-ssl`` and the options for their files.
 
-Called once for each front end, before anything listens.
+Created once for each front end, before it listens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from conch.settings import Settings
 
 
 def make_context(settings: Settings, protocol: Literal["http", "grpc"]) -> ssl.SSLContext | None:
-    """The TLS context of a protocol's port, None without TLS.  Raises INVALID_ARG for files that cannot be used."""
+    """Return the TLS context of a protocol's port, None without TLS. Raises INVALID_ARG for unusable files."""
     use, mutual, certificate, key, root = (_http if protocol == "http" else _grpc)(settings)
     if not use and not mutual:
         return None
@@ -22,11 +22,11 @@ def make_context(settings: Settings, protocol: Literal["http", "grpc"]) -> ssl.S
     if mutual and not root:
         raise invalid(f"--{protocol}-use-ssl-mutual needs --{protocol}-root-cert, with which clients are checked")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # What HTTP/2 asks for (RFC 9113, 9.2).
+    # Required by HTTP/2 (RFC 9113, 9.2).
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"] if protocol == "grpc" else ["http/1.1"])
     try:
-        # No password is asked for: a server has no terminal.
+        # An empty password prevents a prompt: a server has no terminal.
         context.load_cert_chain(certificate, key, password="")
     except (OSError, ssl.SSLError) as error:
         raise _unusable(f"--{protocol}-server-cert {certificate} and --{protocol}-server-key {key}", error) from None
@@ -54,7 +54,7 @@ def _grpc(settings: Settings) -> _Flags:
 
 
 def _unusable(files: str, error: OSError) -> ConchError:
-    """The sentence for files about which OpenSSL says next to nothing."""
+    """Return the error for unusable files; OpenSSL's own messages have little detail."""
     why = error.strerror
     if isinstance(error, ssl.SSLError):
         why = error.reason.replace("_", " ").lower() if error.reason else "not PEM of that kind, or with a password"

@@ -1,4 +1,4 @@
-"""Long enumerations for clients, in slices of time: the statistics of a thousand models, the metrics page.
+"""Runs long enumerations in time slices: the statistics of a thousand models, the metrics page.
 
 All front ends share one ``YieldingLister``, on the event loop.
 """
@@ -12,19 +12,19 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-#: How long an enumeration may go on in one turn of the event loop (s).
+#: Maximum time of an enumeration in one iteration of the event loop (s).
 SLICE: Final = 0.005
 
 
 class YieldingLister:
-    """Serves one client after another, so that a thousand of them take no more of a turn than one."""
+    """Serves one client at a time, so that a thousand clients take no more of an iteration than one."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._working = asyncio.Lock()
 
     async def all(self, items: Iterable[T]) -> list[T]:
-        """Everything that ``items`` has; what it is made of may change while it is gone through."""
+        """Return all ``items``; the underlying data may change during the enumeration."""
         async with self._lock:
             found: list[T] = []
             end = monotonic() + SLICE
@@ -36,9 +36,9 @@ class YieldingLister:
             return found
 
     async def one(self, work: Awaitable[T]) -> T:
-        """The result of ``work``, of which no more is done at a time; no enumeration waits for it.
+        """Return the result of ``work``; only one runs at a time, and enumerations do not wait for it.
 
-        It may wait for something else than the event loop, such as a file system that hangs.
+        ``work`` may wait for something outside the event loop, such as a hung file system.
         """
         async with self._working:
             return await work

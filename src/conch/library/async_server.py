@@ -30,7 +30,7 @@ from conch.server.on_demand import LoadNeeded
 
 
 class LateStream(AsyncResultStream):
-    """Becomes the stream that ``send`` makes as soon as the model is loaded, whoever reads it by then."""
+    """A stream whose request ``send`` makes once its model is loaded; it may be read before that."""
 
     def __init__(self, needed: LoadNeeded, send: Callable[[], AsyncResultStream], deadline: Deadline) -> None:
         self._send = send
@@ -60,7 +60,7 @@ class LateStream(AsyncResultStream):
             await self._stream.aclose()
 
     def _begin(self) -> None:
-        """Send the request; called once the model is loaded or cannot be, which ``send`` says."""
+        """Send the request; called when the model is loaded or its load has failed, which ``send`` raises."""
         if self._sent.is_set():
             return
         try:
@@ -73,13 +73,15 @@ class LateStream(AsyncResultStream):
 class AsyncServer(AsyncInferenceService):
     """Serves models inside the process: ``async with conch.AsyncServer(model_repository="models") as server``.
 
-    ``model`` is one model in place of a repository, as for ``conch serve MODEL``: an id on the Hub, a checkpoint's
-    folder or a model file.  ``flags`` are the options of ``conch serve``, with underscores, and those for one model.
-    Models run in worker processes, as ever.  No port is opened unless ``http_port``, ``grpc_port``, ``metrics_port`` or
-    ``openai_port`` is given (0 for any free one), or ``ports=True``, which opens those of ``conch serve``; ``urls``
-    says where they are.  Nothing is logged but through ``logging``, unless an option ``log_…`` is given.
+    ``model`` is a single model in place of a repository, as for ``conch serve MODEL``: an ID on the Hub, the directory
+    of a checkpoint, or a model file. ``flags`` are the options of ``conch serve`` with underscores, including those for
+    a single model. Models run in worker processes.
 
-    Belongs to the event loop that starts it.  Raises INVALID_ARG for wrong options when it is made.
+    No port is opened unless ``http_port``, ``grpc_port``, ``metrics_port`` or ``openai_port`` is given (0 for any free
+    port), or ``ports=True``, which opens the ports of ``conch serve``; ``urls`` has their addresses. Log messages go
+    through ``logging`` only, unless a ``log_…`` option is given.
+
+    The server belongs to the event loop that starts it. The constructor raises INVALID_ARG for invalid options.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class AsyncServer(AsyncInferenceService):
     async def start(self) -> Self:
         """Start; returns this server when its models are loaded.
 
-        Raises what keeps it from starting; then everything is closed.  A server starts only once.
+        If it cannot start, closes everything and raises the cause. A server can be started only once.
         """
         if self._started or self._closing is not None:
             raise unavailable("a server starts only once: make another one")
@@ -120,9 +122,9 @@ class AsyncServer(AsyncInferenceService):
         return self
 
     async def close(self, seconds: float | None = None) -> None:
-        """Finish the requests that run, end the workers and close the ports.
+        """Complete the in-flight requests, stop the workers and close the ports.
 
-        Requests may take ``seconds``, without it those of the option ``exit_timeout_secs``; then they fail.
+        Requests that take longer than ``seconds`` fail; the default is the option ``exit_timeout_secs``.
         """
         await self._close(self._plan.settings.exit_timeout_secs if seconds is None else seconds)
 
@@ -144,17 +146,20 @@ class AsyncServer(AsyncInferenceService):
 
     @property
     def model_name(self) -> str:
-        """The name of the one model that this server was made for; empty where it serves a repository."""
+        """The name of the single model that this server serves; empty if it serves a repository."""
         return self._model_name
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where its ports are: ``http``, ``grpc``, ``metrics`` and ``openai``, those that were asked for."""
+        """The URLs of the open ports: ``http``, ``grpc``, ``metrics`` and ``openai``."""
         addresses = {} if self._application is None else self._application.addresses
         return {kind: _url(kind, host, port) for kind, (host, port) in addresses.items()}
 
     def in_flight(self, models: Collection[str] = ()) -> int:
-        """How many requests of ``models`` wait or run; without names of all, and an ensemble's beside its steps."""
+        """Return the number of in-flight requests of ``models``, or of all models.
+
+        A request to an ensemble counts in addition to those of its steps.
+        """
         return self._core.in_flight(models)
 
     async def live(self, *, timeout: float | None = None) -> bool:
@@ -183,7 +188,7 @@ class AsyncServer(AsyncInferenceService):
     async def labels(
         self, model: str, version: int | str = "", *, timeout: float | None = None
     ) -> dict[str, list[str]]:
-        """The labels of classes, by output, of those outputs that have any."""
+        """Return the class labels by output, for the outputs that have labels."""
         found = await self._loaded(model, version_number(version), Deadline.after(timeout))
         labels = {output: found.labels(output) for output in found.signature.outputs}
         return {output: list(names) for output, names in labels.items() if names}
@@ -211,7 +216,7 @@ class AsyncServer(AsyncInferenceService):
         try:
             async with _bounded(timeout):
                 await self._core.load(model, text, files)
-        except PollError as error:  # whose message is for clients, who must not learn of the server's files
+        except PollError as error:  # its message is for remote clients and hides the server's files
             raise ConchError(f"{error.message}: {error.log}", error.code) from None
 
     async def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
@@ -226,7 +231,7 @@ class AsyncServer(AsyncInferenceService):
         return (await self._loaded(model, version, deadline)).signature
 
     async def _held(self, model: str, version: int, deadline: Deadline) -> inprocess.HeldModel:
-        """A model, kept loaded while another thread builds its request."""
+        """Return a model that stays loaded while another thread builds its request."""
         return inprocess.HeldModel(await self._loaded(model, version, deadline))
 
     async def _loaded(self, model: str, version: int, deadline: Deadline) -> Model:
@@ -252,7 +257,7 @@ class AsyncServer(AsyncInferenceService):
 
     @property
     def _core(self) -> InferenceServer:
-        """The server.  Raises UNAVAILABLE before it is started and after it is closed."""
+        """The server. Raises UNAVAILABLE before it is started and after it is closed."""
         if self._closing is not None:
             raise unavailable("the server is closed")
         if self._application is None:
@@ -261,7 +266,7 @@ class AsyncServer(AsyncInferenceService):
         return self._application.server
 
     def _require_its_loop(self) -> None:
-        if asyncio.get_running_loop() is not self._loop:  # a call would wait for ever
+        if asyncio.get_running_loop() is not self._loop:  # otherwise the call would wait forever
             raise unsupported(
                 "the server belongs to the event loop that started it: call it there, or use conch.Server"
             )
@@ -275,7 +280,7 @@ class AsyncServer(AsyncInferenceService):
             )
 
     async def _close(self, seconds: float) -> None:
-        """Stop, once, however often it is called; being cancelled meanwhile does not keep it from its end."""
+        """Stop once, regardless of the number of calls; cancelling a call does not interrupt the stop."""
         if self._started:
             self._require_its_loop()
         if self._closing is None:
@@ -300,7 +305,7 @@ class AsyncServer(AsyncInferenceService):
 
 @asynccontextmanager
 async def _bounded(timeout: float | None) -> AsyncIterator[None]:
-    """Cancel the body after ``timeout`` seconds, and raise UNAVAILABLE."""
+    """Cancel the body after ``timeout`` seconds and raise UNAVAILABLE."""
     deadline = Deadline.after(timeout)
     try:
         async with asyncio.timeout(timeout) as limit:

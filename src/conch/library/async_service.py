@@ -1,6 +1,6 @@
 """The calls of ``service.py`` for code that runs on an event loop.
 
-``AsyncInferenceService`` sorts the arguments; those that derive from it run what comes out, on the caller's loop.
+``AsyncInferenceService`` converts the arguments to requests; its subclasses run them on the caller's loop.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from conch.library.results import InferResult
 
 
 class AsyncResultStream(AsyncIterator[InferResult]):
-    """The responses to one request, in their order, for one task at a time.
+    """The responses to a request, in order, for one task at a time.
 
-    Closing it before its end cancels the request.
+    Closing the stream before its end cancels the request.
     """
 
     @abstractmethod
@@ -35,7 +35,7 @@ class AsyncResultStream(AsyncIterator[InferResult]):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Give the rest up."""
+        """Cancel the request and discard its remaining responses."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,7 +47,7 @@ class AsyncResultStream(AsyncIterator[InferResult]):
 
 
 class AsyncInferenceService(ABC):
-    """A server of models; its methods mean what those of :class:`conch.InferenceService` do, and raise the same.
+    """A server of models; its methods behave and raise as those of :class:`conch.InferenceService`.
 
     Cancelling a call cancels its request.
     """
@@ -67,7 +67,7 @@ class AsyncInferenceService(ABC):
         sequence_end: bool = False,
         timeout: float | None = None,
     ) -> InferResult:
-        """Ask a model that gives one response to a request."""
+        """Send a request to a model that returns one response per request."""
         deadline = Deadline.after(timeout)
         number = version_number(version)
         signature = single_response(await self._loaded_signature(model, number, deadline))
@@ -93,7 +93,7 @@ class AsyncInferenceService(ABC):
         sequence_end: bool = False,
         timeout: float | None = None,
     ) -> AsyncResultStream:
-        """Ask a model that gives any number of responses, for ``async for``; the request is sent now."""
+        """Send a request at once to a model that returns any number of responses, for ``async for``."""
         deadline = Deadline.after(timeout)
         number = version_number(version)
 
@@ -117,7 +117,7 @@ class AsyncInferenceService(ABC):
         timeout: float | None = None,
         **parameters: Any,
     ) -> InferResult:
-        """Ask a model as ``POST …/generate`` does: with a text, or inputs by name, and sampling parameters."""
+        """Send a request as ``POST …/generate`` does: a text or inputs by name, and sampling parameters."""
         deadline = Deadline.after(timeout)
         number = version_number(version)
         signature = await self._loaded_signature(model, number, deadline)
@@ -142,7 +142,7 @@ class AsyncInferenceService(ABC):
         timeout: float | None = None,
         **parameters: Any,
     ) -> AsyncResultStream:
-        """Ask a model as ``generate`` does, and get its responses as they come, for ``async for``."""
+        """Send a request as ``generate`` does and stream its responses, for ``async for``."""
         deadline = Deadline.after(timeout)
         number = version_number(version)
 
@@ -157,31 +157,31 @@ class AsyncInferenceService(ABC):
 
     @abstractmethod
     async def live(self, *, timeout: float | None = None) -> bool:
-        """Whether the server answers."""
+        """Whether the server is live."""
 
     @abstractmethod
     async def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
-        """Whether the server is ready, or one model; False for a model that is not there."""
+        """Whether the server, or a model, is ready; False for an unknown model."""
 
     @abstractmethod
     async def metadata(
         self, model: str = "", version: int | str = "", *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """What the server says of itself, or of a model."""
+        """Return the metadata of the server or of a model."""
 
     @abstractmethod
     async def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
-        """The configuration that a model runs with."""
+        """Return the configuration with which a model runs."""
 
     @abstractmethod
     async def statistics(
         self, model: str = "", version: int | str = "", *, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """The statistics of each version of a model, or of all models; durations in nanoseconds."""
+        """Return the statistics of each version of a model, or of all models; durations in nanoseconds."""
 
     @abstractmethod
     async def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:
-        """The repository's index."""
+        """Return the repository index."""
 
     @abstractmethod
     async def load(
@@ -196,28 +196,28 @@ class AsyncInferenceService(ABC):
 
     @abstractmethod
     async def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
-        """Stop serving a model; with ``dependents``, the members of an ensemble as well."""
+        """Unload a model; with ``dependents``, also the steps of an ensemble."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Give everything back that this object holds.  Closing again does nothing."""
+        """Release all resources of this object. Closing again does nothing."""
 
     @abstractmethod
     def _signature(self, model: str, version: int) -> ModelSignature:
-        """What the model takes.  Raises NOT_FOUND or UNAVAILABLE."""
+        """Return the inputs and outputs of the model. Raises NOT_FOUND or UNAVAILABLE."""
 
     async def _loaded_signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
-        """The model's inputs and outputs, once it is loaded.  Raises UNAVAILABLE at ``deadline``."""
+        """Return the inputs and outputs of the model once it is loaded. Raises UNAVAILABLE at ``deadline``."""
         return self._signature(model, version)
 
     def _sent(self, send: Callable[[], AsyncResultStream], deadline: Deadline) -> AsyncResultStream:
-        """The stream that ``send`` makes, which may have to wait for the load of its model."""
+        """Return the stream that ``send`` makes, possibly after loading its model."""
         return send()
 
     @abstractmethod
     async def _infer(self, request: OutgoingRequest) -> InferResult:
-        """The only response to a request."""
+        """Return the only response to a request."""
 
     @abstractmethod
     def _stream(self, request: OutgoingRequest) -> AsyncResultStream:
-        """The responses to a request that is sent now."""
+        """Send a request and return the stream of its responses."""

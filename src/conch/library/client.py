@@ -1,4 +1,4 @@
-"""A client with the calls of ``conch.Server``, for a server elsewhere: conch's or Triton's."""
+"""A client with the calls of ``conch.Server`` for a remote server, conch or Triton."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from conch.library.results import InferResult
 from conch.library.service import InferenceService, RequestTarget, ResultStream
 from conch.library.transport import TlsFiles, Transport
 
-#: How long what a model takes is taken to be the same (s).
+#: How long the inputs and outputs of a model are cached (s).
 _SIGNATURE_SECONDS: Final = 2.0
 
 
 class Client(InferenceService):
     """A server at ``url``: ``localhost:8001`` or ``grpc://…`` over gRPC, ``http://localhost:8000`` over HTTP.
 
-    ``grpcs://`` and ``https://`` are encrypted: ``authorities`` is a file with the certificates that are trusted in
-    place of the system's, ``certificate`` and ``key`` are files with the client's own (PEM).  Any thread may call.
-    Raises INVALID_ARG for another kind of URL, and for files that cannot be used; a server that cannot be reached is
-    UNAVAILABLE, when it is asked.
+    ``grpcs://`` and ``https://`` are encrypted. ``authorities`` is a file with the trusted certificates, in place of
+    the system's; ``certificate`` and ``key`` are the client's own (PEM files). Any thread may call. The constructor
+    raises INVALID_ARG for another kind of URL and for unusable files; calls raise UNAVAILABLE if the server cannot be
+    reached.
     """
 
     def __init__(self, url: str, *, authorities: str = "", certificate: str = "", key: str = "") -> None:
         self._transport = _transport(url, TlsFiles(authorities, certificate, key))
-        #: What models take, and when they were asked (s, monotonic).
+        #: Signatures of models, and when they were requested (s, monotonic).
         self._signatures: dict[tuple[str, int], tuple[ModelSignature, float]] = {}
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Client(InferenceService):
 
 
 class _RemoteModel(NamedTuple):
-    """A model of the server that ``transport`` reaches."""
+    """A model of the server reached through ``transport``."""
 
     transport: Transport
     signature: ModelSignature

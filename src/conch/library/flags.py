@@ -1,7 +1,7 @@
-"""From the arguments of ``conch.Server`` and ``conch.serve`` to the settings of a server.
+"""Converts the arguments of ``conch.Server`` and ``conch.serve`` to server settings.
 
-The options are those of ``conch serve`` under their names in Python; their values are read as on a command line, so
-that both refuse the same.
+The options are those of ``conch serve`` under their Python names. Values are parsed as on the command line, so that
+both accept and refuse the same values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conch.repository.single import MODEL_OPTIONS, repository_of, settings_for
 from conch.settings import OPTIONS, Option, Settings
 
 _BY_NAME: Final[Mapping[str, Option]] = {option.name: option for option in OPTIONS.values()}
-#: The front ends that a server in the process has when it is asked: the switch of each, and its port.
+#: The switch and port of each front end that an in-process server opens only on request.
 _PORTS: Final = (("allow_http", "http_port"), ("allow_grpc", "grpc_port"), ("allow_metrics", "metrics_port"))
 _KINDS: Final = {bool: "True or False", int: "an integer", float: "a number", str: "a text"}
 _LOGGING: Final = "Logging"
@@ -26,9 +26,9 @@ _LOGGING: Final = "Logging"
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What to start: ``settings``, and the one ``model`` (an id or a path) where no repository was given.
+    """A server to start: ``settings``, and the single ``model`` (an ID or a path) if no repository was given.
 
-    ``of_model`` is what was said of that model.  ``logs`` tells whether the caller asked for Triton's log lines.
+    ``of_model`` has the options of that model. ``logs`` is true if the caller gave a logging option.
     """
 
     settings: Settings
@@ -38,7 +38,7 @@ class ServerPlan:
 
     @contextmanager
     def open(self) -> Iterator[tuple[Settings, str]]:
-        """The settings to start with, and the name of the one model; its repository is there until the end."""
+        """Yield the settings to start with and the name of the single model; its repository exists until the exit."""
         if not self.model:
             yield self.settings, ""
             return
@@ -54,9 +54,9 @@ def plan(
     *,
     ports: bool,
 ) -> ServerPlan:
-    """The server that the arguments ask for; with ``ports``, one that listens as the command does.
+    """Return the server that the arguments describe; with ``ports``, it listens on the ports of the command.
 
-    Raises INVALID_ARG for an unknown option, naming the nearest, and for a value that ``conch serve`` refuses.
+    Raises INVALID_ARG for an unknown option, with the nearest name, and for a value that ``conch serve`` refuses.
     """
     if model is not None and model_repository is not None:
         raise invalid(f"give either the model '{os.fspath(model)}' or model_repository, not both")
@@ -92,7 +92,7 @@ def _unknown(name: str) -> str:
 
 
 def _texts(option: Option, value: Any) -> tuple[str, ...]:
-    """The value, or each of the values of a repeatable option, as on the command line."""
+    """Return the value, or each value of a repeatable option, as on the command line."""
     if isinstance(value, bool):
         return ("true" if value else "false",)
     if isinstance(value, str | os.PathLike | int | float):

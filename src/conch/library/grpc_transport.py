@@ -26,7 +26,7 @@ from conch.wire.grpc.parameters import ERRORS_WITH_CODES, FINAL_RESPONSE
 
 
 def document_of(message: Any) -> dict[str, Any]:
-    """All fields of a message by name, those without a value as well; numbers stay numbers, maps become dicts."""
+    """Return all fields of a message by name, including unset ones; numbers stay numbers, maps become dicts."""
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -44,14 +44,14 @@ def document_of(message: Any) -> dict[str, Any]:
     return document
 
 
-#: Makes conch say errors on a stream with their codes, as the end of the stream.
+#: Asks conch to report stream errors with their codes, at the end of the stream.
 _METADATA: Final = ((ERRORS_WITH_CODES, "true"),)
-#: How long a server may take to end a stream whose error has come (s).
+#: How long a server may take to end a stream after its error (s).
 _END_SECONDS: Final = 5.0
 
 
 class GrpcTransport:
-    """A channel to ``host:port``, with ``tls`` encrypted.  Raises INVALID_ARG for files that cannot be read."""
+    """A channel to ``host:port``, encrypted with ``tls``. Raises INVALID_ARG for unreadable files."""
 
     def __init__(self, host: str, port: int, tls: TlsFiles | None) -> None:
         address = host_and_port(host, port)
@@ -118,23 +118,23 @@ class GrpcTransport:
         self._channel.close()
 
     def _call(self, method: str, request: Any, deadline: Deadline, model: str = "") -> Any:
-        """The response; ``model`` names the model in the error at the deadline."""
+        """Return the response; ``model`` is the model named in the error at the deadline."""
         return self._within(deadline, model, lambda left: getattr(self._stub, method)(request, timeout=left))
 
     def _within(self, deadline: Deadline, model: str, call: Callable[[float | None], Any]) -> Any:
-        """What ``call`` returns, which takes the seconds that are left."""
+        """Return the result of ``call``, which takes the remaining seconds."""
         try:
             return call(deadline.left())
         except TimeoutError:
             raise deadline.no_answer(model) from None
         except grpc.RpcError as error:
             raise _error(error, deadline, model) from None
-        except ValueError:  # the only thing that is wrong with these messages is that nobody sends them any more
+        except ValueError:  # with these messages, gRPC raises ValueError only on a closed channel
             raise _closed() from None
 
 
 class _GrpcStream(ResultStream):
-    """The responses of a call that has one request."""
+    """The responses of a call with one request."""
 
     def __init__(self, call: Any, request: OutgoingRequest) -> None:
         self._call = call
@@ -152,7 +152,7 @@ class _GrpcStream(ResultStream):
             if message.error_message:
                 self._leave_to_end()
                 raise ConchError(message.error_message, Code.UNKNOWN)  # the protocol has no code for it
-            # The response of a decoupled model without outputs is the end alone.
+            # A decoupled model without outputs sends only an empty final response.
             if message.infer_response.outputs or not self._request.signature.decoupled:
                 return _result(message.infer_response)
         raise StopIteration
@@ -162,7 +162,7 @@ class _GrpcStream(ResultStream):
         self._call.cancel()
 
     def _leave_to_end(self) -> None:
-        """Wait until the server has ended the stream: to be cancelled just then makes Triton crash."""
+        """Wait until the server has ended the stream: Triton crashes if it is cancelled at that moment."""
         timer = threading.Timer(_END_SECONDS, self._call.cancel)
         timer.start()
         with contextlib.suppress(grpc.RpcError):

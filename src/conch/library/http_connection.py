@@ -1,7 +1,7 @@
 """A connection of ``http.client`` with one deadline for a whole request.
 
-The standard library's timeout applies to each read, so a server that sends an occasional byte could block a call for
-ever.
+The timeout of the standard library applies to each read, so a server that sends an occasional byte could block a call
+forever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conch.library.deadline import NO_DEADLINE
 
 
 class FinalResponse(HTTPResponse):
-    """A response after any interim ones, of which the standard library skips only 100 Continue."""
+    """A response after any interim responses; the standard library skips only 100 Continue."""
 
     def begin(self) -> None:
         super().begin()
@@ -28,9 +28,9 @@ class FinalResponse(HTTPResponse):
 
 
 class DeadlineConnection(HTTPConnection):
-    """A connection to ``host:port``, with ``tls`` encrypted.  ``deadline`` may be changed between requests.
+    """A connection to ``host:port``, encrypted with ``tls``. ``deadline`` may be changed between requests.
 
-    After the deadline, blocking calls raise TimeoutError; close the connection then.
+    After the deadline, blocking calls raise TimeoutError; the connection must then be closed.
     """
 
     response_class = FinalResponse
@@ -65,7 +65,7 @@ class DeadlineConnection(HTTPConnection):
         return bool(poll.poll(0))
 
     def shutdown(self) -> None:
-        """Hang up; a thread that reads the response wakes.  Any thread may call.  Raises OSError."""
+        """Shut down the socket, which wakes a thread that reads the response. Any thread may call. Raises OSError."""
         if self._connected is not None:
             self._connected.shutdown(SHUT_RDWR)
 
@@ -81,7 +81,7 @@ class DeadlineConnection(HTTPConnection):
 
 
 class _DeadlineSocket:
-    """The part of a socket that ``http.client`` uses; each call ends by the connection's deadline."""
+    """The part of a socket that ``http.client`` uses; each call ends at the connection's deadline."""
 
     def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
         self._socket = connected
@@ -99,7 +99,7 @@ class _DeadlineSocket:
 
 
 class _DeadlineReader(io.RawIOBase):
-    """Reads a response."""
+    """Reads a response until the connection's deadline."""
 
     def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
         self._socket = connected

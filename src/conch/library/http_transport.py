@@ -1,6 +1,6 @@
 """``conch.Client`` over HTTP: the KServe protocol with binary tensors, and the generate extension for streams.
 
-Uses the standard library, so that it needs nothing installed, any thread may call, and a stream can be cancelled.
+Uses only the standard library, so that it needs no further packages, any thread may call, and streams can be cancelled.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from conch.tensors import WireTensor
 from conch.wire.json.generate import deduced_shape
 from conch.wire.json.outgoing import CODES, model_path, request_document
 
-# Used by ``HttpTransport``. Requests that the server would read in another shape are refused.
+# The streams of ``HttpTransport``. Requests whose shapes the server would deduce differently are refused.
 
 
 _OVER_GRPC: Final = "connect with grpc:// for this request"
 _EVENT: Final = b"data:"
-#: Members of an event that are no outputs.
+#: Fields of an event that are not outputs.
 _OF_RESPONSE: Final = frozenset(("model_name", "model_version", "id"))
 
 
 def generate_body(request: OutgoingRequest) -> dict[str, Any]:
-    """The members of a request to ``generate_stream``.  Raises UNSUPPORTED for what they cannot say."""
+    """Return the body of a request to ``generate_stream``. Raises UNSUPPORTED if JSON cannot express the request."""
     signature = request.signature
     if request.priority or request.sequence_id or request.flags:
         raise unsupported(f"streams over HTTP have neither priorities nor sequences: {_OVER_GRPC}")
@@ -80,7 +80,7 @@ class SingleResult(ResultStream):
 
 
 class EventStream(ResultStream):
-    """The events of a response; ``code`` is that of the error that the HTTP status says, None for success."""
+    """The events of a response; ``code`` is the error code of its HTTP status, None for success."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class EventStream(ResultStream):
             except TimeoutError:
                 self.close()
                 raise self._request.not_in_time() from None
-            except (OSError, HTTPException, ValueError, AttributeError) as error:  # the last two: closed meanwhile
+            except (OSError, HTTPException, ValueError, AttributeError) as error:  # the last two: closed elsewhere
                 if self._closed:
                     break
                 self.close()
@@ -120,7 +120,7 @@ class EventStream(ResultStream):
         raise StopIteration
 
     def close(self) -> None:
-        """Hang up, at which the server cancels the request if it still runs."""
+        """Close the connection; the server then cancels a request that is still running."""
         if not self._closed:
             self._closed = True
             with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ class EventStream(ResultStream):
 
     def _result(self, event: dict[str, Any]) -> InferResult:
         if "error" in event and "model_name" not in event:
-            raise ConchError(str(event["error"]), self._code or Code.UNKNOWN)  # after the first, there is no code
+            raise ConchError(str(event["error"]), self._code or Code.UNKNOWN)  # only the first response has a code
         specs = self._request.signature.outputs
         wanted = self._request.outputs
         return InferResult(
@@ -150,7 +150,7 @@ class EventStream(ResultStream):
         )
 
     def _shape(self, spec: TensorSpec, value: Any) -> tuple[int, ...]:
-        """The shape of an output that came flat.  Raises INTERNAL where its declaration leaves several."""
+        """Return the shape of a flattened output. Raises INTERNAL if its declaration allows several."""
         signature = self._request.signature
         count = int(np.size(np.array(value, np.object_)))
         rows = next((tensor.shape[0] for tensor in self._request.inputs.values()), 1)
@@ -165,9 +165,9 @@ _INDEX: Final = "/v2/repository/index"
 
 
 class HttpTransport:
-    """Connections to ``host:port``, as many as calls run at the same time; ``prefix`` precedes every path.
+    """Connections to ``host:port``, as many as there are concurrent calls; ``prefix`` precedes every path.
 
-    ``tls`` has the files where they are encrypted.  Raises INVALID_ARG for files that cannot be used.
+    ``tls`` has the files for encryption. Raises INVALID_ARG for unusable files.
     """
 
     def __init__(self, host: str, port: int, prefix: str, tls: TlsFiles | None) -> None:
@@ -245,7 +245,7 @@ class HttpTransport:
         try:
             self._call("GET", path, b"", deadline)
         except ConchError as error:
-            if error.code in (Code.INVALID_ARG, Code.NOT_FOUND):  # how the protocol says no
+            if error.code in (Code.INVALID_ARG, Code.NOT_FOUND):  # the protocol's negative responses
                 return False
             raise
         return True
@@ -256,7 +256,7 @@ class HttpTransport:
     def _exchange(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline, model: str = ""
     ) -> tuple[HTTPResponse, bytes]:
-        """A successful response and its body; ``model`` names the model in the error at the deadline."""
+        """Return a successful response and its body; ``model`` is the model named in the error at the deadline."""
         try:
             connection, response = self._send(method, path, body, headers, deadline)
             try:
@@ -274,7 +274,7 @@ class HttpTransport:
     def _send(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline
     ) -> tuple[DeadlineConnection, HTTPResponse]:
-        """Send a request, and return the response with its body unread.  Raises OSError or HTTPException.
+        """Send a request and return the response with its body unread. Raises OSError or HTTPException.
 
         A request is resent only if the server cannot have read it, or if it is read-only.
         """
@@ -300,7 +300,7 @@ class HttpTransport:
                 raise
 
     def _connection(self) -> tuple[DeadlineConnection, bool]:
-        """A connection, and whether it was used before; skips connections that the server has closed."""
+        """Return a connection, and whether it was used before; skips connections that the server has closed."""
         while True:
             with self._lock:
                 if self._closed:
@@ -326,7 +326,7 @@ class HttpTransport:
 
 
 def failure(status: int, content: bytes) -> ConchError:
-    """The error in an answer that is none of success."""
+    """Return the error of an unsuccessful response."""
     try:
         message = json.loads(content)["error"]
     except (ValueError, KeyError, TypeError):
@@ -345,7 +345,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _document(request: OutgoingRequest) -> dict[str, Any]:
-    """The JSON of an inference request; the tensors' bytes follow it."""
+    """Return the JSON of an inference request; the bytes of its tensors follow."""
     return request_document(
         request.inputs.values(),
         request.outputs,

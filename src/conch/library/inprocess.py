@@ -1,4 +1,4 @@
-"""Runs requests on a server in the same process: what the front ends are for other processes.
+"""Runs requests on a server in the same process, without a network protocol.
 
 Used by ``AsyncServer``; runs on the server's event loop.
 """
@@ -19,12 +19,12 @@ from conch.library.results import InferResult
 from conch.library.values import decode
 from conch.server.model import Model
 
-#: Bytes of responses that may wait to be read before their request is given up, as over gRPC.
+#: Maximum size of unread responses before their request is cancelled, as over gRPC (bytes).
 UNREAD_LIMIT: Final = 512 << 20
 
 
 class HeldModel:
-    """Keeps a model loaded until released or garbage-collected in any thread.  Created on the event loop."""
+    """Keeps a model loaded until released or garbage-collected in any thread. Created on the event loop."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -34,7 +34,7 @@ class HeldModel:
         self.released = False
 
     def release(self) -> None:
-        """Let the model be unloaded once its requests have ended; called on the event loop."""
+        """Allow the model to be unloaded once its requests have completed; called on the event loop."""
         self.released = True
         self._hold.close()
 
@@ -45,9 +45,9 @@ class HeldModel:
 
 
 async def infer(model: Model, outgoing: OutgoingRequest) -> InferResult:
-    """The only response to a request.  Giving the call up, by cancelling it or for lack of time, cancels the request.
+    """Return the only response to a request; cancelling the call cancels the request.
 
-    Raises UNAVAILABLE at the request's deadline.
+    Raises UNAVAILABLE at the request's deadline and cancels the request.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     responses: list[InferResponse] = []
@@ -74,12 +74,12 @@ async def infer(model: Model, outgoing: OutgoingRequest) -> InferResult:
 
 
 class LocalStream(AsyncResultStream):
-    """The responses to a request of this process; it is sent when the stream is made, on the event loop."""
+    """The responses to an in-process request, which is sent when the stream is created, on the event loop."""
 
     def __init__(self, model: Model, outgoing: OutgoingRequest) -> None:
         self._loop = asyncio.get_running_loop()
         self._outgoing = outgoing
-        # The request refers to the inbox alone, so that a stream that nobody keeps is noticed.
+        # The request refers only to the inbox, so that an abandoned stream is garbage-collected.
         self._inbox = _Inbox(decoupled=model.signature.decoupled)
         self._request = _submit(model, outgoing, self._inbox.put)
         self._inbox.request = self._request
@@ -91,7 +91,7 @@ class LocalStream(AsyncResultStream):
         return result
 
     async def next(self) -> InferResult | None:
-        """The next response, or None when there is none left."""
+        """Return the next response, or None at the end."""
         try:
             async with asyncio.timeout(self._outgoing.deadline.left()):
                 response = await self._inbox.take()
@@ -121,7 +121,7 @@ class LocalStream(AsyncResultStream):
 
 
 class _Inbox:
-    """Responses that have come and have not been taken yet."""
+    """Responses that have arrived and have not been read."""
 
     request: InferRequest
 
@@ -151,7 +151,7 @@ class _Inbox:
         self._news.set()
 
     async def take(self) -> InferResponse | None:
-        """The next response, when it comes; None when there is none left.  Several tasks may wait."""
+        """Wait for the next response and return it, or None at the end. Several tasks may wait."""
         while not self._responses:
             if self._ended:
                 return None
@@ -162,7 +162,7 @@ class _Inbox:
         return response
 
     def end(self) -> None:
-        """Forget everything."""
+        """Discard all responses."""
         self._ended = True
         self._responses.clear()
         self._news.set()
@@ -188,7 +188,7 @@ def _submit(model: Model, outgoing: OutgoingRequest, on_response: Callable[[Infe
 
 
 def _result(request: InferRequest, response: InferResponse) -> InferResult:
-    """What the caller gets; raises the error that the response is."""
+    """Convert a response to a result, or raise its error."""
     if response.error is not None:
         raise response.error
     wanted = request.outputs

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none."""
+"""An event loop in its own thread, for callers without one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from conch.threads import LastingExecutor
 
 T = TypeVar("T")
 
-#: How long a thread may wait before it looks for signals (s).
+#: How long a thread waits before it checks for signals (s).
 _SIGNAL_SECONDS: Final = 1.0
 
 
 class LoopThread:
     """Runs coroutines for other threads until ``close``, also while the process exits.
 
-    The thread is a daemon: it does not keep the process from exiting.  Raises INTERNAL if it cannot be started, for
+    The thread is a daemon: it does not keep the process from exiting. Raises INTERNAL if it cannot be started, for
     example if the process has no file descriptors left for the loop.
     """
 
@@ -46,13 +46,13 @@ class LoopThread:
 
     @property
     def is_of_another_process(self) -> bool:
-        """Whether this process is a fork of the one that the thread runs in."""
+        """Whether this process is a fork of the one in which the thread runs."""
         return os.getpid() != self._pid
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What ``coroutine`` returns or raises; an exception in the waiting thread, such as Ctrl+C, cancels it.
+        """Return the result of ``coroutine``; an exception in the waiting thread, such as Ctrl+C, cancels it.
 
-        Raises UNAVAILABLE after ``close``, and in a process that was forked, where the thread does not exist.
+        Raises UNAVAILABLE after ``close``, and in a forked process, where the thread does not exist.
         """
         if self.is_current:
             coroutine.close()
@@ -66,7 +66,7 @@ class LoopThread:
         except BaseException:
             if not future.done():
                 self._loop.call_soon_threadsafe(self._cancel, future)
-                wait([future])  # it ends as soon as it has tidied up
+                wait([future])  # returns once the coroutine has cleaned up
             raise
 
     def _submit(self, coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
@@ -81,7 +81,7 @@ class LoopThread:
         raise unavailable("the server is closed")
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread; does nothing in a fork, or the second time."""
+        """Cancel the running coroutines and end the thread; does nothing in a fork or when called again."""
         if self.is_of_another_process:
             return
         with self._lock:
@@ -98,7 +98,7 @@ class LoopThread:
         except BaseException as error:
             if not started.done():
                 started.set_exception(error)
-            elif threading.main_thread().is_alive():  # otherwise Python 3.12 has no thread to close an executor in
+            elif threading.main_thread().is_alive():  # otherwise Python 3.12 cannot close an executor
                 raise
 
     async def _until_closed(self, started: Future[None]) -> None:
@@ -117,7 +117,7 @@ class LoopThread:
         task = self._tasks.get(future)
         if task is not None:
             task.cancel()
-        elif future.cancel():  # interrupted before its coroutine came here
+        elif future.cancel():  # interrupted before the loop received its coroutine
             future.set_running_or_notify_cancel()
 
     def _ended(self, future: Future[T], task: asyncio.Task[T]) -> None:
@@ -132,7 +132,7 @@ class LoopThread:
 
 
 def _result(future: Future[T]) -> T:
-    """Wait for ``future``; a signal that arrives just before the wait, which Python does not end, is seen in time."""
+    """Wait for ``future`` in short steps: Python does not interrupt a wait for a signal that arrived just before it."""
     while True:
         try:
             return future.result(_SIGNAL_SECONDS)

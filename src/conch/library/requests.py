@@ -1,7 +1,6 @@
-"""A request of a caller's before it goes anywhere: arguments sorted, values converted.
+"""Builds inference requests from the arguments of callers.
 
-Servers in the process and clients of other servers make it in the same way, so that the same arguments mean the same.
-Pure.
+In-process servers and remote clients share this code, so that equal arguments have equal effects. Does no I/O.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from conch.library.deadline import NO_DEADLINE, Deadline
 from conch.library.values import encode_inputs
 from conch.tensors import WireTensor
 
-#: Names that mean something else in the protocols; most are arguments of their own.
+#: Names with another meaning in the protocols; most are separate arguments.
 _RESERVED: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output")
 )
-#: Says to a model that writes text whether it is to answer piece by piece.
+#: The input that tells a text model whether to stream its response.
 _STREAM: Final = "stream"
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """An inference request to the model of ``signature``; ``version`` is what the caller asked for, -1 for any.
+    """An inference request to the model of ``signature``; ``version`` is the requested version, -1 for any.
 
-    Its last response comes before ``deadline``.
+    Its last response must arrive before ``deadline``.
     """
 
     signature: ModelSignature
@@ -43,7 +42,7 @@ class OutgoingRequest:
     deadline: Deadline = NO_DEADLINE
 
     def __post_init__(self) -> None:
-        """Raise INVALID_ARG for what some protocol could not carry, so that all refuse it."""
+        """Raise INVALID_ARG for values that some protocol cannot carry, so that all protocols refuse them."""
         if not 0 <= self.priority < 2**64:
             raise invalid(f"priority is from 0 (the model's default) to 2**64 - 1; got {self.priority}")
         if not isinstance(self.sequence_id, str) and not 0 <= self.sequence_id < 2**64:
@@ -57,18 +56,18 @@ class OutgoingRequest:
         return self.signature.name
 
     def not_in_time(self) -> ConchError:
-        """The error for a request without a response by the deadline."""
+        """Return the error for a request without a response by the deadline."""
         return self.deadline.no_answer(self.model)
 
     def several_responses(self) -> ConchError:
-        """The error for a call that takes exactly one response."""
+        """Return the error for a call that accepts exactly one response."""
         return unsupported(
             f"model '{self.model}' did not give exactly one response: ask it with infer_stream or generate_stream"
         )
 
 
 def single_response(signature: ModelSignature) -> ModelSignature:
-    """``signature``, if a request to its model has one response.  Raises UNSUPPORTED for a decoupled model."""
+    """Return ``signature`` if its model returns one response per request. Raises UNSUPPORTED for a decoupled model."""
     if signature.decoupled:
         raise unsupported(
             f"model '{signature.name}' is decoupled, so a request may have any number of responses: "
@@ -91,7 +90,7 @@ def infer_request(
     sequence_end: bool,
     deadline: Deadline,
 ) -> OutgoingRequest:
-    """The request of ``infer`` and ``infer_stream``.  Raises INVALID_ARG for what the model does not take."""
+    """Build the request of ``infer`` and ``infer_stream``. Raises INVALID_ARG for unsuitable values."""
     if not isinstance(inputs, Mapping):
         raise invalid(f"inputs of model '{signature.name}' are given by name, not as {type(inputs).__name__}")
     if isinstance(outputs, str):
@@ -120,9 +119,9 @@ def generate_request(
     deadline: Deadline,
     stream: bool,
 ) -> OutgoingRequest:
-    """The request of ``generate`` and ``generate_stream``: names of inputs are inputs, all others parameters.
+    """Build the request of ``generate`` and ``generate_stream``: names of inputs are inputs, all others parameters.
 
-    A text is the input ``text_input``, or the only one that takes texts and must be given.  Raises INVALID_ARG.
+    A text is the input ``text_input``, or else the only required BYTES input. Raises INVALID_ARG.
     """
     given: dict[str, Any] = dict(inputs) if isinstance(inputs, Mapping) else {_prompt(signature): inputs}
     for name, value in parameters.items():
@@ -144,7 +143,7 @@ def generate_request(
 
 
 def version_number(version: int | str) -> int:
-    """A version as callers give it: a number, a text of digits, or nothing (-1) for the server's choice."""
+    """Return the number of a version, an int or a text of digits; -1 for an empty text, the server's choice."""
     if version == "":
         return -1
     text = str(version)

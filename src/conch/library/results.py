@@ -1,4 +1,4 @@
-"""The answer to an inference request, as callers of the library get it."""
+"""The result of an inference request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from conch.inference import ParameterValue
 
 @dataclass(frozen=True, slots=True)
 class InferResult:
-    """One response: the outputs as NumPy arrays by name, with the batch dimension where the model has one.
+    """One response: the outputs as NumPy arrays by name, with the batch dimension if the model has one.
 
-    The type of an array depends on the datatype that the model declares, never on the data: numbers and bools have
-    NumPy's type of the same name, BF16 comes as float32, and BYTES as an array of ``bytes`` objects.  ``texts`` and
-    ``text`` decode BYTES.  The arrays are the caller's own.
+    The type of an array depends on the datatype that the model declares, never on the data: numbers and bools have the
+    NumPy type of the same name, BF16 becomes float32, and BYTES becomes an array of ``bytes`` objects. ``texts`` and
+    ``text`` decode BYTES. The arrays belong to the caller.
     """
 
     model_name: str
@@ -29,7 +29,7 @@ class InferResult:
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The output ``name``.  Raises KeyError, which says the names that there are."""
+        """Return the output ``name``. Raises KeyError, which lists the existing names."""
         try:
             return self.outputs[name]
         except KeyError:
@@ -39,7 +39,7 @@ class InferResult:
     def text(self) -> str:
         """The only text of the response, in ``text_output`` or in its only BYTES output.
 
-        Raises INVALID_ARG when there is another number of texts than one.
+        Raises INVALID_ARG if there is not exactly one text.
         """
         texts = self.texts()
         if len(texts) != 1:
@@ -47,9 +47,9 @@ class InferResult:
         return texts[0]
 
     def texts(self, name: str = "") -> list[str]:
-        """The texts of the output ``name``, row after row; without a name, of ``text_output`` or the only BYTES output.
+        """Return the texts of the output ``name``, row by row; by default, of ``text_output`` or the only BYTES output.
 
-        Raises INVALID_ARG for an output that holds no texts or is not UTF-8, KeyError for an unknown one.
+        Raises INVALID_ARG for an output that is not BYTES or not UTF-8, KeyError for an unknown output.
         """
         name = name or self._text_output()
         array = self[name]

@@ -1,4 +1,4 @@
-"""A server inside the process, for threads: ``AsyncServer`` on an event loop of its own."""
+"""An in-process server for threads: ``AsyncServer`` on its own event loop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ T = TypeVar("T")
 class Server(InferenceService):
     """Serves models inside the process: ``with conch.Server(model_repository="models") as server``.
 
-    ``model`` is one model in place of a repository, as for ``conch serve MODEL``: an id on the Hub, a checkpoint's
-    folder or a model file.  ``flags`` are the options of ``conch serve``, with underscores, and those for one model.
-    Models run in worker processes, as ever; the server runs in a thread.  No port is opened unless ``http_port``,
-    ``grpc_port``, ``metrics_port`` or ``openai_port`` is given (0 for any free one), or ``ports=True``, which opens
-    those of ``conch serve``; ``urls`` says where they are.  Nothing is logged but through ``logging``, unless an option
-    ``log_…`` is given.
+    ``model`` is a single model in place of a repository, as for ``conch serve MODEL``: an ID on the Hub, the directory
+    of a checkpoint, or a model file. ``flags`` are the options of ``conch serve`` with underscores, including those for
+    a single model. Models run in worker processes; the server runs in a thread.
 
-    Any thread may call.  Raises INVALID_ARG for wrong options when it is made.
+    No port is opened unless ``http_port``, ``grpc_port``, ``metrics_port`` or ``openai_port`` is given (0 for any free
+    port), or ``ports=True``, which opens the ports of ``conch serve``; ``urls`` has their addresses. Log messages go
+    through ``logging`` only, unless a ``log_…`` option is given.
+
+    Any thread may call. The constructor raises INVALID_ARG for invalid options.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Server(InferenceService):
     def start(self) -> Self:
         """Start; returns this server when its models are loaded.
 
-        Raises what keeps it from starting; then everything is closed.  A server starts only once.
+        If it cannot start, closes everything and raises the cause. A server can be started only once.
         """
         if self._thread is not None:
             raise unavailable("a server starts only once: make another one")
@@ -69,13 +70,13 @@ class Server(InferenceService):
         return self
 
     def close(self, seconds: float | None = None) -> None:
-        """Finish the requests that run, end the workers and close the ports.
+        """Complete the in-flight requests, stop the workers and close the ports.
 
-        Requests may take ``seconds``, without it those of the option ``exit_timeout_secs``; then they fail.
+        Requests that take longer than ``seconds`` fail; the default is the option ``exit_timeout_secs``.
         """
         if self._finalizer is not None and self._finalizer.detach() is not None:
             thread = self._thread_that_runs
-            if not thread.is_of_another_process:  # a fork leaves its parent's server alone
+            if not thread.is_of_another_process:  # a fork leaves its parent's server running
                 _close(self._server, thread, seconds)
 
     def __enter__(self) -> Self:
@@ -88,16 +89,19 @@ class Server(InferenceService):
 
     @property
     def model_name(self) -> str:
-        """The name of the one model that this server was made for; empty where it serves a repository."""
+        """The name of the single model that this server serves; empty if it serves a repository."""
         return self._server.model_name
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where its ports are: ``http``, ``grpc``, ``metrics`` and ``openai``, those that were asked for."""
+        """The URLs of the open ports: ``http``, ``grpc``, ``metrics`` and ``openai``."""
         return self._server.urls
 
     def in_flight(self, models: Collection[str] = ()) -> int:
-        """How many requests of ``models`` wait or run; without names of all, and an ensemble's beside its steps."""
+        """Return the number of in-flight requests of ``models``, or of all models.
+
+        A request to an ensemble counts in addition to those of its steps.
+        """
         return self._run(_under_way(self._server, models))
 
     def live(self, *, timeout: float | None = None) -> bool:
@@ -113,7 +117,7 @@ class Server(InferenceService):
         return self._run(self._server.config(model, version, timeout=timeout))
 
     def labels(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, list[str]]:
-        """The labels of classes, by output, of those outputs that have any."""
+        """Return the class labels by output, for the outputs that have labels."""
         return self._run(self._server.labels(model, version, timeout=timeout))
 
     def statistics(
@@ -167,7 +171,7 @@ class Server(InferenceService):
 
 
 class _LocalModel:
-    """A model of the server's, for a request of another thread; it is held until that is submitted."""
+    """A model of the server for a request from another thread; held until the request is submitted."""
 
     def __init__(self, thread: LoopThread, held: HeldModel) -> None:
         self._thread = thread
@@ -182,7 +186,7 @@ class _LocalModel:
 
 
 class _BlockingStream(ResultStream):
-    """The responses of a stream on the server's loop, taken from another thread."""
+    """The responses of a stream on the server's loop, read from another thread."""
 
     def __init__(self, thread: LoopThread, stream: LocalStream) -> None:
         self._thread = thread
@@ -195,11 +199,11 @@ class _BlockingStream(ResultStream):
         return result
 
     def close(self) -> None:
-        with contextlib.suppress(ConchError):  # the server is closed, and the request has ended with it
+        with contextlib.suppress(ConchError):  # the server is closed, and its requests have ended
             self._thread.run(self._stream.aclose())
 
 
-# What looks into the server's tables, or reads its loop's clock, runs on its loop.
+# Code that reads the server's tables or its loop's clock runs on that loop.
 
 
 async def _under_way(server: AsyncServer, models: Collection[str]) -> int:
@@ -208,7 +212,7 @@ async def _under_way(server: AsyncServer, models: Collection[str]) -> int:
 
 async def _infer(held: HeldModel, request: OutgoingRequest) -> InferResult:
     response = inprocess.infer(held.model, request)
-    asyncio.get_running_loop().call_soon(held.release)  # after the step below, which submits the request
+    asyncio.get_running_loop().call_soon(held.release)  # runs after the next step, which submits the request
     return await response
 
 
@@ -224,14 +228,14 @@ async def _release(held: HeldModel) -> None:
 
 
 def _close_unclosed(server: AsyncServer, thread: LoopThread, name: str) -> None:
-    """Close what nobody has closed before its end, or the process's; runs in any thread."""
+    """Close a server that was not closed before it was collected or the process exited; runs in any thread."""
     if thread.is_of_another_process:
         return
     warnings.warn(f"unclosed server {name}", ResourceWarning, stacklevel=2)
     if thread.is_current:
         threading.Thread(target=_close, args=(server, thread, 0), name="conch-closing").start()
     else:
-        _close(server, thread, 0)  # nobody is left to wait for answers
+        _close(server, thread, 0)  # no caller is left to wait for responses
 
 
 def _close(server: AsyncServer, thread: LoopThread, seconds: float | None = None) -> None:

@@ -1,6 +1,6 @@
-"""The calls that servers in the process and clients of other servers share: code written for one runs on the other.
+"""The calls shared by in-process servers and remote clients, so that code written for one runs on the other.
 
-``InferenceService`` sorts the arguments; those that derive from it run what comes out.  Any thread may call.
+``InferenceService`` converts the arguments to requests; its subclasses run them. Any thread may call.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from conch.library.results import InferResult
 
 
 class ResultStream(Iterator[InferResult]):
-    """The responses to one request, in their order, for one thread at a time.
+    """The responses to a request, in order, for one thread at a time.
 
-    Closing it before its end cancels the request; any thread may close it.
+    Closing the stream before its end cancels the request; any thread may close it.
     """
 
     @abstractmethod
@@ -36,7 +36,7 @@ class ResultStream(Iterator[InferResult]):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the rest up."""
+        """Cancel the request and discard its remaining responses."""
 
     def __enter__(self) -> Self:
         return self
@@ -48,24 +48,24 @@ class ResultStream(Iterator[InferResult]):
 
 
 class RequestTarget(Protocol):
-    """A model that takes one request."""
+    """A model that accepts one request."""
 
     @property
     def signature(self) -> ModelSignature:
-        """Its inputs and outputs."""
+        """The inputs and outputs of the model."""
 
     def infer(self, request: OutgoingRequest) -> InferResult:
-        """The only response to a request."""
+        """Return the only response to a request."""
 
     def stream(self, request: OutgoingRequest) -> ResultStream:
-        """The responses to a request that is sent now."""
+        """Send a request and return the stream of its responses."""
 
 
 class InferenceService(ABC):
-    """A server of models.  Every method raises :class:`conch.ConchError`, whose ``code`` says what kind of failure.
+    """A server of models. Every method raises :class:`conch.ConchError`, whose ``code`` is the kind of failure.
 
-    ``timeout`` bounds a whole call, in seconds: without a response by then it raises UNAVAILABLE, and ``live`` and
-    ``ready`` return False.  Loads and unloads continue on the server.
+    ``timeout`` limits a whole call, in seconds: without a response by then, the call raises UNAVAILABLE, and ``live``
+    and ``ready`` return False. Loads and unloads continue on the server.
     """
 
     def infer(
@@ -83,13 +83,13 @@ class InferenceService(ABC):
         sequence_end: bool = False,
         timeout: float | None = None,
     ) -> InferResult:
-        """Ask a model that gives one response to a request.
+        """Send a request to a model that returns one response per request.
 
         ``inputs`` are NumPy arrays, lists, numbers and texts by input name; they become tensors of the datatypes that
-        the model declares.  ``outputs`` names the outputs wanted, all without it.  ``timeout`` (s) bounds the whole
-        call, with a load on demand.  Raises INVALID_ARG for inputs that do not fit, NOT_FOUND or UNAVAILABLE for a
-        model that is not there or not ready, UNSUPPORTED for a decoupled one, UNAVAILABLE when the time is up, and
-        what the model itself raises.
+        the model declares. ``outputs`` names the requested outputs; the default is all. ``timeout`` (s) limits the
+        whole call, including a load on demand. Raises INVALID_ARG for inputs that do not fit, NOT_FOUND or UNAVAILABLE
+        for a model that is unknown or not ready, UNSUPPORTED for a decoupled model, UNAVAILABLE at the timeout, and the
+        errors of the model.
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
@@ -116,9 +116,10 @@ class InferenceService(ABC):
         sequence_end: bool = False,
         timeout: float | None = None,
     ) -> ResultStream:
-        """Ask a model that gives any number of responses; the arguments are those of ``infer``.
+        """Send a request to a model that returns any number of responses; the arguments are those of ``infer``.
 
-        The iterator raises what ends the request; ``timeout`` counts from this call to the last response.
+        The iterator raises the error that ends the request; ``timeout`` covers everything from this call to the last
+        response.
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
@@ -140,11 +141,11 @@ class InferenceService(ABC):
         timeout: float | None = None,
         **parameters: Any,
     ) -> InferResult:
-        """Ask a model as ``POST …/generate`` does: with a text, or inputs by name, and sampling parameters.
+        """Send a request as ``POST …/generate`` does: a text or inputs by name, and sampling parameters.
 
-        ``parameters`` that are inputs of the model are given as such, all others as parameters of the request.  The
-        answer's ``text`` is what a model that writes text has written.  Raises as ``infer`` does, and UNSUPPORTED
-        when the model gives more responses than one.
+        ``parameters`` with the names of inputs become inputs, all others parameters of the request. The result's
+        ``text`` is the generated text. Raises the errors of ``infer``, and UNSUPPORTED if the model does not return
+        exactly one response.
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
@@ -170,7 +171,7 @@ class InferenceService(ABC):
         timeout: float | None = None,
         **parameters: Any,
     ) -> ResultStream:
-        """Ask a model as ``generate`` does, and get its responses as they come.
+        """Send a request as ``generate`` does and stream its responses.
 
         A model with an input ``stream`` is asked to stream unless ``stream=False`` is given.
         """
@@ -184,29 +185,29 @@ class InferenceService(ABC):
 
     @abstractmethod
     def live(self, *, timeout: float | None = None) -> bool:
-        """Whether the server answers."""
+        """Whether the server is live."""
 
     @abstractmethod
     def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
-        """Whether the server is ready, or one model; False for a model that is not there."""
+        """Whether the server, or a model, is ready; False for an unknown model."""
 
     @abstractmethod
     def metadata(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
-        """What the server says of itself, or of a model: the body of ``GET /v2`` and ``GET /v2/models/<model>``."""
+        """Return the metadata of the server or a model: the body of ``GET /v2`` or ``GET /v2/models/<model>``."""
 
     @abstractmethod
     def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
-        """The configuration that a model runs with: the body of ``GET /v2/models/<model>/config``."""
+        """Return the configuration with which a model runs: the body of ``GET /v2/models/<model>/config``."""
 
     @abstractmethod
     def statistics(
         self, model: str = "", version: int | str = "", *, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """The statistics of each version of a model, or of all models; durations in nanoseconds."""
+        """Return the statistics of each version of a model, or of all models; durations in nanoseconds."""
 
     @abstractmethod
     def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:
-        """The repository's index: ``name``, and of versions that were loaded ``version``, ``state`` and ``reason``."""
+        """Return the repository index: ``name``; for versions that were loaded, ``version``, ``state``, ``reason``."""
 
     @abstractmethod
     def load(
@@ -219,22 +220,22 @@ class InferenceService(ABC):
     ) -> None:
         """Load or reload a model; returns when it is ready.
 
-        ``config`` replaces its configuration; ``files``, by paths such as ``1/model.py``, its files.  Raises why it
-        does not load, and UNAVAILABLE unless the server's option ``model_control_mode`` is ``explicit`` (or
-        ``on-demand``, which takes neither).
+        ``config`` replaces its configuration; ``files``, by paths such as ``1/model.py``, replace its files. Raises the
+        cause if the load fails, and UNAVAILABLE unless the server's option ``model_control_mode`` is ``explicit`` (or
+        ``on-demand``, which accepts neither argument).
         """
 
     @abstractmethod
     def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
-        """Stop serving a model; with ``dependents``, the members of an ensemble as well.  Raises as ``load`` does."""
+        """Unload a model; with ``dependents``, also the steps of an ensemble. Raises the errors of ``load``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back that this object holds.  Closing again does nothing."""
+        """Release all resources of this object. Closing again does nothing."""
 
     @abstractmethod
     def _target(self, model: str, version: int, deadline: Deadline) -> AbstractContextManager[RequestTarget]:
-        """The model of a request, ready by ``deadline``; it stays loaded until the request has been sent.
+        """Return the model of a request, ready by ``deadline``; it stays loaded until the request has been sent.
 
         Raises NOT_FOUND or UNAVAILABLE.
         """

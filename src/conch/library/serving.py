@@ -23,11 +23,11 @@ def serve(
     model_repository: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     **flags: Any,
 ) -> int:
-    """Serve models until SIGINT or SIGTERM, as ``conch serve`` does; returns its exit status.
+    """Serve models until SIGINT or SIGTERM, as ``conch serve`` does; returns the exit status.
 
-    The arguments are those of :class:`conch.Server`; ports and logs are those of the command.  The caller's signal
-    handlers are restored afterwards.  Raises ConchError if the server cannot start, and outside of the main thread,
-    because only that thread gets signals.
+    The arguments are those of :class:`conch.Server`; the defaults of ports and logging are those of the command. The
+    caller's signal handlers are restored afterwards. Raises ConchError if the server cannot start, and outside the main
+    thread, because only the main thread receives signals.
     """
     wanted = plan(model, model_repository, flags, ports=True)
     if threading.current_thread() is not threading.main_thread():

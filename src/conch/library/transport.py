@@ -1,4 +1,4 @@
-"""What a protocol has to do for ``conch.Client``."""
+"""The protocol interface of ``conch.Client``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from conch.library.service import ResultStream
 
 
 class TlsFiles(NamedTuple):
-    """Files (PEM) for an encrypted connection: trusted certificates, and a certificate of the client with its key.
+    """Files (PEM) for an encrypted connection: trusted certificates, and a client certificate with its key.
 
-    An empty name is none: the system's authorities, no certificate.
+    Empty names mean the system's authorities and no client certificate.
     """
 
     authorities: str = ""
@@ -27,10 +27,10 @@ class TlsFiles(NamedTuple):
 
 
 class Transport(Protocol):
-    """Calls to a server over one protocol; any thread may call.  Version -1 is any.
+    """Calls to a server over one protocol; any thread may call. Version -1 means any.
 
-    Every method raises ConchError: UNAVAILABLE where the server cannot be reached or does not answer by the deadline,
-    otherwise what it answers.
+    Every method raises ConchError: UNAVAILABLE if the server cannot be reached or does not respond by the deadline,
+    otherwise the server's error.
     """
 
     def live(self, deadline: Deadline) -> bool: ...

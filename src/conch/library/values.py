@@ -1,7 +1,7 @@
-"""Converts what callers give to tensors, and tensors to NumPy arrays.
+"""Converts the values of callers to tensors, and tensors to NumPy arrays.
 
-Pure.  Numbers become those of the datatype that the model declares, where that keeps what they say.  A shape may leave
-out the batch dimension of a single row, and dimensions at its end that are 1.
+Does no I/O. Numbers are converted to the declared datatype if that preserves their values. A shape may omit the batch
+dimension of a single row, and trailing dimensions of 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conch.errors import invalid
 from conch.inference import ModelSignature, TensorSpec
 from conch.tensors import WireTensor, format_shape, pack_bytes, split_bytes
 
-#: NumPy's types by datatype; BYTES and BF16 have none.
+#: NumPy types by datatype; BYTES and BF16 have none.
 _TYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"), "UINT16": np.dtype("<u2"), "UINT32": np.dtype("<u4"), "UINT64": np.dtype("<u8"),
@@ -27,10 +27,10 @@ _TYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 
 def encode_inputs(signature: ModelSignature, values: Mapping[str, Any]) -> dict[str, WireTensor]:
-    """The tensors of ``values`` by input name, their data copied.
+    """Return the tensors of ``values`` by input name, with copied data.
 
-    A single value without a shape counts for every row of the other inputs.  Raises INVALID_ARG for a name that the
-    model does not have and for values that do not fit its input.
+    A scalar is repeated for every row of the other inputs. Raises INVALID_ARG for an unknown name and for values that
+    do not fit their input.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for name, value in values.items():
@@ -60,7 +60,7 @@ def encode_inputs(signature: ModelSignature, values: Mapping[str, Any]) -> dict[
 
 
 def decode(tensor: WireTensor) -> NDArray[Any]:
-    """The array of an output; it is writable and shares no memory with the tensor."""
+    """Return the array of an output; it is writable and shares no memory with the tensor."""
     if tensor.datatype == "BYTES":
         elements = split_bytes(tensor.data)
         texts = np.empty(len(elements), np.object_)
@@ -73,7 +73,7 @@ def decode(tensor: WireTensor) -> NDArray[Any]:
 
 
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> NDArray[Any]:
-    """The array of an output that came as JSON: a bare value, or a list, nested or flat."""
+    """Return the array of an output received as JSON: a scalar, or a nested or flat list."""
     if datatype == "BYTES":
         texts = _objects(values).reshape(-1)
         return decode(WireTensor(name, datatype, shape, pack_bytes(text.encode() for text in texts)))
@@ -82,7 +82,10 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -
 
 
 def _array(signature: ModelSignature, spec: TensorSpec, value: Any) -> NDArray[Any]:
-    """``value`` as an array of the input's datatype (BF16 as the upper halves of float32), in the caller's shape."""
+    """Return ``value`` as an array of the input's datatype, in the caller's shape.
+
+    BF16 is returned as the upper halves of float32.
+    """
     what = f"input '{spec.name}' of model '{signature.name}' takes {spec.datatype}"
     try:
         if spec.datatype == "BYTES":
@@ -120,7 +123,7 @@ def _encoded(texts: NDArray[Any], what: str) -> NDArray[Any]:
 
 
 def _large_integers(given: NDArray[Any], value: Any) -> NDArray[Any]:
-    """``given``, or integers of which NumPy makes floats or objects, as some lie beyond those of INT64."""
+    """Return ``given``, or its integers as UINT64 if NumPy made floats or objects of values beyond INT64."""
     if given.dtype.kind in "fO":
         objects = _objects(value)
         if objects.size and all(type(one) is int and 0 <= one < 2**64 for one in objects.flat):
@@ -129,7 +132,7 @@ def _large_integers(given: NDArray[Any], value: Any) -> NDArray[Any]:
 
 
 def _converted(given: NDArray[Any], wanted: np.dtype[Any], what: str) -> NDArray[Any]:
-    """``given`` as ``wanted``; refuses what would not be the same values, rounding of floats apart."""
+    """Convert ``given`` to ``wanted``; refuses a change of values other than the rounding of floats."""
     kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]
     if given.size and given.dtype.kind not in kinds:
         bfloat16 = given.dtype.name == "bfloat16" and wanted.kind == "f"
@@ -149,14 +152,14 @@ def _converted(given: NDArray[Any], wanted: np.dtype[Any], what: str) -> NDArray
 
 
 def _upper_halves(values: NDArray[Any]) -> NDArray[Any]:
-    """BF16 bits of float32 values, rounded to the nearest, ties to even; NaN stays NaN."""
+    """Return the BF16 bits of float32 values, rounded to nearest, ties to even; NaN stays NaN."""
     bits = values.astype("<f4").view("<u4")
     rounded = (bits + (((bits >> 16) & 1) + 0x7FFF).astype("<u4")) >> 16
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype("<u2")
 
 
 def _fitted(signature: ModelSignature, spec: TensorSpec, given: tuple[int, ...], batched: bool) -> tuple[int, ...]:
-    """The whole shape of values of the shape ``given``.  Raises INVALID_ARG where they do not fit."""
+    """Return the full shape of values of the shape ``given``. Raises INVALID_ARG if they do not fit."""
     full = (-1, *spec.dims) if batched else spec.dims
     if not given and all(dim in (-1, 1) for dim in spec.dims):
         return (1,) * len(full)

@@ -1,9 +1,9 @@
-"""Log lines and tables in Triton's formats, on top of the standard ``logging`` module.
+"""Log lines and tables in Triton's formats, based on the standard ``logging`` module.
 
-Modules log with ``logging.getLogger("conch")`` as usual.  ``setup`` is called by the command, and by the library for
-servers that are asked to log; it adds a handler to the root logger, so that warnings of libraries come out in the same
-format.  Several servers of one process have a handler each, and all lines go to all of them.  The settings may change
-while the server runs (``LogSettings.update``, for the logging extension).  Any thread may log.
+Modules log with ``logging.getLogger("conch")``.  The command calls ``setup``, and so does the library for servers with
+logging enabled; it adds a handler to the root logger, so that library warnings get the same format.  Several servers
+in one process have a handler each, and every line goes to all of them.  The settings may change while the server runs
+(``LogSettings.update``, for the logging extension).  Any thread may log.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from conch.logs.sink import Sink, open_log_file, target_of
 FORMATS: Final = ("default", "ISO8601")
 LOGGER: Final = logging.getLogger("conch")
 
-#: The narrowest that the widest column of a table becomes on a terminal (characters).
+#: The minimum width of the widest column of a table on a terminal (characters).
 _NARROWEST: Final = 20
-#: What may not reach a terminal from a model or a client: it could move the cursor, or worse.
-#: Among them are those that turn the order of what stands around them about.
+#: Control characters, including bidirectional ones, that text from a model or a client must not send to a terminal.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-#: What JSON leaves as it is and a line of the log may not have: more control characters, ends of lines, halves of
-#: characters, which names of files may have and which a log file cannot.
+#: Characters that JSON does not escape but that a log line must not contain: more control characters, line ends, and
+#: surrogates, which file names may contain and a log file cannot.
 _UNQUOTED: Final = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: What the place that a line comes from may not have: all of these, and what ends a line.
+#: Characters that the source location of a log line must not contain: all of these, and line ends.
 _UNPRINTABLE: Final = re.compile(rf"{_CONTROL.pattern}|{_UNQUOTED.pattern}|[\n\t]")
 
-#: The most characters of a name or a path that verbose lines show.
+#: The maximum length of a name or a path in verbose lines (characters).
 _SHOWN: Final = 256
 
-#: How long a reader that has fallen behind gets when the log ends (s).
+#: The time for a slow reader to catch up when the log ends (s).
 _LAST_SECONDS: Final = 1.0
 
 _WORKER_LEVEL: Final = {
@@ -57,8 +56,8 @@ _WORKER_LEVEL: Final = {
 class LogSettings:
     """What is logged, and how; the fields are those of the logging extension, in its order.
 
-    ``log_file`` is a path, empty for standard error; ``log_verbose_level`` 0 means no verbose lines.  Those that were
-    given to ``setup`` are in force, changes included.
+    ``log_file`` is a path, empty for standard error; a ``log_verbose_level`` of 0 disables verbose lines.  The object
+    passed to ``setup`` is in force, including later changes.
     """
 
     log_file: str = ""
@@ -69,15 +68,15 @@ class LogSettings:
     log_format: str = "default"
 
     def update(self, **changes: bool | int | str) -> None:
-        """Change some fields, from the next line on; ``log_file`` only counts at ``setup``.
+        """Change some fields, from the next line on; ``log_file`` is read only by ``setup``.
 
-        Values must be right: the front ends, which know how their protocol says it, refuse wrong ones.
+        Values must be valid: front ends refuse wrong ones with their protocol's errors.
         """
         for name, value in changes.items():
             setattr(self, name, value)
 
     def allows(self, level: int) -> bool:
-        """Whether lines of this level of the ``logging`` module are written."""
+        """Return whether lines of this level of the ``logging`` module are written."""
         if level >= logging.ERROR:
             return self.log_error
         if level >= logging.WARNING:
@@ -87,12 +86,12 @@ class LogSettings:
         return self.log_verbose_level > 0
 
 
-#: Whether messages are in quotes and escaped as texts in JSON are; Triton's variable turns that off.
+#: Whether messages are quoted and escaped as JSON strings; Triton's environment variable disables it.
 _ESCAPES: Final = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Writes what ``settings`` allow to their log file, or to standard error.  Raises OSError."""
+    """Writes the lines that ``settings`` allow to their log file, or to standard error.  Raises OSError."""
 
     def __init__(self, settings: LogSettings) -> None:
         self.path = settings.log_file
@@ -103,7 +102,7 @@ class _Handler(logging.StreamHandler[Any]):
         self.target: object = self.path or stream
         self.settings = settings
         self._sink: Sink | None = None
-        #: Records that wait for ``release``; None when nothing is held.
+        #: Records held until ``release``; None unless held.
         self.held: deque[logging.LogRecord] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -121,12 +120,12 @@ class _Handler(logging.StreamHandler[Any]):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Give whoever reads the log a moment to take the last lines; called when the process ends."""
+        """Give the reader of the log time to take the last lines; called when the process ends."""
         if self._sink is not None:
             self._sink.flush(_LAST_SECONDS)
 
     def end(self) -> None:
-        """Write the last lines, and close the log file."""
+        """Write the last lines and close the log file."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.flush(_LAST_SECONDS)
@@ -135,13 +134,13 @@ class _Handler(logging.StreamHandler[Any]):
             self.stream.close()
 
     def _lost(self, count: int) -> bytes:
-        """The line that says how many others were lost."""
+        """Return the line that reports lost lines."""
         text = f"{count:,} lines of the log were lost: nobody read them, or there was no room for them"
         record = LOGGER.makeRecord(LOGGER.name, logging.WARNING, "sink.py", 0, text, (), None)
         return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f":{record.lineno}" if record.lineno else ""  # 0: the message is of the whole file
+        line = f":{record.lineno}" if record.lineno else ""  # 0: the message concerns the whole file
         file = record.filename if record.filename.isprintable() else _UNPRINTABLE.sub(_escaped, record.filename)
         place = f"{record.process} {file}{line}]"
         head = f"{_stamp(record, self.settings.log_format)} {place} "
@@ -157,18 +156,19 @@ class _Handler(logging.StreamHandler[Any]):
         return head + _quote(text)
 
 
-#: Those that write, the newest last.
+#: Active handlers, newest last.
 _handlers: list[_Handler] = []
-#: The settings without a handler, when the program's own logging decides.
+#: The settings without a handler, when the application's own logging decides.
 _without_handler = LogSettings()
-#: The level of the logger before there was a handler.
+#: The level of the logger before the first handler.
 _previous_level = logging.NOTSET
 
 
 def setup(settings: LogSettings) -> logging.Handler:
-    """Send all log lines where ``settings`` says, until ``reset``; raises INTERNAL when the log file cannot be opened.
+    """Send all log lines to the destination of ``settings`` until ``reset``.
 
-    The settings of the last call are those in force; two handlers for the same file or terminal do not write twice.
+    Raises INTERNAL if the log file cannot be opened.  The settings of the last call are in force; two handlers for the
+    same file or terminal do not write twice.
     """
     global _previous_level
     try:
@@ -184,7 +184,7 @@ def setup(settings: LogSettings) -> logging.Handler:
 
 
 def reset(handler: logging.Handler) -> None:
-    """Undo the call of ``setup`` that returned ``handler``, and close its log file."""
+    """Undo the call of ``setup`` that returned ``handler`` and close its log file."""
     global _without_handler
     for own in [one for one in _handlers if one is handler]:
         logging.getLogger().removeHandler(own)
@@ -196,19 +196,19 @@ def reset(handler: logging.Handler) -> None:
 
 
 def _last_with(target: object) -> _Handler | None:
-    """The newest handler that writes to a log file or stream."""
+    """Return the newest handler that writes to a log file or stream."""
     return next((handler for handler in reversed(_handlers) if handler.target == target), None)
 
 
 def hold() -> None:
-    """Keep lines for the terminal, the last 10,000 of them, until ``release``: somebody is asked something there."""
+    """Hold lines for terminals, the last 10,000 of them, until ``release``, while a prompt is on the terminal."""
     for handler in _handlers:
         if handler.held is None:
             handler.held = deque(maxlen=10_000)
 
 
 def release() -> None:
-    """Write the lines that have been kept since ``hold``."""
+    """Write the lines held since ``hold``."""
     for handler in _handlers:
         held, handler.held = handler.held, None
         for record in held or ():
@@ -216,31 +216,31 @@ def release() -> None:
 
 
 def current() -> LogSettings:
-    """The settings in force."""
+    """Return the settings in force."""
     return _handlers[-1].settings if _handlers else _without_handler
 
 
 def verbose(level: int, message: str, *arguments: object) -> None:
-    """Log when the verbose level is at least ``level`` (1 or more)."""
+    """Log a message if the verbose level is at least ``level`` (1 or more)."""
     if level <= current().log_verbose_level:
         LOGGER.debug(message, *arguments, stacklevel=2)
 
 
 def shortened(text: str) -> str:
-    """``text``, which a client chose, without what exceeds the length that a line has room for."""
+    """Truncate a client's text to the length limit of log lines."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
 
 
 def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Log a table at INFO, raw after the heading, which may be empty; on a terminal, as wide as that."""
+    """Log a table at INFO, unquoted after a heading that may be empty, limited to the width of a terminal."""
     width = get_terminal_size().columns if _handlers and _handlers[-1].stream.isatty() else 0
     LOGGER.info("%s", heading, stacklevel=2, extra={"table": format_table(columns, rows, width)})
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int = 0) -> str:
-    """The table with rules and left-aligned cells, which may have several lines; every row has a cell a column.
+    """Format a table with rules and left-aligned cells of one or more lines; every row has a cell per column.
 
-    The widest column is wrapped where the table would be wider than ``width`` characters; 0 is any width.
+    If the table is wider than ``width`` characters, the widest column is wrapped; 0 means unlimited.
     """
     cells = [[str(cell).splitlines() or [""] for cell in row] for row in (columns, *rows)]
     widths = _widths(cells)
@@ -265,7 +265,7 @@ def _widths(rows: Sequence[Sequence[Sequence[str]]]) -> list[int]:
 
 
 def emit_from_worker(level: str, file: str, line: int, message: str, instance: str, pid: int) -> None:
-    """Pass on what a model logged in its worker: its ``instance`` and process, then the model's file and line.
+    """Log a line from a model in its worker, with its ``instance``, process, and the model's file and line.
 
     ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``; anything else counts as INFO.
     """

@@ -1,8 +1,8 @@
-"""Writes the lines of the log without ever waiting for whoever reads them.
+"""Writes log lines without ever blocking on the reader.
 
-Lines for a pipe, a terminal or a socket that takes no more are kept, up to a limit, and written by a thread when there
-is room again; those beyond the limit, and those for a full disk, are counted, and the log says how many were lost.  As
-long as there is room a line is written by the thread that logs it, so that nothing is lost when the process dies.
+If a pipe, a terminal or a socket is full, lines are buffered up to a limit, and a thread writes them when there is
+room again.  Lines beyond the limit, or for a full disk, are counted, and the log reports how many were lost.  While
+there is room, the thread that logs a line also writes it, so that nothing is lost if the process dies.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final, Protocol
 
-#: What is kept for a reader that has stopped reading.
+#: Limits of the lines buffered for a slow reader (lines, bytes).
 MOST_LINES: Final = 10_000
 MOST_BYTES: Final = 4 << 20
-#: How often a reader is looked for that no event tells of (s).
+#: The interval of checking for a reader that causes no event (s).
 _PERIOD: Final = 1.0
 
 
 class Target(Protocol):
-    """Where lines are written to."""
+    """A destination of log lines."""
 
     def write(self, data: bytes) -> int:
-        """Write some of ``data``; returns how much.
+        """Write a part of ``data``; returns its length.
 
-        Raises BlockingIOError where there is no room now, and OSError where there will be none.
+        Raises BlockingIOError if there is no room now, and OSError if writing has failed for good.
         """
 
     def wait(self, seconds: float) -> None:
-        """Return when there is room, or after so many seconds."""
+        """Return when there is room, or after ``seconds``."""
 
     def close(self) -> None: ...
 
 
 class Sink:
-    """The lines for one target.  Any thread may call; ``notice`` makes the line that says how many were lost."""
+    """Buffers the lines for one target.  Thread-safe; ``notice`` makes the line that reports lost lines."""
 
     def __init__(self, target: Target, notice: Callable[[int], bytes]) -> None:
         self._target = target
@@ -49,12 +49,12 @@ class Sink:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._lost = 0
-        #: Whether the last bytes that were written are a part of a line whose rest was lost.
+        #: Whether the last write was part of a line whose rest was lost.
         self._broken = False
         self._writer: threading.Thread | None = None
 
     def put(self, line: bytes) -> None:
-        """Write a line, or keep it, or count it as lost."""
+        """Write a line, or buffer it, or count it as lost."""
         with self._lock:
             if (self._waiting or self._lost) and not self._drain():
                 self._keep(line)
@@ -66,7 +66,7 @@ class Sink:
                 self._start_writer()
 
     def flush(self, seconds: float) -> None:
-        """Give a reader that many seconds to take what is kept."""
+        """Wait up to ``seconds`` for the reader to take buffered lines."""
         until = monotonic() + seconds
         while self._waiting and (left := until - monotonic()) > 0:
             self._target.wait(left)
@@ -74,7 +74,7 @@ class Sink:
                 self._drain()
 
     def close(self) -> None:
-        """Forget what is kept, and close what was opened to write."""
+        """Discard buffered lines, and close the target."""
         with self._lock:
             self._waiting.clear()
             self._lost = 0  # the writer writes nothing more: the descriptor may be another file's by then
@@ -84,7 +84,7 @@ class Sink:
         writer = threading.Thread(target=self._write_later, name="log", daemon=True)
         try:
             writer.start()
-        except RuntimeError:  # the process ends, or has no more threads: the next line tries again
+        except RuntimeError:  # the process is exiting, or has no more threads: the next line tries again
             return
         self._writer = writer
 
@@ -96,7 +96,7 @@ class Sink:
             self._lost += 1
 
     def _drain(self) -> bool:
-        """Write what is kept and how much was lost; whether all of that was done."""
+        """Write buffered lines and the notice of lost ones; returns whether all were written."""
         try:
             while self._waiting:
                 line = self._waiting[0]
@@ -119,7 +119,7 @@ class Sink:
         except BlockingIOError:
             return False
         except OSError:
-            # A full disk, a reader that is gone: nothing that waiting for would help against.
+            # A full disk or a closed reader: waiting would not help.
             self._lost += len(self._waiting)
             self._waiting.clear()
             self._bytes = 0
@@ -136,7 +136,7 @@ class Sink:
 
 
 def target_of(stream: Any) -> Target:
-    """How to write to a text stream without waiting: by its descriptor where it has one."""
+    """Return a target for a text stream that never blocks: its descriptor, if it has one."""
     try:
         descriptor = stream.fileno()
         mode = os.fstat(descriptor).st_mode
@@ -146,21 +146,21 @@ def target_of(stream: Any) -> Target:
         return _Socket(descriptor)
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         try:
-            # Not to wait is a property of what was opened, which other processes share: so it is opened once more.
+            # Non-blocking mode belongs to the open file, which other processes share, so it is opened again.
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
             return _Descriptor(os.open(f"/proc/self/fd/{descriptor}", flags), own=True)
         except OSError:
-            pass  # somebody else's
+            pass  # the file belongs to another user
     return _Descriptor(descriptor, own=False)
 
 
 def open_log_file(path: str) -> int:
-    """A descriptor that appends to a file, which may be a pipe that nobody reads yet.  Raises OSError."""
+    """Return a descriptor that appends to a file, which may be a pipe without a reader.  Raises OSError."""
     flags = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         return os.open(path, flags | os.O_WRONLY, 0o666)
     except OSError:
-        # To write alone, a pipe can only be opened when somebody reads it.
+        # Opening a pipe only for writing fails without a reader.
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             raise
         return os.open(path, flags | os.O_RDWR)
@@ -175,7 +175,7 @@ class _Descriptor:
 
     def write(self, data: bytes) -> int:
         if self._may_wait:
-            # With room, a pipe takes this much at once.
+            # A pipe with room accepts this much without blocking.
             if not self._has_room(0):
                 raise BlockingIOError
             data = data[: select.PIPE_BUF]
@@ -208,7 +208,7 @@ class _Socket:
 
 
 class _Stream:
-    """A stream of the program's own, such as a notebook's, which is written to as it is."""
+    """A stream of the application, such as a notebook's, written to directly."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -224,7 +224,7 @@ class _Stream:
 
 
 def _has_room(descriptor: int, seconds: float) -> bool:
-    """Wait until something can be written; ``select`` would take no descriptor beyond 1023."""
+    """Wait until the descriptor is writable; ``select`` is limited to descriptors below 1024."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(int(seconds * 1000)))

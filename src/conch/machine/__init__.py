@@ -1,4 +1,4 @@
-"""The machine that something is measured on: what it is, and what others do with it meanwhile.
+"""The machine of a measurement: its hardware, and interference by other processes.
 
-``conch convert`` and ``conch perf`` look at it by the same rules, each in its own process.
+``conch convert`` and ``conch perf`` both use it, each in its own process.
 """

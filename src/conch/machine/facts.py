@@ -1,4 +1,4 @@
-"""What a machine is: processor, cores, memory, and what limits its speed.  Read from the kernel's files."""
+"""The properties of a machine: processor, cores, memory and limits of its speed, read from the kernel's files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from conch.backends.base.threads import cpu_quota, usable_cores
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """``cores`` are those that this process may use, ``all_cores`` the machine's; ``memory`` is all it has (bytes).
+    """The properties of a machine.
 
-    ``governor`` chooses the clock rate, between the ``frequencies`` (Hz): empty where the system does not show them, as
-    in most virtual machines.  ``quota`` is how many cores' time the control group may use (None: any), and
-    ``virtual`` the name of the virtual machine or the container (empty: neither can be seen).
+    ``cores`` is the number of cores that this process may use, ``all_cores`` that of the machine; ``memory`` is the
+    total memory (bytes). ``governor`` is the CPU frequency governor, and ``frequencies`` its minimum and maximum (Hz);
+    both are empty where the system does not show them, as in most virtual machines. ``quota`` is the CPU quota of the
+    control group (cores, None: no limit). ``virtual`` describes the virtual machine or container (empty: none
+    detected).
     """
 
     processor: str
@@ -34,7 +36,7 @@ class MachineFacts:
 
     @classmethod
     def read(cls, root: Path = Path("/")) -> MachineFacts:
-        """This machine; ``root`` is where ``proc`` and ``sys`` are mounted."""
+        """Read the properties of this machine; ``root`` is the directory in which ``proc`` and ``sys`` are mounted."""
         scaling = root / "sys/devices/system/cpu/cpu0/cpufreq"
         rates = (_text(scaling / f"scaling_{end}_freq") for end in ("min", "max"))
         return cls(
@@ -44,7 +46,7 @@ class MachineFacts:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        """In a line, as ``Some CPU, 2 of 8 cores, 16 GiB, governor powersave``."""
+        """Return one line, such as ``Some CPU, 2 of 8 cores, 16 GiB, governor powersave``."""
         cores = f"{self.cores} cores" if self.cores == self.all_cores else f"{self.cores} of {self.all_cores} cores"
         parts = [self.processor, cores, f"{self.memory / 2**30:.0f} GiB"]
         if self.quota is not None:
@@ -57,11 +59,14 @@ class MachineFacts:
 
 
 def description(load_before: float, others: float) -> Mapping[str, Any]:
-    """The machine for a manifest: ``load_before`` is its load average before the conversion, and ``others`` the share
-    of the cores that other processes used while variants were measured."""
+    """Return the machine's properties for a manifest.
+
+    ``load_before`` is the load average before the conversion, and ``others`` the fraction of the cores that other
+    processes used while variants were measured.
+    """
     facts = asdict(MachineFacts.read())
     return facts | {
-        # As JSON has it, so that what was read is what was written.
+        # A list, as in JSON, so that the result equals a manifest that was written and read.
         "frequencies": list(facts["frequencies"]),
         "load_before": round(load_before, 2),
         "load_during": round(load_average(), 2),
@@ -70,19 +75,19 @@ def description(load_before: float, others: float) -> Mapping[str, Any]:
 
 
 def load_average() -> float:
-    """How many threads ran or waited to run, on average over the last minute."""
+    """Return the average number of running or runnable threads over the last minute."""
     return os.getloadavg()[0]
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor by the name that it has for itself, else by its architecture."""
+    """Return the model name of the processor, or its architecture if it has none."""
     lines = _text(cpuinfo).splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.machine()
 
 
 def _virtual(root: Path) -> str:
-    """The container's kind, else the maker of the virtual machine by its firmware, else that it is one."""
+    """Return the kind of container, or of virtual machine with its firmware's vendor; empty if neither is found."""
     if (root / ".dockerenv").exists():
         return "in a Docker container"
     if (root / "run/.containerenv").exists():

@@ -1,6 +1,6 @@
-"""How much of the machine others use while something is measured.
+"""Measures interference: the use of the machine by other processes during a measurement.
 
-The kernel's clocks are passed in, so that tests need none.
+The kernel's clocks are an argument, so that tests need none.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ import psutil
 from conch.backends.base.threads import usable_cores
 from conch.machine.throttling import seconds_throttled
 
-#: Others that use no more than this share of the cores do not disturb; a quiet desktop has a few percent.
+#: Use by other processes up to this fraction of the cores is no disturbance; a quiet desktop uses a few percent.
 QUIET: Final = 0.1
-#: Time that the host gave to its other guests while this one wanted to run disturbs sooner: it is taken from threads
-#: that run, where other processes may use a core that is free.
+#: Limit for stolen time, which disturbs sooner: the host takes it from running threads, while other processes may use
+#: idle cores.
 STOLEN: Final = 0.02
-#: Being stopped for less of the time than this is not worth a word.
+#: Throttling below this fraction of the time is not reported.
 THROTTLED: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """What others took meanwhile: ``others`` is the share of the cores that other processes and other guests of the
-    host used, ``stolen`` the guests' part of it.  ``throttled`` is for how much of the cores' time the kernel stopped
-    what is measured for want of quota: that is no disturbance, as a machine with that quota is always like this."""
+    """Interference during a measurement, as fractions of the time of the cores.
+
+    ``others`` is the time that other processes and other guests of the host used, and ``stolen`` the part of the
+    guests. ``throttled`` is the time for which the kernel stopped the measured processes because their CPU quota was
+    used up. Throttling is no disturbance, as it is normal for a machine with that quota.
+    """
 
     others: float = 0.0
     stolen: float = 0.0
@@ -37,11 +40,11 @@ class Interference:
 
     @property
     def disturbs(self) -> bool:
-        """Whether figures that were taken meanwhile are not to be relied on."""
+        """Whether figures of this measurement are unreliable."""
         return self.others > QUIET or self.stolen > STOLEN
 
     def __str__(self) -> str:
-        """In words, as ``other processes used 34% of the cores, 5% went to other guests of the host``."""
+        """Describe the interference: ``other processes used 34% of the cores, 5% went to other guests of the host``."""
         parts = [f"other processes used {self.others:.0%} of the cores"]
         if self.stolen > STOLEN:
             parts.append(f"{self.stolen:.0%} went to other guests of the host (steal)")
@@ -52,9 +55,12 @@ class Interference:
 
 @dataclass(frozen=True, slots=True)
 class CpuClocks:
-    """Seconds since some moment: on the wall, of all processors together while they were not idle (taken by another
-    guest of the host counts), of the threads of those that belong to the measurement, those that were ``stolen`` by
-    other guests, and those for which the measurement's control groups were stopped."""
+    """Clocks in seconds since an arbitrary time.
+
+    ``wall`` is elapsed time; ``busy`` the time for which the processors were not idle, in total, including time stolen
+    by other guests; ``own`` the CPU time of the measurement's threads; ``stolen`` the time stolen by other guests;
+    ``throttled`` the time for which the measurement's control groups were stopped.
+    """
 
     wall: float
     busy: float
@@ -64,37 +70,40 @@ class CpuClocks:
 
     @classmethod
     def read(cls, own: float | None = None) -> CpuClocks:
-        """The clocks now, with this process's threads unless ``own`` tells; the kernel counts in hundredths."""
+        """Read the clocks; ``own`` defaults to this process's threads. The kernel's resolution is 10 ms."""
         all_cpus = psutil.cpu_times()
         if own is None:
             times = os.times()
             own = times.user + times.system
-        # The time of guests is part of ``user`` and ``nice``.
+        # The time of guests is included in ``user`` and ``nice``.
         idle = ("idle", "iowait", "guest", "guest_nice")
         busy = sum(seconds for name, seconds in all_cpus._asdict().items() if name not in idle)
         return cls(time.perf_counter(), busy, own, getattr(all_cpus, "steal", 0.0), seconds_throttled())
 
 
 class InterferenceMeter:
-    """How much of the cores that this process may use other processes use."""
+    """Measures the use of this process's cores by other processes."""
 
     def __init__(
         self, read: Callable[[], CpuClocks] = CpuClocks.read, *, cores: int | None = None, spare: int | None = None
     ) -> None:
-        """``cores`` are those that this process may use, and ``spare`` the machine's other ones, where others do not
-        disturb."""
+        """Start the measurement.
+
+        ``cores`` is the number of cores that this process may use. ``spare`` is the number of the machine's other
+        cores, on which other processes do not disturb.
+        """
         self._read = read
         self._cores = usable_cores() if cores is None else cores
         self._spare = max(0, (psutil.cpu_count() or self._cores) - self._cores) if spare is None else spare
         self._first = self._last = read()
 
     def since_last(self) -> Interference:
-        """What others took since the call before."""
+        """Return the interference since the last call."""
         before, self._last = self._last, self._read()
         return self._between(before)
 
     def since_first(self) -> Interference:
-        """What others took since this was made."""
+        """Return the interference since the start."""
         self._last = self._read()
         return self._between(self._first)
 

@@ -1,4 +1,4 @@
-"""Processes: which belong together, how much of the processors they used, and which others are the busiest."""
+"""Measures the CPU time of groups of processes, and finds the busiest other processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 
 import psutil
 
-#: Others that used less than this many cores on average are not worth naming.
+#: Processes that used fewer cores than this on average are not listed.
 _WORTH_NAMING: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessTime:
-    """A process, and for how long its threads have computed (s) since it was ``started`` (s, of the system's clock)."""
+    """A process and the CPU time of its threads (s) since it ``started`` (s, system clock)."""
 
     pid: int
     parent: int
@@ -27,7 +27,7 @@ class ProcessTime:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Processes of others by their name, and how many cores they used on average."""
+    """Other processes of one name, and the number of cores that they used on average."""
 
     name: str
     cores: float
@@ -37,7 +37,7 @@ class Rival:
 
 
 def process_times() -> list[ProcessTime]:
-    """All processes that this one can see; a few milliseconds for a hundred of them."""
+    """Return all visible processes; takes a few milliseconds per hundred processes."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error), process.oneshot():
@@ -51,7 +51,7 @@ def process_times() -> list[ProcessTime]:
 
 
 def family(processes: Iterable[ProcessTime], roots: Iterable[int]) -> set[int]:
-    """``roots`` and all that they have started, which still run."""
+    """Return ``roots`` and their running descendants."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for process in processes:
         children[process.parent].append(process.pid)
@@ -66,9 +66,9 @@ def family(processes: Iterable[ProcessTime], roots: Iterable[int]) -> set[int]:
 
 
 class ProcessTimes:
-    """Processor time of groups of processes, by their roots, and of all others.
+    """The CPU time of groups of processes, defined by their roots, and of all other processes.
 
-    A process that has ended keeps what it had used when it was seen last, so that no group's time goes back.
+    An ended process keeps the CPU time of its last reading, so that the time of a group never decreases.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ProcessTimes:
         self._at_first = dict(self._used)
 
     def read(self) -> list[float]:
-        """What each group has used since this was made (s)."""
+        """Return the CPU time of each group since the start (s)."""
         processes = self._read()
         families = [family(processes, roots) for roots in self._groups]
         for process in processes:
@@ -100,7 +100,7 @@ class ProcessTimes:
         return used
 
     def rivals(self, seconds: float, most: int = 3) -> tuple[Rival, ...]:
-        """The busiest processes of no group, over the ``seconds`` since this was made; those of one name together."""
+        """Return the busiest processes outside of the groups over the ``seconds`` since the start, combined by name."""
         cores: Counter[str] = Counter()
         for key, used in self._used.items():
             if key not in self._group_of and seconds > 0:

@@ -1,4 +1,4 @@
-"""For how long the kernel stopped processes because their control group had used up its share of processor time."""
+"""The time for which the kernel stopped processes because the CPU quota of their control group was used up."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from conch.telemetry.cgroups import limits
 
 
 def seconds_throttled(process: int | str = "self", root: Path = Path("/")) -> float:
-    """The time that the groups of ``process`` and those above were stopped, on all processors together, since they
-    were made.
+    """Return the throttled time of the control groups of ``process`` and their parents, over all processors (s).
 
-    Source: ``throttled_usec`` of ``cpu.stat``, ``throttled_time`` in version 1 of control groups; 0 without them.
+    The time counts from the creation of each group. Source: ``throttled_usec`` of ``cpu.stat`` (``throttled_time`` in
+    version 1 of control groups); 0 if missing.
     """
     return sum(limits("cpu", _microseconds, _nanoseconds, root, process))
 

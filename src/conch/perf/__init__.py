@@ -1,1 +1,1 @@
-"""Measures a server of any make: ``conch perf``."""
+"""``conch perf``: measures the performance of any KServe v2 or OpenAI-compatible server."""

@@ -1,8 +1,8 @@
-"""Two servers, or two models, measured in turns: how many times as fast one is as the other, and how sure that is.
+"""Compares two servers or models, measured in alternation: the ratio of their figures, and its confidence interval.
 
-Rounds are A, B, B, A, so that a machine that becomes slower or faster does so for both; each gives a ratio, and what
-counts is the mean of the ratios with its 95 % interval.  The absolute figures of a shared machine change from minute
-to minute, the ratio of two that were taken in the same minute does not.
+Each round measures A, B, B, A, so that a slow drift of the machine affects both sides equally. Each round gives a
+ratio; the result is the mean ratio with its 95 % interval. On a shared machine, absolute figures change from minute to
+minute, but the ratio of figures that were measured in the same minute does not.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from conch.perf.figures.confidence import Interval, ratio_interval
 from conch.perf.figures.latency import PERCENTILES, WindowFigures
 from conch.perf.measured import Measured
 
-#: Undisturbed rounds that are enough; with fewer, the disturbed ones count as well.
+#: Number of undisturbed rounds that suffices; with fewer, the disturbed rounds count too.
 ENOUGH: Final = 3
 THROUGHPUT: Final = "throughput"
 
-#: Measures one side for a window.
+#: Measures one side for one window.
 TakeTurn = Callable[[], Measured]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRound:
-    """The turns of both sides in one round."""
+    """The measurements of both sides in one round."""
 
     a: tuple[Measured, Measured]
     b: tuple[Measured, Measured]
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes used the machine during one of the turns."""
+        """Whether other processes used the machine during one of the measurements."""
         return any(turn.disturbed for turn in (*self.a, *self.b))
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """A figure of both sides (inferences a second, or seconds), ``b`` over ``a``, and the ratio's interval (None for a
-    single round)."""
+    """A figure of both sides (inferences per second, or seconds), and the ratio ``b`` / ``a`` with its interval.
+
+    ``interval`` is None after a single round.
+    """
 
     name: str
     a: float
@@ -57,10 +59,11 @@ class ComparedFigure:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sides at one level.
+    """The comparison of two sides at one level.
 
-    ``disturbed`` says that rounds count in which other processes used the machine, ``errors`` counts what went wrong on
-    each side by message; ``ended`` is why there are fewer rounds than were wanted, empty if there are not.
+    ``disturbed`` is whether the rounds that count include some in which other processes used the machine. ``errors``
+    counts the errors of each side by message. ``ended`` is the reason why there are fewer rounds than requested (empty
+    if there are not).
     """
 
     level: float
@@ -74,11 +77,11 @@ class Comparison:
 
     @property
     def whole(self) -> bool:
-        """Whether all rounds were taken and every request was answered well."""
+        """Whether all rounds were taken and every request succeeded."""
         return bool(self.figures) and not (self.ended or self.stopped or any(self.errors))
 
     def sentence(self, open_load: bool = False) -> str:
-        """What there is to be known, in words: of the throughput, or of the median where the load sets the rate."""
+        """Return the conclusion: the ratio of throughputs, or of medians if the load sets the request rate."""
         if not self.figures:
             return "nothing could be compared"
         if self.disturbed:
@@ -95,7 +98,7 @@ class Comparison:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """What casts doubt on the ratios, in a sentence each."""
+        """Reasons to doubt the ratios, one sentence each."""
         if self.ended:
             yield self.ended
         if self.stopped:
@@ -125,10 +128,10 @@ def compare(
     level: float, a: TakeTurn, b: TakeTurn, rounds: int,
     on_round: Callable[[Sequence[ComparedRound]], object] = lambda rounds: None,
 ) -> Comparison:  # fmt: skip
-    """Take ``rounds`` rounds, and as many again at most for those that were disturbed.
+    """Measure ``rounds`` rounds, and up to as many again to replace disturbed ones.
 
-    ``on_round`` is shown all so far.  Ends before its time when a side does not answer, or at KeyboardInterrupt, with
-    the rounds that were whole.
+    ``on_round`` receives all rounds so far. If a side does not respond, or at KeyboardInterrupt, the comparison ends
+    early with the complete rounds.
     """
     found = _RoundsSoFar()
     ended, stopped = "", False
@@ -158,7 +161,7 @@ def compare(
 
 
 def _figures(rounds: Sequence[ComparedRound]) -> tuple[ComparedFigure, ...]:
-    """Every figure over the rounds; none without any."""
+    """Return every figure over the rounds; nothing without rounds."""
     if not rounds:
         return ()
     found = []
@@ -172,7 +175,7 @@ def _figures(rounds: Sequence[ComparedRound]) -> tuple[ComparedFigure, ...]:
 
 
 def _mean(turns: tuple[Measured, Measured], name: str) -> float:
-    """The geometric mean of a figure over both turns, in which a drift of the machine cancels out."""
+    """Return the geometric mean of a figure over both measurements, which cancels a drift of the machine."""
     first, last = (_value(turn.figures, name) for turn in turns)
     return sqrt(first * last)
 

@@ -1,8 +1,8 @@
-"""Where the time of a request goes, from the client's first byte to its last: what the client timed, what the server's
-statistics count, and within a worker what conch's metrics count.
+"""Breaks the average latency of a request down into the time of each step between client and engine.
 
-Averages add up, so these are averages.  What happens once for a whole batch counts in full for each of its requests, as
-each of them waits for all of it.  Pure.
+The sources are the client's timestamps, the server's statistics and, within a worker, conch's metrics. All times are
+averages, because averages add up. The time of a step that runs once for a whole batch counts in full for each request
+of the batch, as each request waits for it. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conch.perf.server.statistics import ServerFigures
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """A stretch of a request: who works, on what, and for how long on average (s)."""
+    """One step of a request: the component, its activity, and its average time (s)."""
 
     where: str
     what: str
@@ -26,9 +26,10 @@ class TimeSpent:
 
 
 def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals) -> list[TimeSpent]:
-    """The stretches of a request to ``model``, in order; they add up to its average latency.
+    """Return the steps of a request to ``model``, in order; they add up to its average latency.
 
-    ``stages`` is what was added to the counters meanwhile.  Without an answered request, nothing.
+    ``stages`` are the differences of the metric counters over the measurement. Returns an empty list if no request was
+    completed.
     """
     figures = measured.figures
     if figures.latency is None:
@@ -52,7 +53,7 @@ def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals
 def _within(
     server: ServerFigures, request: float, models: Sequence[ServerFigures], stages: StageTotals
 ) -> Iterator[TimeSpent]:
-    """What the server counted of its ``request`` seconds."""
+    """Break down the ``request`` seconds that the server's statistics have."""
     parts = {name: _average(server, name) for name in ("queue", "compute_input", "compute_infer", "compute_output")}
     yield TimeSpent("scheduler", "queue", parts["queue"])
     others = [model for model in models if model is not server]
@@ -75,7 +76,7 @@ def _within(
 
 
 def _steps(server: ServerFigures, seconds: float, others: Sequence[ServerFigures]) -> Iterator[TimeSpent]:
-    """The members of an ensemble, as often as they ran for each of its requests."""
+    """Yield the steps of an ensemble, each as often as it ran for one request of the ensemble."""
     requests = server.stages["success"].count
     spent = 0.0
     for other in others:

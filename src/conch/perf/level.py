@@ -1,6 +1,7 @@
-"""The loop of one level: windows until they agree, or until more of them would say no more.
+"""The loop that measures one level: takes windows until they are stable or more of them would not help.
 
-Runs in the process that measures, while others send.  Clock and sleep are passed in, so that tests need no time.
+Runs in the measuring process, while other processes send. The clock and the sleep function are arguments, so that tests
+do not wait.
 """
 
 from __future__ import annotations
@@ -20,32 +21,31 @@ from conch.perf.senders.recording import Collected, Recording
 from conch.perf.senders.records import Span
 from conch.perf.watching import WindowReading
 
-#: Silence of fewer seconds may be one slow answer, however many windows it lasts.
+#: A shorter silence (s) may be a single slow response, however many windows it spans.
 _SILENCE_SECONDS: Final = 5.0
-#: How often it is looked whether a window has the requests that it needs (s).
+#: Interval at which the number of completed requests of a window is checked (s).
 _LOOK_SECONDS: Final = 0.05
-#: How often the senders hand over what they noted in a long window (s): meanwhile they neither send nor read.
+#: Interval at which senders hand over their records in a long window (s); they neither send nor read while they do.
 _HAND_OVER_SECONDS: Final = 1.0
 
-#: Told of every window; ends the level by answering True.
+#: Receives the figures of each window; ends the level by returning True.
 OnWindow = Callable[[WindowFigures], object]
 
 
-#: Told of what the senders noted, as windows end and within long ones.
+#: Receives the senders' records at the end of each window, and during long ones.
 OnCollected = Callable[[Collected], object]
 
 
 class Senders(Protocol):
-    """The processes that send."""
+    """The sending processes."""
 
     def collect(self) -> Collected:
-        """What they have noted since they were asked before."""
+        """Return the records since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """One window: when it was, what it measured, what was seen of the machine, the server's statistics before it and
-    after it."""
+    """One window: its span, figures, machine reading, and the server's statistics before and after it."""
 
     span: Span
     figures: WindowFigures
@@ -55,9 +55,12 @@ class MeasuredWindow:
 
 @dataclass(frozen=True, slots=True)
 class LevelEnvironment:
-    """What a level asks besides the senders: ``statistics`` of the server, the ``reading`` of the machine since it was
-    asked before, and ``gone``: why the server does not answer at all, empty while it does.  ``begin`` is called when
-    what is measured begins, ``on_collected`` is told of all that the senders noted."""
+    """The functions that a level uses besides the senders.
+
+    ``statistics`` returns the server's statistics, ``reading`` the state of the machine since its last call, and
+    ``gone`` the reason why the server cannot be reached (empty if it can). ``begin`` is called when the measured part
+    begins, and ``on_collected`` with all records of the senders.
+    """
 
     statistics: Callable[[], Sequence[Mapping[str, Any]]]
     reading: Callable[[], WindowReading]
@@ -69,7 +72,7 @@ class LevelEnvironment:
 
 
 class LevelRun:
-    """One run of a level, which :meth:`take` carries out."""
+    """One run of a level, which :meth:`take` performs."""
 
     def __init__(
         self, plan: PerfPlan, senders: Senders, environment: LevelEnvironment, inferences: NDArray[np.int64]
@@ -78,9 +81,9 @@ class LevelRun:
         self.stability = Stability(plan.share, plan.trials)
         self._since = environment.clock()
         self.recording = Recording(self._since, self._since)
-        #: Why the server does not answer any more, empty while it does.
+        #: The reason why the server can no longer be reached; empty while it can.
         self.gone = ""
-        #: Whether it was ended before its time, and whether by the user.
+        #: Whether the run ended early, and whether the user ended it.
         self.stopped = self.interrupted = False
         self._last_end = 0
         self._plan = plan
@@ -89,7 +92,7 @@ class LevelRun:
         self._inferences = inferences
 
     def take(self, on_window: OnWindow) -> None:
-        """Warm up, and take windows.  Raises KeyboardInterrupt only before the first one has ended."""
+        """Warm up, and take windows. Raises KeyboardInterrupt only before the first window is complete."""
         try:
             self._around.sleep(self._plan.warm_up)
             self._begin()
@@ -110,27 +113,28 @@ class LevelRun:
 
     @property
     def counted(self) -> list[MeasuredWindow]:
-        """The windows that count; of a server that is gone, not the one in which it went, if there are others."""
+        """The windows that count; after the loss of the server, those without failures if there are any."""
         counted = [self.windows[number] for number in self.stability.counted]
         whole = [window for window in counted if not window.figures.failures]
         return whole or counted if self.gone else counted
 
     def figures(self) -> WindowFigures:
-        """The figures of the windows that count."""
+        """Return the figures of the windows that count."""
         return self._figures([window.span for window in self.counted])
 
     def _begin(self) -> None:
         self._statistics = self._around.statistics()
         self._around.reading()
-        self._senders.collect()  # what the warm-up has noted
-        # Last: what takes time before it would be in a window of which the first request has yet to be sent.
+        self._senders.collect()  # discards the records of the warm-up
+        # The clock is read last: the time of the calls above would be part of the first window, before any request of
+        # it.
         self._start = self._around.clock()
         self.recording = Recording(self._start, self._since)
         self._around.begin()
 
     def _window(self) -> MeasuredWindow:
         enough = self._wait()
-        # Where a number of requests is all there is, it is over with the last of them, not when somebody looks.
+        # A fixed number of requests ends with the last of them, not at the next check.
         end = self._last_end if self._plan.total_requests and enough else 0
         span = (self._start, end if end > self._start else self._around.clock())
         self._start = span[1]
@@ -140,9 +144,9 @@ class LevelRun:
         return MeasuredWindow(span, self._figures([span], reading), reading, (before, self._statistics))
 
     def _wait(self) -> bool:
-        """Until the window is long enough, or has as many requests as the plan wants: returns whether it has those.
+        """Wait until the window has its length or its number of requests; return whether it has.
 
-        It ends without them where requests wait and none is answered for a while.
+        Returns False if requests are pending and none completes for some time.
         """
         plan, around = self._plan, self._around
         if not plan.requests:
@@ -159,22 +163,22 @@ class LevelRun:
             around.sleep(_LOOK_SECONDS)
             found = self._collect()
             ended += found
-            if found or not self.recording.unfinished.count:  # none is due yet
+            if found or not self.recording.unfinished.count:  # no request is due yet
                 heard = around.clock()
         return ended >= plan.requests
 
     def _collect(self) -> int:
-        """How many requests have ended since."""
+        """Collect the senders' records; return the number of requests that completed."""
         collected = self._senders.collect()
         records = self.recording.add(collected, self._around.clock())
         self._around.on_collected(collected)
         if len(records):
-            # One process of senders may hand over late what ended before what another has handed over.
+            # A sending process may hand over its records later than another one that has newer records.
             self._last_end = max(self._last_end, int(records["end"].max()))
         return len(records)
 
     def _over(self) -> bool:
-        """Whether more windows would say no more: they agree, or nobody answers."""
+        """Whether to stop taking windows: they are stable, or the server does not respond."""
         silent = self.stability.silent
         if silent:
             self.gone = self._around.gone()

@@ -1,4 +1,4 @@
-"""What the measurement of one level gives, and in words what casts doubt on it.
+"""The result of measuring one level, and the warnings about its figures.
 
 Pure.
 """
@@ -23,20 +23,19 @@ from conch.perf.senders.records import Records
 from conch.perf.server.resources import MetricFigures, ResourceFigures
 from conch.perf.server.statistics import ServerFigures
 
-#: A process that computes for more than this share of its time is what limits a measurement.
+#: A sending process that computes for more than this fraction of the time limits the measurement.
 BUSY: Final = 0.85
-#: A result above this share of what the senders can do is theirs as well as the server's: a sender that is busy for so
-#: much of its time lets a request wait for twice as long as it takes to send one (M/D/1: 0.8 / (2 x 0.2)).
+#: A result above this fraction of the senders' limit depends on the senders too: a request waits for a sender with this
+#: utilization twice as long as it takes to send one (M/D/1: 0.8 / (2 x 0.2)).
 NEAR_LIMIT: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFigures:
-    """The machine of the senders while a level was measured: its load averages before and at the end, what others took
-    of it during the windows that count, and the busiest of them.
+    """The senders' machine during the measurement of a level: load averages, interference, busiest other processes.
 
-    ``unseen`` is why the server's processes were not seen, in which case all that is known of others is what other
-    guests of the host took; empty where they were.
+    ``unseen`` is the reason why the server's processes could not be found (empty if they were); the interference is
+    then only the time that other guests of the host took.
     """
 
     facts: MachineFacts
@@ -48,20 +47,23 @@ class MachineFigures:
 
     @property
     def taken(self) -> str:
-        """What others took of it, in words."""
+        """The interference, in words."""
         named = f" (mostly {', '.join(map(str, self.rivals))})" if self.rivals and self.interference.disturbs else ""
         return f"{self.interference}{named}"
 
     def __str__(self) -> str:
-        """In a sentence without a full stop."""
+        """Return a sentence without a full stop."""
         taken = "" if self.unseen else f"; {self.taken}"
         return f"load {self.load_before:.1f} before and {self.load_during:.1f} during{taken}"
 
 
 @dataclass(frozen=True, slots=True)
 class LevelRecords:
-    """Every request of the windows that count, their messages ``[messages, 2]`` by row of ``records``, and the windows'
-    beginnings and ends (ns, monotonic)."""
+    """All requests of the windows that count.
+
+    ``events`` are their messages ``[messages, 2]``, with the row in ``records`` in the first column. ``spans`` are the
+    starts and ends of the windows (ns, monotonic).
+    """
 
     records: Records
     events: NDArray[np.int64]
@@ -70,21 +72,22 @@ class LevelRecords:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One level: ``figures`` over the windows that count, and what the server counted in them.
+    """The result of one level: ``figures`` over the windows that count, and the server's statistics for them.
 
-    Those are the last undisturbed windows that agree; the last ones, if none do, or if the machine was never quiet.
-    ``generation`` is there where answers are text.
+    The last undisturbed windows that agree count. If none agree, or the machine was never quiet, the last windows
+    count. ``generation`` is set if responses are text.
 
-    ``stable`` says whether they agree, ``disturbed`` that others used the machine in them; ``busy`` is how much of its
-    time the busiest sender computed; ``errors`` counts what went wrong, by message; ``unfinished`` are requests that
-    had not ended when the last window did, for at least ``oldest`` seconds.
+    ``stable`` is whether the windows agree, and ``disturbed`` whether other processes used the machine during them.
+    ``busy`` is the fraction of the time for which the busiest sender computed. ``errors`` counts errors by message.
+    ``unfinished`` requests had not completed at the end of the last window, and the oldest was due ``oldest`` seconds
+    before it.
 
-    ``runs`` are the figures of each run, where there were several, and ``confidence`` is over them, otherwise over
-    windows.  ``limit`` is how many requests a second the senders can do at this level (None: not measured).  ``gone``
-    is what happened when the server was asked whether it still answers, empty while it does; ``stopped`` says that the
-    level was ended before its time; ``missing`` are those of a wanted number of requests that had not ended when the
-    server was given up.  ``rate`` is how many requests a second were due (0: as many as callers sent).  ``sent`` says
-    in words what requests had.  ``records`` are there if the plan keeps them.
+    ``runs`` are the figures of each run if there were several; ``confidence`` is then over runs, otherwise over
+    windows. ``limit`` is the request rate that the senders can reach at this level (requests per second, None: not
+    measured). ``gone`` is the error of the connection check after the server stopped responding (empty if it responds);
+    ``stopped`` is whether the level ended early; ``missing`` counts those of a fixed number of requests that had not
+    completed when the measurement gave up. ``rate`` is the request rate of the level (requests per second; 0: set by
+    the callers). ``sent`` describes the requests. ``records`` is set if the plan keeps them.
     """
 
     level: float
@@ -109,23 +112,23 @@ class Measured:
     missing: int = 0
     rate: float = 0.0
     sent: str = ""
-    #: Not compared: equal figures are of equal records.
+    #: Not compared: equal figures come from equal records.
     records: LevelRecords | None = field(default=None, compare=False, repr=False)
 
     @property
     def failed(self) -> int:
-        """How many requests were not answered well, in the windows that count."""
+        """The number of failed requests in the windows that count."""
         return sum(self.figures.failures.values())
 
     @property
     def whole(self) -> bool:
-        """Whether every request was answered well, and the level was measured to its end."""
+        """Whether every request succeeded and the level was measured to its end."""
         wrong = self.failed or self.errors or self.gone or self.stopped or self.missing
         return bool(self.figures.requests) and not wrong
 
     @property
     def warnings(self) -> Iterator[str]:
-        """What casts doubt on the figures, in a sentence each."""
+        """Reasons to doubt the figures, one sentence each."""
         yield from self._of_answers()
         if self.disturbed and self.machine is not None:
             yield f"disturbed: {self.machine.taken}; {len(self._quiet())} of {len(self.windows)} windows were quiet"
@@ -178,7 +181,7 @@ class Measured:
 
     @property
     def _behind(self) -> bool:
-        """Whether fewer requests ended than were due, by more than random arrivals differ."""
+        """Whether fewer requests completed than were due, by more than the variation of random arrivals."""
         due, ended = self.rate * self.figures.seconds, self.figures.requests + self.failed
         return bool(self.figures.requests) and due - ended > max(0.05 * due, 4 * due**0.5)
 

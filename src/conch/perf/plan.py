@@ -1,6 +1,6 @@
-"""What is measured, and how long: the meaning of the command line.
+"""The options of a measurement: what is measured, and for how long.
 
-Pure.  The flags are perf_analyzer's, with their meanings.
+Pure. The options have the names and meanings of perf_analyzer's.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from conch.perf.inputs.data import DataOptions
 from conch.perf.senders.channels.connecting import Address
 
 Protocol = Literal["http", "grpc", "openai"]
-#: As many connections as one machine has ports for, nearly.
+#: Nearly the number of ports, and so of connections, of one machine.
 MOST_CALLERS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The levels of load to measure, from ``first`` to ``last`` (0: without end) in steps of ``step``."""
+    """Load levels from ``first`` to ``last`` (0: no end) in steps of ``step``."""
 
     first: float
     last: float
     step: float
 
     def __iter__(self) -> Iterator[float]:
-        """All levels, ``last`` as well if steps lead there."""
+        """Iterate over the levels; ``last`` is included if a step reaches it."""
         if not self.last:
             return (self.first + number * self.step for number in count())
         many = int((self.last - self.first) / self.step + 1e-9) + 1
@@ -38,9 +38,9 @@ class Levels:
 
     @classmethod
     def parse(cls, flag: str, text: str, *, callers: bool = False) -> Levels:
-        """``start``, ``start:end`` or ``start:end:step``; raises INVALID_ARG, naming ``flag``, for anything else.
+        """Parse ``start``, ``start:end`` or ``start:end:step``.
 
-        Numbers of ``callers`` are whole.
+        Numbers of ``callers`` are whole. Raises INVALID_ARG, naming ``flag``, for other text.
         """
         parts = text.split(":")
         try:
@@ -64,9 +64,11 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """``length`` is that of sequences, give or take ``variation`` of it (0: as long as the data, or 20).
+    """Length, number and correlation IDs of the sequences to send.
 
-    ``count`` of them run at a time where rates are given.  Ids begin at ``first`` and end before ``last`` (0: no end).
+    ``length`` is the mean number of requests in a sequence (0: that of the data, or 20 if it is generated), which
+    varies by the fraction ``variation``. ``count`` sequences run at a time if the plan has request rates. Correlation
+    IDs begin at ``first`` and end before ``last`` (0: no end).
     """
 
     length: int = 0
@@ -77,7 +79,7 @@ class SequenceOptions:
 
     @classmethod
     def ids(cls, text: str) -> tuple[int, int]:
-        """``start`` or ``start:end``; raises INVALID_ARG for anything else."""
+        """Parse ``start`` or ``start:end``; raises INVALID_ARG for other text."""
         first, colon, last = text.partition(":")
         if not first.isdecimal() or (colon and not last.isdecimal()) or not 0 < int(first) < 1 << 63:
             raise invalid(f"--sequence-id-range {text}: expected start or start:end, from 1 on")
@@ -88,27 +90,30 @@ class SequenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class PerfPlan:
-    """``rates`` (requests a second) is given for an open load, otherwise ``concurrency`` counts; ``intervals`` (ns) are
-    the distances of requests where they are given one by one.
+    """The options of a measurement.
 
-    ``interval`` is the length of a window (s), ``share`` how far windows that agree may be from their mean,
-    ``percentile`` the latency that has to agree (0 for the average), ``trials`` how many windows there are at most.
-    ``timeout`` ends requests (s); ``processes`` send (0: as many as are worth it).  With ``requests`` a window lasts
-    until so many have ended.  With ``total_requests`` so many are sent, and that is the only window.  ``warm_up`` (s)
-    or ``warm_up_requests`` come first and do not count.
+    ``rates`` (requests per second) are the levels of an open load; without them, ``concurrency`` has the levels of a
+    closed one. ``intervals`` (ns) are the times between requests if the user gives each of them.
 
-    Levels end where latency is above ``latency_limit`` (s, 0: never); ``binary_search`` looks for the highest one that
-    keeps it.
+    ``interval`` is the length of a measurement window (s). Windows are stable if each is within the fraction ``share``
+    of their mean; ``percentile`` is the latency percentile that must be stable (0: the average), and ``trials`` the
+    largest number of windows. ``timeout`` ends requests (s). ``processes`` is the number of sending processes (0:
+    chosen by the number of callers). With ``requests``, a window lasts until that many requests have completed. With
+    ``total_requests``, exactly that many requests are sent, in a single window. ``warm_up`` (s) or ``warm_up_requests``
+    precede the windows and do not count.
 
-    Each level is measured ``runs`` times.  ``sender_limit`` measures what the senders can do; ``keep_records`` keeps
-    every request in the result.  ``metrics_url`` is where the server's metrics are read every ``metrics_interval``
-    seconds, if they are.
+    The search ends at the first level with a latency above ``latency_limit`` (s, 0: no limit); ``binary_search``
+    searches for the highest level within the limit.
 
-    ``endpoint`` is ``infer``, ``generate`` or ``generate_stream`` of the model, or a path of OpenAI's API;
-    ``parameters`` go with requests.  ``streaming`` asks OpenAI's API for a stream, and uses ``ModelStreamInfer`` of
-    gRPC; ``encoding`` compresses its messages.  ``sequences`` is given for models with state.  ``shared_memory`` puts
-    tensors there, with ``output_size`` bytes for outputs of unknown size.  ``composing`` are models that the model
-    calls, with their versions.
+    Each level is measured ``runs`` times. ``sender_limit`` measures the request rate that the senders can reach;
+    ``keep_records`` keeps every request in the result. The server's metrics are read from ``metrics_url`` (empty: not
+    read) every ``metrics_interval`` seconds.
+
+    ``endpoint`` is ``infer``, ``generate`` or ``generate_stream`` of the model, or a path of the OpenAI API;
+    ``parameters`` are added to requests. ``streaming`` requests a stream from the OpenAI API, and uses
+    ``ModelStreamInfer`` over gRPC; ``encoding`` is the compression of gRPC messages. ``sequences`` is set for stateful
+    models. ``shared_memory`` puts tensors into shared memory, with ``output_size`` bytes for each output of unknown
+    size. ``composing`` are the models that the model calls, with their versions.
     """
 
     model: str
@@ -155,22 +160,22 @@ class PerfPlan:
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """The percentiles to show: the usual ones, the one that has to agree, and further ones."""
+        """The percentiles to report: the default ones, the one that must be stable, and ``further_percentiles``."""
         agreeing = [self.percentile] if self.percentile else []
         return tuple(sorted({*PERCENTILES, *agreeing, *self.further_percentiles}))
 
     @property
     def callers(self) -> int:
-        """How many requests may run at a time, at most."""
+        """The maximum number of concurrent requests."""
         if self.rates is None:
             return int(self.concurrency.last or self.concurrency.first)
         return self.max_calls if self.sequences is None else self.sequences.count
 
 
 def read_address(url: str, protocol: Protocol) -> tuple[Address, str]:
-    """The server and the path before all paths in ``host``, ``host:port`` or ``http://host:port/path``.
+    """Split ``host``, ``host:port`` or ``http://host:port/path`` into the server's address and the path prefix.
 
-    The port is Triton's where none is given.  Raises INVALID_ARG for anything else.
+    The default port is Triton's. Raises INVALID_ARG for other text.
     """
     scheme, separator, rest = url.rpartition("://")
     if separator and scheme not in ("http", "https", "grpc", "grpcs"):

@@ -1,6 +1,6 @@
-"""Takes a measurement: asks the server about the model, and measures level after level.
+"""Runs a measurement: reads the model from the server and measures the load levels.
 
-Called by the command and by the analyzer; the processes that send do nothing else.
+``conch perf`` and ``conch analyze`` call it. Requests are sent by separate processes that do nothing else.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from conch.perf.watching import MachineWatch
 
 
 class LevelSearch:
-    """Levels in turn, each chosen once the one before was measured and noted; as perf_analyzer searches.
+    """Iterates over the load levels; chooses each level from the latency at the previous one, as perf_analyzer does.
 
-    ``limit`` (s, 0: none) ends a search from level to level.  A search by halves goes on until levels are closer than
-    the step.
+    The caller passes each measured latency to :meth:`note` before it takes the next level. A linear search ends at the
+    first level whose latency exceeds ``limit`` (s, 0: no limit). A binary search ends when levels are closer than the
+    step.
     """
 
     def __init__(self, levels: Levels, limit: float = 0.0, *, binary: bool = False) -> None:
-        """Raises INVALID_ARG for a search that would not end."""
+        """Create the search; raises INVALID_ARG for a search that would not end."""
         if binary and not (limit and levels.last > levels.first):
             raise invalid(
                 "--binary-search looks for the highest load below --latency-threshold from start to end: give both"
@@ -63,7 +64,7 @@ class LevelSearch:
         return self._halves() if self._binary else self._steps()
 
     def note(self, latency: float | None) -> None:
-        """The latency (s) at the level that came last; None where nothing was answered."""
+        """Record the latency (s) at the last level; None if no request was completed."""
         self._within = latency is not None and (not self._limit or latency <= self._limit)
 
     def _steps(self) -> Iterator[float]:
@@ -91,8 +92,10 @@ class LevelSearch:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What was seen beside the requests: the machine, what the server used of it, the metrics that it shows, and the
-    senders' limit (requests a second)."""
+    """Observations besides the requests: the machine, the server's resources and metrics, and the senders' limit.
+
+    ``limit`` is in requests per second.
+    """
 
     machine: MachineFigures | None = None
     resources: ResourceFigures | None = None
@@ -104,7 +107,7 @@ def sum_up(
     plan: PerfPlan, level: float, runs: Sequence[LevelRun], inferences: NDArray[np.int64], observed: Observed,
     *, writes_text: bool,
 ) -> Measured:  # fmt: skip
-    """The level over all its runs; percentiles are over all requests of the windows that count."""
+    """Return the figures of a level over all its runs; percentiles are over all requests of the windows that count."""
     counted = [window for run in runs for window in run.counted]
     spans = tuple(window.span for window in counted)
     parts = [run.recording.within([window.span for window in run.counted]) for run in runs]
@@ -142,27 +145,28 @@ def sum_up(
     )
 
 
-#: More callers than this are worth a second process, and so on.
+#: Number of callers per sending process.
 CALLERS_PER_PROCESS: Final = 128
-#: How long requests of a level that is over may take to end before the next one begins all the same (s).
+#: Timeout for requests of a completed level before the next level begins (s).
 _REST_SECONDS: Final = 5.0
-#: How often it is looked whether a warm-up is over (s).
+#: Interval at which the progress of a warm-up is checked (s).
 _LOOK_SECONDS: Final = 0.02
-#: A server that has not answered for so long during a warm-up is measured as it is (s), which then says that it hangs.
+#: A warm-up without completed requests for this time (s) ends; the measurement then reports that the server hangs.
 _WARM_UP_SILENCE: Final = 60.0
 
 
 class Measurement:
-    """A server, a model and its requests, ready to be measured; ends the processes that send when it is closed.
+    """A server, a model and its requests, ready to be measured; closing it ends the sending processes.
 
-    Raises UNAVAILABLE without a server, NOT_FOUND without the model, INVALID_ARG for data that it does not take.
+    Raises UNAVAILABLE if the server cannot be reached, NOT_FOUND if it does not have the model, and INVALID_ARG for
+    data that the model does not accept.
     """
 
     def __init__(self, plan: PerfPlan, prefix: str = "") -> None:
         self.plan = plan
         self._search = LevelSearch(plan.rates or plan.concurrency, plan.latency_limit, binary=plan.binary_search)
         self.server: Mapping[str, Any] = {}
-        with ExitStack() as closing:  # what was begun is ended where the rest goes wrong
+        with ExitStack() as closing:  # closes everything opened so far if a later step fails
             self._prepare(prefix, closing)
             self._closing = closing.pop_all()
 
@@ -176,7 +180,7 @@ class Measurement:
         self.model = ModelSpec(plan.model, plan.version, {}, 0, decoupled=True)
         if plan.protocol == "openai":
             check_listens(plan.address)
-            with suppress(ConchError):  # another server may have nothing but OpenAI's API
+            with suppress(ConchError):  # another server may implement only the OpenAI API
                 self.server = self._api.server()
         else:
             self.server = self._api.server()
@@ -186,7 +190,7 @@ class Measurement:
                 self._api.metadata(name, version)
         memory = MemoryLayout.of(self.model, plan.batch_size, plan.output_size) if plan.shared_memory else None
         traffic = traffic_of(plan, self.model, prefix, memory)
-        #: What requests have, in words.
+        #: Description of the requests.
         self.sent = traffic.sent
         self._inferences = np.array([payload.inferences for payload in traffic.payloads])
         self._writes_text = traffic.generates
@@ -208,12 +212,12 @@ class Measurement:
         self._closing.close()
 
     def stage_reader(self, metrics_url: str = "") -> StageReader:
-        """What reads how long the model's workers took for each stage; the server's own port for metrics by default."""
+        """Return a reader of the stage times of the model's workers; the server's metrics endpoint is the default."""
         default = f"http://{replace(self.plan.address, port=METRICS_PORT).shown}/metrics"
         return StageReader(metrics_url or default, self._api, self.plan.model)
 
     def levels(self) -> Iterator[float]:
-        """The levels of the plan: callers at a time, or requests a second."""
+        """Iterate over the levels of the plan: concurrency or request rates (requests per second)."""
         return iter(self._search)
 
     def measure(
@@ -223,10 +227,11 @@ class Measurement:
         before_rest: Callable[[], object] = lambda: None,
         on_collected: OnCollected = lambda collected: None,
     ) -> Measured:
-        """Measure one level, as often as the plan says.
+        """Measure one level in as many runs as the plan requires.
 
-        ``on_window`` is told of each window, and ends the level by answering True.  So does KeyboardInterrupt, which is
-        raised only where no window has ended yet.  ``on_collected`` is told of all requests as they are collected.
+        ``on_window`` receives the figures of each window and ends the level by returning True. KeyboardInterrupt ends
+        it too, and is raised only before the first window is complete. ``on_collected`` receives all requests as they
+        are collected.
         """
         self._counts = bool(self.server)
         callers = int(level) if self.plan.rates is None else self.plan.max_calls
@@ -258,7 +263,7 @@ class Measurement:
     def _runs(
         self, level: float, around: LevelEnvironment, on_window: OnWindow, before_rest: Callable[[], object]
     ) -> list[LevelRun]:
-        """The runs of a level, one at least; fewer than planned where one was ended before its time."""
+        """Run the level at least once; return fewer runs than planned if one ended early."""
         runs: list[LevelRun] = []
         try:
             for _ in range(self.plan.runs):
@@ -270,21 +275,21 @@ class Measurement:
                 if run.stopped or run.gone:
                     break
                 self._rest()
-        except KeyboardInterrupt:  # also between runs, and while requests end
+        except KeyboardInterrupt:  # also between runs, and while requests complete
             if not runs:
                 raise
             runs[-1].stopped = True
         return runs
 
     def _samplers(self, server: ServerProcesses) -> tuple[GpuSampler | None, MetricsSampler | None]:
-        """What looks at GPUs, if the server is here and there are any, and at the server's metrics, if it is to."""
+        """Return samplers of the GPUs, if the server runs here and has any, and of its metrics, if configured."""
         plan = self.plan
         reader = GpuReader() if server.pids else None
         metrics = MetricsSampler(plan.metrics_url, plan.metrics_interval) if plan.metrics_url else None
         return GpuSampler(reader) if reader else None, metrics
 
     def _warm_up(self, level: float) -> None:
-        """Start requests: so many as the plan wants for a warm-up, or those that go on until the level is over."""
+        """Start the warm-up requests of the plan, or requests that continue until the level ends."""
         plan = self.plan
         if plan.warm_up_requests:
             self._start(level, plan.warm_up_requests)
@@ -297,7 +302,7 @@ class Measurement:
             self._start(level)
 
     def _load(self, level: float) -> None:
-        """What is measured begins: where the plan says how many requests, those."""
+        """Start the measured requests if the plan limits their number; otherwise requests run since the warm-up."""
         if self.plan.total_requests:
             self._start(level, self.plan.total_requests)
 
@@ -306,7 +311,7 @@ class Measurement:
         if plan.rates is None:
             self._generators.run_closed(int(level), requests)
             return
-        # Arrivals of their own for each run: runs that share them would agree more than they should.
+        # Each run has its own arrivals: runs that share them would agree more than they should.
         self._starts += 1
         schedule: Schedule = Poisson(level, self._starts) if plan.distribution == "poisson" else Constant(level)
         if plan.intervals:
@@ -314,9 +319,10 @@ class Measurement:
         self._generators.run_open(schedule, monotonic_ns(), plan.callers, requests)
 
     def _end(self) -> None:
-        """End the processes that send; where the server keeps something of them, let requests and sequences end before.
+        """End the sending processes; first let requests and sequences complete if the server keeps state of them.
 
-        It would wait for the rest of a sequence, and for requests that use a region before it forgets that.
+        Otherwise the server would wait for the rest of a sequence, and for requests that use a shared memory region
+        before it unregisters the region.
         """
         if self._leaves_traces and not self._gone():
             with suppress(ConchError):
@@ -324,7 +330,7 @@ class Measurement:
         self._generators.close()
 
     def _rest(self) -> None:
-        """Start no more requests, and wait for those that run."""
+        """Start no more requests, and wait for those in flight."""
         self._generators.pause()
         until = monotonic() + _REST_SECONDS
         while self._generators.collect().unfinished.count and monotonic() < until:
@@ -338,7 +344,7 @@ class Measurement:
         return ""
 
     def _statistics(self) -> list[Any]:
-        """What the server has counted; it is not asked again, in this level, once it did not tell."""
+        """Return the server's statistics; after one failure, none are requested for the rest of the level."""
         try:
             return list(self._api.statistics("", "")) if self._counts else []
         except ConchError:
@@ -348,6 +354,6 @@ class Measurement:
     def _processes(self) -> int:
         plan = self.plan
         if plan.processes:
-            # One that is to start requests needs a call for them.
+            # With a request rate, each sending process needs at least one caller.
             return plan.processes if plan.rates is None else min(plan.processes, plan.callers)
         return int(max(1, min(usable_cores(), plan.callers // CALLERS_PER_PROCESS)))

@@ -1,4 +1,4 @@
-"""Starts the processes of a measurement, for which Ctrl+C is not meant: it is for the one that measures."""
+"""Starts the processes of a measurement so that Ctrl+C reaches only the measuring process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _CTRL_C: Final = {signal.SIGINT}
 
 
 def start_process(process: SpawnProcess) -> None:
-    """Start a process for which the signal is blocked from its first moment on.
+    """Start a process with SIGINT blocked from its first instruction.
 
-    A process that ignored it itself would die with a traceback if it came before, while modules are imported.
+    If the process ignored the signal itself, a signal during its imports would end it with a traceback.
     """
-    resource_tracker.ensure_running()  # which would unblock the signal if it were started below
+    resource_tracker.ensure_running()  # it would unblock the signal if it were started below
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)
     try:
         process.start()

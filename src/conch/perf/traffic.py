@@ -1,6 +1,6 @@
-"""From a plan to what is sent: the payloads, where they go and how their answers are read.
+"""Builds the traffic of a plan: the payloads, their destination and the reader of their responses.
 
-Chosen here, once, for every protocol and endpoint.
+All protocols and endpoints are distinguished here.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from conch.perf.senders.channels.rpc import Rpc
 from conch.perf.senders.generator import Traffic
 
 _GENERATE: Final = ("generate", "generate_stream")
-#: The name of the text where OpenAI's API is asked.
+#: The name of the text input for the OpenAI API.
 _PROMPT: Final = "prompt"
-#: What precedes an element of a BYTES tensor (bytes): its length.
+#: Size of the length that precedes each element of a BYTES tensor (bytes).
 _LENGTH_SIZE: Final = 4
-#: Of a numbered text: its number, a space, and characters that are the same in JSON.
+#: Length of the start of a numbered text (bytes): the number, a space, and characters that JSON does not escape.
 _BEGINNING: Final = 11
-#: The length of sequences where neither data nor the command line says it, as in perf_analyzer.
+#: Default length of sequences, as in perf_analyzer.
 _SEQUENCE_LENGTH: Final = 20
 
 
 def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayout | None = None) -> Traffic:
-    """What a plan sends; raises INVALID_ARG or UNSUPPORTED for what the model or the endpoint does not take.
+    """Return the traffic of a plan; tensors are placed in ``memory`` if it is given.
 
-    Tensors are given places in ``memory`` where it is given.
+    Raises INVALID_ARG or UNSUPPORTED for data that the model or the endpoint does not accept.
     """
     sequences = plan.sequences is not None or model.stateful
     form = RequestForm(
@@ -87,12 +87,12 @@ def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayo
 
 
 def _beginning(sample: Sample, name: str) -> bytes:
-    """The first characters of the first text of an input."""
+    """Return the first characters of the first text of an input."""
     return sample[name].data[_LENGTH_SIZE:][:_BEGINNING]
 
 
 def _numbered(payloads: list[Payload], beginnings: Sequence[bytes]) -> list[Payload]:
-    """Payloads with the positions of their texts' numbers, if the request carries these uncompressed."""
+    """Return the payloads with the positions of their texts' numbers, where a payload contains them uncompressed."""
     if not beginnings:
         return payloads
     return [
@@ -128,7 +128,7 @@ def _check_infer(plan: PerfPlan, model: ModelSpec, largest: int, *, sequences: b
 
 
 def _expected(expected: Sequence[Expected], batch_size: int) -> list[Expected]:
-    """The right outputs of requests; where one of a batch is not known, nothing is compared."""
+    """Return the expected outputs of each request; an output that one sample of a batch lacks is not compared."""
     return [
         {name: b"".join(one[name] for one in batch) for name in batch[0] if all(name in one for one in batch)}
         for batch in in_batches(expected, batch_size)
@@ -136,7 +136,7 @@ def _expected(expected: Sequence[Expected], batch_size: int) -> list[Expected]:
 
 
 def _sequences(plan: PerfPlan, found: SampleSet) -> SequencePlan:
-    """Which samples follow one another; raises INVALID_ARG for fewer ids than sequences."""
+    """Return the plan of the sequences; raises INVALID_ARG if there are fewer correlation IDs than sequences."""
     options = plan.sequences or SequenceOptions()
     length = options.length
     if not length and plan.data.made_up:
@@ -155,7 +155,7 @@ def _sequences(plan: PerfPlan, found: SampleSet) -> SequencePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """Bodies of OpenAI's API or prompts, in words what they are, and how texts begin whose number may be changed."""
+    """Prompts or request bodies for the OpenAI API, a description of them, and the starts of numbered texts."""
 
     bodies: Sequence[Mapping[str, Any] | str]
     sent: str
@@ -163,8 +163,7 @@ class _Prompts:
 
 
 def _prompts(plan: PerfPlan) -> _Prompts:
-    """Prompts that are made up as an input's texts are, ``payload`` of the entries of a JSON file as genai-perf writes
-    them, or the lines of a text file."""
+    """Return generated prompts, the ``payload`` objects of a genai-perf JSON file, or the lines of a text file."""
     if plan.data.made_up:
         one = ModelSpec(plan.model, "", {_PROMPT: InputSpec(_PROMPT, "BYTES", (1,))}, 0, decoupled=False)
         found = samples(one, plan.data)

@@ -1,4 +1,4 @@
-"""Looks at this machine and at the server's processes between windows, in the process that measures."""
+"""Reads the load of this machine and of the server's processes between windows, in the measuring process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from conch.perf.server.processes import ServerProcesses
 from conch.perf.server.resources import ResourceFigures
 from conch.telemetry.processes import ProcessReader
 
-#: How old what is known of the server's memory may be (s).
+#: Maximum age of the server's memory figure (s).
 _MEMORY_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class WindowReading:
-    """What was seen of a window: what others took, the cores that the server used on average, its memory (bytes)."""
+    """The state of the machine during a window: interference, and the server's average cores and memory (bytes)."""
 
     interference: Interference
     cores: float = 0.0
@@ -34,26 +34,26 @@ class WindowReading:
 
 
 class MachineWatch:
-    """The machine and the server from now on; neither the senders nor the server are others."""
+    """Watches the machine and the server; neither the senders nor the server count as interference."""
 
     def __init__(self, server: ServerProcesses) -> None:
         own = os.getpid()
-        # A server in this very process, as in tests, cannot be told from what measures it.
+        # A server in this process, as in tests, cannot be distinguished from the senders.
         self._server = () if own in server.pids else server.pids
         self.unseen = server.unseen
         self._facts = MachineFacts.read()
         self._load_before = load_average()
         self._begun = monotonic()
-        # The server's group comes first: whoever measures may have started it.
+        # The server's group comes first, because the measuring process may have started the server.
         self._times = ProcessTimes([self._server, (own,)])
         self._reader = ProcessReader(load_nvml=_no_nvml)
-        #: When the server's memory was read last (s, monotonic), and what it was (bytes).
+        #: Time of the last reading of the server's memory (s, monotonic), and the memory (bytes).
         self._memory = (-_MEMORY_SECONDS, 0)
         self._used = (monotonic(), 0.0)
         self._meter = InterferenceMeter(self._clocks)
 
     def since_last(self) -> WindowReading:
-        """What happened since the call before."""
+        """Return the reading since the last call."""
         before = self._used
         interference = self._meter.since_last()
         if self.unseen:
@@ -63,20 +63,20 @@ class MachineWatch:
         return WindowReading(interference, cores, self._resident())
 
     def machine(self, sights: Sequence[WindowReading]) -> MachineFigures:
-        """The machine during the windows of ``sights``."""
+        """Return the figures of the machine over the windows of ``sights``."""
         return MachineFigures(
             self._facts, self._load_before, load_average(), _mean(sight.interference for sight in sights),
             () if self.unseen else self._times.rivals(monotonic() - self._begun), self.unseen,
         )  # fmt: skip
 
     def resources(self, sights: Sequence[WindowReading]) -> ResourceFigures | None:
-        """What the server used in the windows of ``sights``; None where it was not seen."""
+        """Return the server's resources over the windows of ``sights``; None if its processes were not found."""
         if not self._server or not sights:
             return None
         return ResourceFigures(fmean(sight.cores for sight in sights), max(sight.memory for sight in sights))
 
     def _resident(self) -> int:
-        """The server's memory, read now and then: the kernel walks through all its pages for that."""
+        """Return the server's memory, read at intervals because the kernel scans all its pages for each reading."""
         now = monotonic()
         if now - self._memory[0] >= _MEMORY_SECONDS:
             [memory] = self._reader.read([self._server])
@@ -90,7 +90,7 @@ class MachineWatch:
 
 
 def _throttled(pids: Iterable[int]) -> float:
-    """For how long the groups of this process and of ``pids`` were stopped (s), each group once."""
+    """Return for how long the control groups of this process and of ``pids`` were throttled (s), each group once."""
     groups: dict[str, int] = {}
     for process in (os.getpid(), *pids):
         with suppress(OSError):
@@ -108,5 +108,5 @@ def _mean(all_of: Iterable[Interference]) -> Interference:
 
 
 def _no_nvml() -> Any:
-    """GPUs are looked at by a sampler of their own."""
+    """Disable NVML here: :class:`~conch.perf.server.gpus.GpuSampler` reads the GPUs."""
     raise ImportError

@@ -1,15 +1,15 @@
-"""Pages with charts, in one look: for ``conch perf``, ``conch analyze`` and ``conch convert``.
+"""Report pages with charts, shared by ``conch perf``, ``conch analyze`` and ``conch convert``.
 
-A page is data (:mod:`conch.reports.page`), whose charts come from :mod:`conch.reports.charts` and whose figures are
-written by :mod:`conch.reports.numbers`.  :mod:`conch.reports.writing` writes it as one HTML file that needs no network
-and can be printed.  ::
+A page is data (:mod:`conch.reports.page`). :mod:`conch.reports.charts` makes its charts, and
+:mod:`conch.reports.numbers` formats its figures. :mod:`conch.reports.writing` writes it as one HTML file that needs no
+network and can be printed. ::
 
     from conch.reports.charts import Axis, Dot, Series, line_chart
     from conch.reports.numbers import milliseconds, significant
     from conch.reports.page import Column, Note, Page, Properties, Row, Section, Table
     from conch.reports.writing import check_reports, write_page
 
-    check_reports({"--html": path})           # before the work: the extra is there, and the file can be written
+    check_reports({"--html": path})           # before the work: checks the extra and the path
     page = Page(
         title="resnet, measured",
         lead="71.9 inferences a second with p99 at 1.41 s.",
@@ -37,7 +37,7 @@ and can be printed.  ::
     )
     write_page(page, path)
 
-Everything in a page is text: it is escaped where it is written, so names and messages of servers go in as they are.
-``page`` and ``numbers`` need the standard library only; ``charts`` and ``writing`` load altair and vl-convert (extra
-``report``) when they are called.  Charts that are not ``wide`` stand two in a row.
+All texts of a page are escaped when it is written, so names and messages from servers are included unchanged.
+``page`` and ``numbers`` need only the standard library; ``charts`` and ``writing`` load altair and vl-convert (extra
+``report``) when they are called. Charts that are not ``wide`` are shown two in a row.
 """

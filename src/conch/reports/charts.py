@@ -1,7 +1,7 @@
-"""The charts of reports, made with Altair: lines, bars, distributions by percentile, histograms.
+"""The charts of reports, made with Altair: lines, bars and distributions by percentile.
 
-Each function takes figures and returns a :class:`~conch.reports.page.Chart`.  Figures that cannot be shown (infinite
-ones, and on logarithmic axes those that are not above 0) are left out.
+Each function returns a :class:`~conch.reports.page.Chart`. Figures that cannot be shown are left out: infinite ones,
+and those that are not above 0 on logarithmic axes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from conch.reports.page import Chart
 from conch.reports.theme import FAINT, SHAPES
 
-#: Percentiles that the axis of a distribution names, and how they are found on it: 1 / (1 - share).
+#: The percentiles labelled on the axis of a distribution, as positions: 1 / (1 - fraction).
 _PERCENTILES: Final = (1, 2, 10, 100, 1_000, 10_000, 100_000)
 _PERCENTILE_LABEL: Final = "datum.value < 1.01 ? 'p0' : 'p' + format(100 - 100 / datum.value, '.5~r')"
 _MOST_LABELS: Final = 14
@@ -22,7 +22,7 @@ _MOST_LABELS: Final = 14
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A title with its unit; ``zero`` has a linear axis begin there."""
+    """A title with its unit; a linear axis begins at 0 if ``zero``."""
 
     title: str
     logarithmic: bool = False
@@ -31,7 +31,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A figure at a place: ``label`` is shown when it is pointed at, ``low`` to ``high`` is its interval."""
+    """A point of a chart with a tooltip ``label``, and its interval from ``low`` to ``high``."""
 
     x: float
     y: float
@@ -42,7 +42,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Dots with a name, in the order in which a line joins them."""
+    """Named dots, in the order in which a line joins them."""
 
     name: str
     dots: Sequence[Dot]
@@ -50,7 +50,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A line across the chart at a value of one axis, as the longest latency that is allowed."""
+    """A line across the chart at a value of one axis, such as the maximum latency."""
 
     axis: Literal["x", "y"]
     value: float
@@ -59,7 +59,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A value of a ``part`` (by colour) of a ``group`` (by place)."""
+    """The value of a ``part`` (colour) of a ``group`` (position)."""
 
     group: str
     part: str
@@ -70,7 +70,7 @@ def line_chart(
     title: str, series: Sequence[Series], x: Axis, y: Axis, *, alt: str, caption: str = "", joined: bool = True,
     labels: bool = False, limits: Sequence[Limit] = (), wide: bool = True,
 ) -> Chart:  # fmt: skip
-    """Dots in a plane, a colour and a shape for each series; ``joined`` by lines, with ``labels`` beside them."""
+    """Return a chart of dots with a colour and a shape per series, ``joined`` by lines, with ``labels`` beside them."""
     altair = _altair()
     rows: list[dict[str, Any]] = [
         {"series": one.name, "x": _short(dot.x), "y": _short(dot.y), "label": dot.label, "order": number}
@@ -117,7 +117,7 @@ def bar_chart(
     title: str, bars: Sequence[Bar], value: Axis, *, alt: str, caption: str = "", stacked: bool = False,
     group_title: str = "", wide: bool = True,
 ) -> Chart:  # fmt: skip
-    """Horizontal bars by group, in the order given; parts beside each other, or ``stacked``."""
+    """Return horizontal bars by group, in the order given; the parts are side by side, or ``stacked``."""
     altair = _altair()
     groups = list(dict.fromkeys(bar.group for bar in bars))
     parts = list(dict.fromkeys(bar.part for bar in bars))
@@ -153,8 +153,11 @@ def percentile_chart(
     title: str, series: Sequence[Series], y: Axis, *, alt: str, caption: str = "", limits: Sequence[Limit] = (),
     wide: bool = True,
 ) -> Chart:  # fmt: skip
-    """A distribution by percentile: ``x`` of each dot is a share from 0 to below 1, and the tail has as much room
-    between p99 and p99.9 as between p90 and p99."""
+    """Return a distribution by percentile.
+
+    ``x`` of each dot is a fraction from 0 to below 1. The scale is logarithmic towards the tail: p99 to p99.9 is as
+    wide as p90 to p99.
+    """
     altair = _altair()
     rows: list[dict[str, Any]] = [
         {
@@ -178,7 +181,7 @@ def percentile_chart(
     )  # fmt: skip
     lines = base.mark_line().encode(opacity=faded, order=altair.Order("order:Q")).add_params(pick)
     tips = [altair.Tooltip("series:N", title="series")] if len(names) > 1 else []
-    # Lines alone can hardly be pointed at.
+    # Lines alone are hard to point at.
     points = base.mark_point(size=60, filled=True, opacity=0).encode(
         tooltip=[*tips, altair.Tooltip("label:N", title="percentile"),
                  altair.Tooltip("y:Q", title=y.title, format=",.4~r")],
@@ -193,7 +196,7 @@ def _altair() -> Any:
 
 
 def _spec(chart: Any, wide: bool) -> dict[str, Any]:
-    """The specification in a size that writers may change; the theme comes from them."""
+    """Return the specification in a size that the writer may change; the writer also sets the theme."""
     spec: dict[str, Any] = chart.properties(width=820 if wide else 390, height=300 if wide else 250).to_dict()
     del spec["config"]
     return spec
@@ -216,7 +219,7 @@ def _limits(limits: Sequence[Limit]) -> list[Any]:
 
 
 def _scale(axis: Axis, values: Iterable[float] = ()) -> Any:
-    """A logarithmic one ends at the marks of its axis around ``values``, or at powers of ten without them."""
+    """Return a scale; a logarithmic scale ends at the axis marks around ``values``, or else at powers of ten."""
     altair = _altair()
     if not axis.logarithmic:
         return altair.Scale(zero=axis.zero, nice=True)
@@ -231,7 +234,7 @@ def _scale(axis: Axis, values: Iterable[float] = ()) -> Any:
 
 
 def _axis(axis: Axis, values: Iterable[float]) -> Any:
-    """A few round numbers; on a logarithmic axis 1, 2 and 5 of each power of ten, or fewer where it is long."""
+    """Return an axis with a few round numbers; if logarithmic, 1, 2 and 5 times powers of ten, or fewer."""
     altair = _altair()
     if not axis.logarithmic:
         return altair.Axis(format=",~r", tickCount=6, labelOverlap="parity")
@@ -248,13 +251,13 @@ def _colour(field: str, names: Sequence[str]) -> Any:
 
 
 def _legend(names: Sequence[str]) -> Any:
-    """No legend for one series, whose name the title says."""
+    """Return a legend; none for a single series, which the title names."""
     altair = _altair()
     return altair.Legend(title=None, symbolLimit=_MOST_LABELS) if len(names) > 1 else None
 
 
 def _picked(field: str) -> tuple[Any, Any]:
-    """The opacity of marks, and the selection by a click on the legend that fades all others."""
+    """Return the opacity of marks, and the selection (a click on the legend) that fades other series."""
     altair = _altair()
     pick = altair.selection_point(fields=[field], bind="legend", name="picked")
     return altair.condition(pick, altair.value(1.0), altair.value(0.12)), pick
@@ -265,7 +268,7 @@ def _shapes(count: int) -> list[str]:
 
 
 def _interval(axis: Axis, dot: Dot) -> dict[str, float]:
-    """The interval of a dot; on a logarithmic axis what reaches 0 is shown down to a tenth of the dot."""
+    """Return the interval of a dot; on a logarithmic axis, its lower end is at least a tenth of the dot."""
     if dot.low is None or dot.high is None:
         return {}
     low = max(dot.low, dot.y / 10) if axis.logarithmic else dot.low
@@ -277,5 +280,5 @@ def _fits(axis: Axis, value: float) -> bool:
 
 
 def _short(value: float) -> float:
-    """Six figures: more would only make the file larger."""
+    """Round to six significant digits, to keep the file small."""
     return float(f"{value:.6g}")

@@ -1,7 +1,7 @@
-"""A page as one HTML file that loads nothing: style, script, charts and figures are all in it.
+"""Writes a page as one HTML file with all styles, scripts, charts and figures, so that it loads nothing.
 
-Charts are there twice: as a picture, for readers without a script and on paper, and as a specification that the script
-draws when it comes into view.  A content security policy keeps whatever texts might contain from loading anything.
+Each chart is included twice: as an image, for paper and readers without scripts, and as a specification that the script
+draws when it becomes visible. A content security policy prevents any text in the page from loading anything.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from conch.reports.theme import chart_config
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 )
-#: Tables of more columns are set smaller.
+#: Tables with more columns are set in smaller type.
 _DENSE: Final = 10
 _KINDS: Final = {"info": "", "warning": "Warning: ", "error": "Error: "}
-#: Where a picture names a gradient or a clip, and where it refers to one.
+#: The definitions of gradients and clips in an image, and references to them.
 _NAMED: Final = re.compile(r'<(?:\w+Gradient|clipPath|pattern)\b[^>]*? id="|="url\(#')
 
 
 def html(page: Page) -> str:
-    """The page; raises UNSUPPORTED for one with charts where vl-convert is missing."""
+    """Return the page as HTML; raises UNSUPPORTED if it has charts and vl-convert is missing."""
     anchors = anchors_of(page.sections)
     charts = [block for blocks in (page.opening, *(one.blocks for one in page.sections)) for block in blocks]
     has_charts = any(isinstance(block, Chart) for block in charts)
@@ -71,7 +71,7 @@ def html(page: Page) -> str:
 
 
 def anchors_of(sections: Sequence[Section]) -> list[str]:
-    """The anchors of sections: their own, or what their places make."""
+    """Return the anchors of sections: their own, or ones made from their numbers."""
     return [escape(section.anchor or f"section-{number}") for number, section in enumerate(sections, 1)]
 
 
@@ -153,10 +153,10 @@ def _chart(chart: Chart) -> str:
 
 
 def _still(svg: str) -> str:
-    """A picture whose gradients and clips have names of their own.
+    """Return an image whose gradients and clips have unique names.
 
-    All pictures call theirs alike, and so do the charts that the script draws: one that looks for a gradient would find
-    that of another, or of a picture that is not shown, and draw nothing.
+    All images and the charts drawn by the script use the same names: a reference could find the gradient of another
+    image, or of a hidden one, and draw nothing.
     """
     own = f"still{crc32(svg.encode()):x}-"
     return _NAMED.sub(lambda found: found[0] + own, svg)
@@ -167,7 +167,7 @@ def _configs() -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the element that it is in."""
+    """Return JSON that cannot end the element around it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -178,6 +178,6 @@ def _asset(name: str) -> str:
 
 @cache
 def _bundle() -> str:
-    """Vega, Vega-Lite and the code that embeds them, once for all charts."""
+    """Return Vega, Vega-Lite and the code that embeds them, once for all charts."""
     bundle: str = load("A report with charts", "vl_convert").javascript_bundle()
     return bundle.replace("</script", "<\\/script")

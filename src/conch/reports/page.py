@@ -1,4 +1,4 @@
-"""What a report consists of: text, figures, tables and charts, in sections.  Pure data.
+"""The elements of a report: text, figures, tables and charts, in sections. Pure data.
 
 All texts are plain: the writers escape them.
 """
@@ -9,27 +9,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: How a row or a figure stands out: the best or chosen one, one with a fault, one that counts less.
+#: The emphasis of a row or figure: best or chosen, faulty, or less important.
 Tone = Literal["", "good", "bad", "muted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Sentences."""
+    """A paragraph of sentences."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Bullets:
-    """Sentences that each stand alone."""
+    """A bulleted list of independent sentences."""
 
     items: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence not to be missed: ``warning`` casts doubt on figures, ``error`` says that some are missing."""
+    """A prominent sentence: a ``warning`` casts doubt on figures, an ``error`` reports missing ones."""
 
     kind: Literal["info", "warning", "error"]
     text: str
@@ -37,7 +37,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure in large type, as ``71.9 infer/s`` over ``throughput``; ``detail`` is what to compare it with."""
+    """A figure in large type, such as ``71.9 infer/s`` over ``throughput``; ``detail`` is a value for comparison."""
 
     value: str
     label: str
@@ -47,21 +47,21 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The figures that matter most, side by side; more than six are too many."""
+    """The most important figures, side by side; at most six are readable."""
 
     items: Sequence[Tile]
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """Names and what they stand for, in two columns."""
+    """Names and values in two columns."""
 
     items: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """Commands, a configuration or a message, shown as it is; ``caption`` says what it is for."""
+    """A command, configuration or message, shown verbatim; ``caption`` describes its purpose."""
 
     text: str
     caption: str = ""
@@ -69,7 +69,7 @@ class CodeBlock:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading, with the unit of what is below it; numbers stand at the right."""
+    """The heading of a column, with the unit of its values; numbers are aligned to the right."""
 
     heading: str
     number: bool = False
@@ -77,7 +77,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The cells below the columns.  ``target`` is the anchor of a section that the first cell leads to."""
+    """The cells of a row. ``target`` is the anchor of the section that the first cell links to."""
 
     cells: Sequence[str]
     tone: Tone = ""
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows below columns; ``caption`` says what they show.  HTML can be sorted by each column."""
+    """A table, which can be sorted by each column in HTML; ``caption`` describes its rows."""
 
     caption: str
     columns: Sequence[Column]
@@ -95,10 +95,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart as a specification of Vega-Lite, made by :mod:`conch.reports.charts`.
+    """A chart as a Vega-Lite specification, made by :mod:`conch.reports.charts`.
 
-    ``alt`` says in words what it shows, for those who cannot see it; ``caption`` is below it.  Two that are not
-    ``wide`` stand side by side.
+    ``alt`` describes the chart for readers who cannot see it; ``caption`` is shown below it. Two charts that are not
+    ``wide`` are shown side by side.
     """
 
     title: str
@@ -113,9 +113,9 @@ Block = Paragraph | Bullets | Note | Tiles | Properties | CodeBlock | Table | Ch
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Blocks below a heading; ``anchor`` is a name for links to it, by default made of its place.
+    """Blocks below a heading; ``anchor`` is the name for links to it, by default made from its number.
 
-    Those that are not ``listed`` are left out of the contents, as one of many that a table leads to.
+    A section that is not ``listed`` is left out of the contents, such as one of many that a table links to.
     """
 
     title: str
@@ -126,9 +126,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A report: what it is about, the result in a sentence, what must be known first (``opening``), and sections.
+    """A report: title, result in a sentence (``lead``), important notes (``opening``), and sections.
 
-    ``footer`` says what wrote it, and when.
+    ``footer`` names the program that wrote it.
     """
 
     title: str

@@ -1,7 +1,7 @@
-"""How charts look, in light and in dark.  Pure.
+"""The theme of charts, light and dark. Pure.
 
-The colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart; the yellow, which
-is hardly seen on white, is replaced by a grey.
+The colours are those of Okabe and Ito, which are distinguishable with any kind of colour vision; their yellow, which is
+hardly visible on white, is replaced by grey.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any, Final
 
 _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#8c6d1f")
 _ON_DARK: Final = ("#3d95d6", "#f0b429", "#2fbf93", "#dd92bd", "#ee7a33", "#8fd0f5", "#a6a6a6", "#b8963f")
-#: Of labels, seen on light and on dark.
+#: Colour of labels, readable on light and on dark backgrounds.
 FAINT: Final = "#7f8896"
-#: Tells series apart where colours do not, as on paper.
+#: Shapes that distinguish series without colours, as on paper.
 SHAPES: Final = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke")
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Helvetica, Arial, sans-serif"
 
 
 def chart_config(*, dark: bool, wide: bool = True) -> dict[str, Any]:
-    """The configuration of Vega-Lite that all charts share; those that are not ``wide`` have fewer names in a row."""
+    """Return the Vega-Lite configuration of all charts; charts that are not ``wide`` have fewer legend columns."""
     ink, faint, line = ("#d9dee7", "#a3adbd", "#39424f") if dark else ("#1c2330", "#5b6575", "#e3e7ee")
     return {
         "background": "transparent",

@@ -1,4 +1,4 @@
-"""Writes reports to files as HTML.  The paths are checked before the work that the reports show."""
+"""Writes reports to HTML files, and checks their paths before the work that they report begins."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from conch.errors import invalid
 from conch.extras import require
 from conch.reports.page import Page
 
-#: The error for every option that names a PDF.
+#: The error of options that name a PDF file.
 NO_PDF: Final = "conch does not write PDF: write the report as HTML and print that page from a browser"
 
 
 def check_reports(paths: Mapping[str, Path | None]) -> None:
-    """Check that pages can be written to ``paths``, which are named by their flags; None is a flag that is not given.
+    """Check that pages can be written to ``paths``, by option; None is an option that is not given.
 
     Raises UNSUPPORTED if the extra ``report`` is missing, and INVALID_ARG for a name that does not end in .html or a
     file that cannot be written.
@@ -37,7 +37,7 @@ def require_charts(feature: str) -> None:
 
 
 def check_files(paths: Mapping[str, Path | None]) -> None:
-    """See that files can be written to ``paths``; raises INVALID_ARG, naming the flag.  Creates nothing."""
+    """Check that files can be written to ``paths``, without creating them; raises INVALID_ARG, naming the option."""
     for flag, path in paths.items():
         if path is None:
             continue
@@ -51,14 +51,14 @@ def check_files(paths: Mapping[str, Path | None]) -> None:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write the page as HTML; the file is written completely or not at all."""
+    """Write a page as an HTML file, completely or not at all."""
     from conch.reports.html import html
 
     write_whole(path, html(page).encode("utf-8", "xmlcharrefreplace"))
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader never finds half of it; devices and pipes are written to as they are."""
+    """Write a file atomically; devices and pipes are written directly."""
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return

@@ -1,1 +1,1 @@
-"""Model repositories on disk: what is there, what changed, and directories made of uploaded files."""
+"""Model repositories on disk and in stores: their models, changes to them, and directories made of uploaded files."""

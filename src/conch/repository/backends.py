@@ -1,8 +1,8 @@
-"""Where the code of a model's backend is: in the server's table, or a ``model.py`` in a directory of backends.
+"""Finds the code of a model's backend: a built-in backend, or a ``model.py`` in a backend directory.
 
-A Python-based backend is a directory ``NAME/`` whose ``model.py`` runs every model with ``backend: "NAME"``; of such a
-model the version directory holds data only.  Used in threads, when a model is read and when it is loaded, as disks are
-read, and by ``conch check``.  Messages are Triton's where it has them.
+A Python-based backend is a directory ``NAME/`` with a ``model.py`` that runs every model with ``backend: "NAME"``.  The
+version directories of such a model hold only data.  Calls read disks, so the server makes them in threads, when it
+reads and when it loads a model; ``conch check`` uses them too.  Messages are Triton's where Triton has them.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from conch.errors import ConchError
 from conch.repository.listing import directories_in
 from conch.repository.names import is_directory_name, is_utf8
 
-#: The backends that come with conch as Python-based ones.
+#: The Python-based backends that come with conch.
 SHIPPED: Final = Path(__file__).parents[1] / "backends" / "shipped"
-#: Where tritonserver looks without ``--backend-directory``.
+#: The directory that tritonserver searches without ``--backend-directory``.
 TRITONS_DIRECTORY: Final = Path("/opt/tritonserver/backends")
-#: The archive beside a backend's ``model.py`` with the environment that its models run in.
+#: An archive beside a backend's ``model.py`` with the Python environment for its models.
 ENVIRONMENT_ARCHIVE: Final = "pb_exec_env_model.py.tar.gz"
 
 
 @dataclass(frozen=True)
 class BackendDirectories:
-    """The directories of backends; ``first`` is that of ``--backend-directory``, if it was given.
+    """The backend directories, in search order; ``first`` is the value of ``--backend-directory``, if given.
 
-    What is in ``first`` goes before the server's own backends; these go before what Triton's usual directory has, which
-    is looked at only without ``first``.
+    A backend in ``first`` takes precedence over the server's own backends.  Triton's usual directory comes last and is
+    searched only without ``first``.
     """
 
     first: Path | None = None
 
     @classmethod
     def beginning_with(cls, directory: str) -> BackendDirectories:
-        """The places with the value of ``--backend-directory``, which may be empty."""
+        """Return the backend directories for a value of ``--backend-directory``, which may be empty."""
         return cls(Path(directory).absolute() if directory else None)
 
     def directory_of(self, config: ModelConfig, name: str, artefacts: frozenset[str]) -> Path | None:
-        """The directory of the Python-based backend that runs the model ``name``; None where there is none.
+        """Return the directory of the Python-based backend that runs the model ``name``, or None.
 
-        ``config`` is the configuration as written, ``artefacts`` what lies in the first version directory.
+        ``config`` is the configuration as written; ``artefacts`` are the names in the first version directory.
         """
         named = copied(config)
         try:
             complete_backend(named, name, artefacts)
         except ConchError:
-            return None  # its load will say so
+            return None  # loading the model reports the error
         return self.python_based(named.backend, named.runtime)
 
     def python_based(self, backend: str, runtime: str = "") -> Path | None:
-        """The directory of the Python-based backend of that name, None for any other backend."""
+        """Return the directory of the Python-based backend ``backend``, or None for any other backend."""
         if runtime not in ("", PYTHON_RUNTIME) or not is_directory_name(backend):
             return None
         for place in self._places():
@@ -68,7 +68,7 @@ class BackendDirectories:
         return None
 
     def found(self) -> dict[str, str]:
-        """Every Python-based backend and its ``model.py``, by name."""
+        """Return the path of ``model.py`` for each Python-based backend, by name."""
         names = {name for place in self._places() for name in _names(place)}
         directories = {name: self.python_based(name) for name in sorted(names)}
         return {
@@ -76,9 +76,9 @@ class BackendDirectories:
         }
 
     def check(self, config: ModelConfig, directory: Path, version: int) -> None:
-        """Refuse a completed configuration whose backend or ``runtime`` this server cannot run, with INVALID_ARG.
+        """Check that this server can run the backend and ``runtime`` of a completed configuration.
 
-        ``directory`` is the model's.
+        ``directory`` is the model's directory.  Raises INVALID_ARG.
         """
         if is_ensemble(config) or not config.backend:
             return
@@ -150,14 +150,14 @@ class BackendDirectories:
 
 
 def _names(place: Path) -> list[str]:
-    """The directories in ``place``; none where it is not there or may not be read."""
+    """Return the names of the directories in ``place``; empty if it is missing or unreadable."""
     try:
         return [name for name in directories_in(place) if is_utf8(name)]
     except OSError:
         return []
 
 
-#: The places without ``--backend-directory``.
+#: The backend directories without ``--backend-directory``.
 USUAL_PLACES: Final = BackendDirectories()
 
 

@@ -28,9 +28,9 @@ class Changes:
 
 @dataclass
 class Watch:
-    """Remembers the last look.  The first look reports every model as added.
+    """Compares a repository with its state at the previous poll.  The first poll reports every model as added.
 
-    What cannot be read is as it was, and one line in the log.
+    If the repository cannot be read, the poll reports no changes and logs one warning.
     """
 
     repository: ModelRepository
@@ -39,10 +39,10 @@ class Watch:
     _problem: str = ""
 
     def look(self, external: Mapping[str, ExternalFiles] = MappingProxyType({})) -> Changes:
-        """What is different since the last call.  A model that became ambiguous, or unambiguous again, is modified.
+        """Return the changes since the last call.  A model that becomes ambiguous, or unique again, is modified.
 
-        So is one whose external files have changed since they were loaded: ``external`` has them by model.  Each change
-        is reported once.
+        A model is also modified if its external files have changed since they were loaded; ``external`` maps models to
+        those files.  Each change is reported once.
         """
         try:
             now = self.repository.fingerprints()
@@ -67,7 +67,7 @@ class Watch:
 
 
 def _changed(external: Mapping[str, ExternalFiles]) -> dict[str, dict[Path, frozenset[Stamp]]]:
-    """By model, the external files that have changed, as they are now."""
+    """Return the external files that have changed, with their current stamps, by model."""
     now = take_external({path for files in external.values() for path in files})
     changed = {
         name: {path: now[path] for path, stamps in files.items() if now[path] != stamps}

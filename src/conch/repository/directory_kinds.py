@@ -1,6 +1,6 @@
-"""What a directory seems to be: a model repository, a model of one, or a checkpoint that somebody took for one.
+"""Recognizes what a directory holds: a model repository, a single model, a version or a checkpoint.
 
-Asked before a directory is read as a repository, by the server and by ``conch check``.
+The server and ``conch check`` use it to reject a wrong directory before they read it as a repository.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from conch.config.problem import Problem
 from conch.errors import nearest
 from conch.repository.stores.urls import FORMS
 
-#: Files that are, or that hold, a model by themselves.
+#: Suffixes of files that are a model, or the weights of one.
 _WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
 
-#: How the path begins that somebody has made of a URL.
+#: First part of a path that was made from a store's URL.
 _STORES: Final = tuple(f"{scheme}:" for scheme in FORMS)
 
-#: The files by which a version directory is told from a checkpoint's folder.
+#: Files that distinguish a version directory from a checkpoint folder.
 _VERSION_FILES: Final = ("model.py", "model.json")
 
 
 def is_model_directory(path: Path) -> bool:
-    """Whether ``path`` looks like a model of a repository: it has a configuration or a version directory."""
+    """Return whether ``path`` looks like a model of a repository: it has a configuration or a version directory."""
     try:
         return (path / "config.pbtxt").is_file() or any(one.name.isdigit() for one in path.iterdir() if one.is_dir())
     except OSError:
@@ -31,7 +31,10 @@ def is_model_directory(path: Path) -> bool:
 
 
 def is_version_directory(path: Path) -> bool:
-    """Whether ``path`` looks like a version of a model: a number with the files of one, or beside a configuration."""
+    """Return whether ``path`` looks like a version of a model.
+
+    Its name must be a number; it must have a version's files, or its parent a configuration.
+    """
     path = path.resolve()
     if not path.name.isdigit():
         return False
@@ -39,7 +42,7 @@ def is_version_directory(path: Path) -> bool:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether ``path`` looks like a checkpoint's folder: its configuration or its weights lie there."""
+    """Return whether ``path`` looks like a checkpoint folder: it contains a configuration or weights."""
     try:
         return (path / "config.json").is_file() or any(one.suffix in _WEIGHTS for one in path.iterdir())
     except OSError:
@@ -47,7 +50,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def repository_problem(path: Path) -> Problem | None:
-    """Why ``path`` cannot be a model repository, with what to give in its place; None where it can."""
+    """Return why ``path`` cannot be a model repository, with a hint what to give instead; None if it can."""
     if path.parts and path.parts[0] in _STORES and not path.exists():
         return Problem(
             f"the repository in a store ({path.parts[0]}//…) cannot be used here", hint="copy it to a directory"
@@ -78,7 +81,7 @@ def repository_problem(path: Path) -> Problem | None:
 
 
 def _above(path: Path, levels: int) -> Path:
-    """The directory so many levels above ``path``, as it was given where it names that directory."""
+    """Return the directory ``levels`` above ``path``, relative if ``path`` has enough parts."""
     named = len(path.parts) >= levels and ".." not in path.parts
     return (path if named else path.resolve()).parents[levels - 1]
 

@@ -1,4 +1,4 @@
-"""Why a model could not be taken from its repository."""
+"""Errors of models that cannot be read from their repository."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 from conch.errors import Code, ConchError
 
-#: An absolute path of several parts, not one of a URL or an endpoint.  Before it, what stays as it is: a frame of a
-#: model's traceback, and the parts of Triton's sentences on backends that have paths.
+#: Matches an absolute path of several parts, but not one in a URL or an endpoint.  The first alternatives match text
+#: that stays unchanged: frames of a model's traceback, and the paths in Triton's messages about backends.
 _PATHS = re.compile(
     r"""^[ ]{2}.+[(]\d+[)]:[ ].*$ | \b(?:searched:|escapes[ ]backend[ ]directory)(?:[ ]'[^'\n]*')+
     | (?<![\w./:~-]) (?P<path> / (?!v\d+/) [^\s'"`,;:()<>]+ / [^\s'"`,;:()<>]* )""",
@@ -16,9 +16,9 @@ _PATHS = re.compile(
 
 
 def without_directories(text: str) -> str:
-    """Shorten the absolute paths in a reason to their last two parts, for clients of other processes.
+    """Shorten each absolute path in ``text`` to its last two parts, for clients of other processes.
 
-    Frames of a Python model's traceback, and where a backend was searched, stay as Triton sends them.
+    Traceback frames of a Python model and the directories searched for a backend stay as Triton sends them.
     """
     return _PATHS.sub(_shortened, text)
 
@@ -31,11 +31,11 @@ def _shortened(found: re.Match[str]) -> str:
 
 
 class PollError(ConchError):
-    """A model that cannot be read: not there, not unique, or with a broken configuration.
+    """A model that cannot be read: it is missing, not unique, or has a broken configuration.
 
-    The client sees a fixed text; ``log`` is the line for the server's log and ``index_reason``
-    what the repository index says about the model (empty: nothing).  ``passing``: its files could not be copied, which
-    may be otherwise another time although they are the same.
+    The client sees a fixed text.  ``log`` is the line for the server's log; ``index_reason`` is the reason in the
+    repository index (empty: none).  ``passing`` means that copying the files failed, so a retry may succeed although
+    the files are unchanged.
     """
 
     def __init__(self, name: str, log: str, *, index_reason: str = "", passing: bool = False) -> None:
@@ -47,19 +47,19 @@ class PollError(ConchError):
 
     @classmethod
     def of(cls, name: str, cause: ConchError, *, passing: bool = False) -> PollError:
-        """The error for a model whose files or configuration are refused because of ``cause``."""
+        """Return the error for a model with files or a configuration refused because of ``cause``."""
         return cls(name, f"Poll failed for model directory '{name}': {cause.message}", passing=passing)
 
 
 class NotFoundError(PollError):
-    """No repository has a directory of that name."""
+    """A model name that no repository has a directory for."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"failed to poll model '{name}': model not found in any model repository.")
 
 
 class NotUniqueError(PollError):
-    """Two or more repositories have a directory of that name."""
+    """A model name that two or more repositories have a directory for."""
 
     def __init__(self, name: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Whether a model's files changed since they were read: times and sizes, never contents."""
+"""Detects changed model files by their modification times and sizes, without reading them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Final
 from conch.repository.listing import directories_in
 from conch.repository.versions import read_versions
 
-#: What running a model writes beside it.
+#: Folders that running a model creates beside its files.
 _IGNORED = frozenset({"__pycache__"})
 
-#: The most files of a model that are looked at: a link may lead to the whole machine.
+#: The maximum number of files to examine in a model, because a link may lead to the whole file system.
 MOST_FILES: Final = 100_000
 
 #: One file: its path within the model directory, modification time (ns) and size (bytes).
 Stamp = tuple[str, int, int]
-#: Files and folders outside of a model directory that a model reads, such as a checkpoint, with their stamps.
+#: Files and folders outside of the model directory that a model reads, such as a checkpoint, with their stamps.
 ExternalFiles = Mapping[Path, frozenset[Stamp]]
 
 
@@ -33,21 +33,21 @@ class Fingerprint:
     rest: frozenset[Stamp]
 
     def same_version(self, other: Fingerprint, version: int) -> bool:
-        """Whether ``version`` runs from the same files, whatever became of the configuration."""
+        """Return whether ``version`` has the same files in ``other``, regardless of the configuration."""
         return self.rest == other.rest and self.versions.get(version) == other.versions.get(version)
 
 
 def take_fingerprint(directory: Path, config_name: str | None = None) -> Fingerprint:
-    """The fingerprint of what is there now.  Links are followed; hidden files and ``__pycache__`` do not count.
+    """Return the fingerprint of a directory's current files.  Follows links; ignores hidden files and ``__pycache__``.
 
-    Without ``config_name`` the directory ``configs`` has no meaning and does not count either.  Raises OSError for more
-    than ``MOST_FILES``.
+    Without ``config_name`` the directory ``configs`` is ignored too.  Raises OSError for more than ``MOST_FILES``
+    files.
     """
     return fingerprint_of(take_stamps(directory), directories_in(directory), config_name)
 
 
 def fingerprint_of(stamps: Iterable[Stamp], directories: Iterable[str], config_name: str | None = None) -> Fingerprint:
-    """The fingerprint of a model with these files that count, and these directories."""
+    """Return the fingerprint of a model with these relevant files and these directories."""
     configs = "configs" + os.sep
     config: set[Stamp] = set()
     rest: set[Stamp] = set()
@@ -64,7 +64,7 @@ def fingerprint_of(stamps: Iterable[Stamp], directories: Iterable[str], config_n
 
 
 def take_external(paths: Iterable[Path]) -> dict[Path, frozenset[Stamp]]:
-    """The stamps of files, and of the files in folders that count; none for a path that cannot be read."""
+    """Return the stamps of each file, and of the relevant files in each folder; none for an unreadable path."""
     return {path: _stamps_at(path) for path in paths}
 
 
@@ -79,13 +79,13 @@ def _stamps_at(path: Path) -> frozenset[Stamp]:
 
 
 def counts(path: str) -> bool:
-    """Whether a file, named by its path in the model directory, counts."""
+    """Return whether a file is part of fingerprints, given its path in the model directory."""
     parts = path.split(os.sep)
     return not any(part.startswith(".") or part in _IGNORED for part in parts)
 
 
 def take_stamps(directory: Path) -> Iterator[Stamp]:
-    """Yield the stamps of the files in a directory that count; raises as :func:`take_fingerprint` does."""
+    """Yield the stamps of the relevant files in a directory; raises as :func:`take_fingerprint` does."""
     seen: set[tuple[int, int]] = set()
     left = MOST_FILES
     for folder, folders, files in os.walk(directory, followlinks=True):

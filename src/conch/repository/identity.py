@@ -1,4 +1,4 @@
-"""A digest of what a model version answers from, for caches that outlive the version: other files, other answers."""
+"""Digests of everything that a model version's responses depend on, for caches that outlive the version."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from conch import __version__
 from conch.config.schema import ModelConfig
 from conch.repository.fingerprint import take_fingerprint, take_stamps
 
-#: Files up to this size are gone through.  Larger ones, weights as a rule, count by their size and time.
+#: Files up to this size (bytes) are hashed.  Larger files, usually weights, are identified by size and modification
+#: time.
 _MOST_BYTES_READ: Final = 1 << 20
 
 
 class Identity(NamedTuple):
-    """The digest of a version's dependencies.  If ``unknown`` names one without a digest, responses are not shared."""
+    """The digest of a version's dependencies.
+
+    ``unknown`` names a dependency without a digest; if it is set, responses are not shared.
+    """
 
     digest: bytes = b""
     unknown: str = ""
@@ -29,8 +33,8 @@ NO_IDENTITY: Final = Identity()
 class Dependency(NamedTuple):
     """A dependency of responses outside of the version's directory, as the worker reports it.
 
-    ``kind`` is ``path`` for a file or folder, ``revision`` for the name of immutable content (``org/name@commit``), or
-    ``unknown`` for anything else.
+    ``kind`` is ``path`` for a file or folder, ``revision`` for immutable content (``org/name@commit``), or ``unknown``
+    for anything else.
     """
 
     kind: str
@@ -46,11 +50,11 @@ def identity_of(
     facts: Mapping[str, str],
     dependencies: Iterable[Dependency] = (),
 ) -> Identity:
-    """The identity of a version with this configuration, whose load ``began`` at a time (ns since the epoch); blocking.
+    """Return the identity of a version with this configuration.  Blocks.
 
-    ``directories`` are the model's, and that of its Python-based backend if it has one; ``facts`` are further
-    dependencies of responses, by name.  The identity is the same on two servers with equal small files and copies of
-    the large ones with equal times.
+    ``directories`` are the model's directory and that of its Python-based backend, if it has one.  ``began`` is the
+    time at which its load began (ns since the epoch).  ``facts`` are further dependencies of responses, by name.  Two
+    servers have the same identity if their small files are equal and their large files have equal sizes and times.
     """
     digest = hashlib.blake2b(config.SerializeToString(deterministic=True), digest_size=16)
     digest.update(repr((__version__, sorted(facts.items()))).encode(errors="surrogatepass"))
@@ -67,7 +71,7 @@ def identity_of(
                 continue
             path = Path(text)
             if path.is_relative_to(directories[0] / str(version)):
-                continue  # one of the files above
+                continue  # covered by the files above
             for name, *_ in sorted(take_stamps(path)) if path.is_dir() else [(path.name,)]:
                 digest.update(_file(path / name if path.is_dir() else path, name, began))
     except OSError as error:
@@ -76,7 +80,7 @@ def identity_of(
 
 
 def joint_identity(identity: Identity, steps: Iterable[tuple[str, Identity]]) -> Identity:
-    """The identity of an ensemble, including those of its models by name."""
+    """Return the identity of an ensemble, which includes the identities of its steps, given by model name."""
     digest = hashlib.blake2b(identity.digest, digest_size=16)
     for name, step in steps:
         if step.unknown:
@@ -86,7 +90,7 @@ def joint_identity(identity: Identity, steps: Iterable[tuple[str, Identity]]) ->
 
 
 def _file(path: Path, name: str, began: int) -> bytes:
-    """A digest of a file under its ``name``.  Raises OSError for one that is newer than a load that ``began``."""
+    """Return a digest of a file under its ``name``.  Raises OSError for a file changed after the load ``began``."""
     status = path.stat()
     if status.st_ctime_ns > began:
         raise OSError(errno.EAGAIN, "a file that changed while the model was being loaded", str(path))

@@ -1,4 +1,4 @@
-"""Lists directories, whatever else lies beside them."""
+"""Lists the directories in a directory; files and broken links are skipped."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from conch.repository.names import is_hidden
 
 
 def directories_in(directory: Path) -> list[str]:
-    """The names of the directories in ``directory``, links to some included, without hidden ones."""
+    """Return the names of the directories in ``directory``, including links to directories, without hidden ones."""
     with os.scandir(directory) as entries:
         return [entry.name for entry in entries if not is_hidden(entry.name) and is_directory(entry)]
 
 
 def is_directory(path: Path | os.DirEntry[str]) -> bool:
-    """Whether there is a directory; False for links that lead to themselves, or to where nobody may look."""
+    """Return whether ``path`` is a directory; False for circular links and for targets that cannot be accessed."""
     try:
         return path.is_dir()
     except OSError:

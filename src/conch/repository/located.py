@@ -1,4 +1,4 @@
-"""A model as a repository gives it: the directory where its files are, all of them or those that are needed."""
+"""The location of a model's files: a directory that holds all of them, or only those that are needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conch.repository.fingerprint import Fingerprint
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the repository has of a model, of which its directory here may have less.
+    """The complete contents of a model in its repository; its local directory may hold fewer files.
 
     ``directories`` are all of its directories; ``artefacts`` are the names in the alphabetically first version.
     """
@@ -22,7 +22,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Located:
-    """Where a model is.  ``inventory`` is None where its directory says what there is; ``copy`` keeps a copy."""
+    """The location of a model.  If ``inventory`` is None, the directory is complete.  ``copy`` keeps a copy in use."""
 
     directory: Path
     inventory: Inventory | None = None

@@ -1,4 +1,4 @@
-"""What a model directory holds: configuration, versions, artefacts, labels.  Blocks, as it reads disks."""
+"""Reads a model directory: configuration, versions, artefacts and labels.  Blocks, because it reads disks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CONFIG_FILE = "config.pbtxt"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a model directory holds.
+    """The contents of a model directory.
 
-    ``config`` is the configuration as written (empty without a file) and ``config_path`` its
-    file; ``versions`` are all version directories, ascending, and 1 for a remote model without any; ``artefacts`` are
-    the names in the alphabetically first of them; ``warnings`` are lines for the log.  ``backend_directory`` is that of
-    the Python-based backend that runs the model, None for any other; ``namespace`` its repository, where names may be
-    ambiguous.  ``fingerprint`` is known of what was read from a listing; ``copy`` keeps a copy of what a store has:
-    whoever uses the files refers to them.
+    ``config`` is the configuration as written (empty without a file) and ``config_path`` its file.  ``versions`` are
+    all version directories, ascending; 1 for a remote model without any.  ``artefacts`` are the names in the
+    alphabetically first version.  ``warnings`` are lines for the log.  ``backend_directory`` is the directory of the
+    Python-based backend that runs the model, None for any other backend.  ``namespace`` is the model's repository,
+    where names may be ambiguous.  ``fingerprint`` is set for files read from a listing.  ``copy`` keeps the copy of
+    files from a store in use; callers must hold a reference to it while they use the files.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ModelFiles:
 
     @property
     def key(self) -> str:
-        """What the server knows the model by."""
+        """The model's key inside the server."""
         return qualified(self.namespace, self.name)
 
     def version_directory(self, version: int) -> Path:
@@ -65,20 +65,20 @@ class ModelFiles:
             raise internal(f"failed to open text file for read {path}: No such file or directory")
 
     def completed(self, gpus: Sequence[int], written: ModelConfig | None = None) -> ModelConfig:
-        """The configuration with what was left out, or another one, ``written``; raises as ``config.complete`` does."""
+        """Return the configuration, or ``written``, with defaults filled in; raises as ``config.complete`` does."""
         python_based = self.backend_directory is not None
         config = self.config if written is None else written
         return complete(config, self.name, self.artefacts, gpus=gpus, python_based=python_based)
 
     def backend_environment(self) -> str:
-        """The archive with the environment of the model's Python-based backend, empty where there is none."""
+        """Return the archive with the environment of the model's Python-based backend; empty if it has none."""
         archive = self.backend_directory and self.backend_directory / ENVIRONMENT_ARCHIVE
         return str(archive) if archive is not None and archive.exists() else ""
 
     def labels(self) -> dict[str, list[str]]:
-        """Read the labels of each output that names a label file, one a line.
+        """Read the labels of each output with a label file, one label per line.
 
-        Raises INTERNAL for a file that cannot be read, INVALID_ARG for one outside the directory.
+        Raises INTERNAL for an unreadable file, INVALID_ARG for a file outside the model directory.
         """
         return {
             output.name: read_labels(self.directory, output.label_filename)
@@ -96,9 +96,9 @@ def describe(
     namespace: str = "",
     located: Located | None = None,
 ) -> ModelFiles:
-    """What ``directory`` holds for the model ``name``; ``override`` stands in for the configuration's file.
+    """Read ``directory`` as the model ``name``; ``override`` replaces the configuration file.
 
-    ``located`` says more of a directory that lacks some of what the repository has.
+    ``located`` gives the full contents of a model of which ``directory`` holds only some files.
     """
     inventory = located.inventory if located is not None else None
     try:
@@ -128,13 +128,13 @@ def describe(
 
 
 def config_path(directory: Path, config_name: str | None) -> Path | None:
-    """The configuration's file, or None where the model has none."""
+    """Return the path of the configuration file, or None if the model has none."""
     named = [directory / "configs" / f"{config_name}.pbtxt"] if config_name else []
     return next((path for path in [*named, directory / CONFIG_FILE] if path.is_file()), None)
 
 
 def read_config(path: Path) -> str:
-    """The text of a configuration file; :class:`ConfigError` when it cannot be read as UTF-8."""
+    """Read a configuration file; raises :class:`ConfigError` if it is not UTF-8."""
     try:
         return read_small(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -144,7 +144,7 @@ def read_config(path: Path) -> str:
 
 
 def read_labels(directory: Path, filename: str) -> list[str]:
-    """The lines of a label file of the model in ``directory``."""
+    """Read the lines of a label file of the model in ``directory``."""
     path = (directory / filename).resolve()
     if not path.is_relative_to(directory.resolve()):
         raise invalid(f"label file '{filename}' must be inside the model directory")

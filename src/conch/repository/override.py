@@ -1,7 +1,7 @@
-"""Loads that bring their own configuration or files instead of using the repository's.
+"""Load requests that bring their own configuration or files instead of those in the repository.
 
-Uploaded files are written into a temporary directory that looks like a model directory; the
-server removes it when the load is replaced or undone.
+Uploaded files are written to a temporary directory that looks like a model directory.  The server removes it when the
+load is replaced or undone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILE = "file:"
 class Override:
     """The parameters of a load: a configuration as JSON text, and files by their path in the model directory.
 
-    Without ``of_any_code`` the configuration may not choose other code than the repository's does.
+    Unless ``of_any_code`` is set, the configuration may not select code that the repository's does not use.
     """
 
     config: str | None = None
@@ -40,10 +40,10 @@ class Override:
 
 
 def read_parameters(name: str, parameters: Mapping[str, object]) -> Override:
-    """The override that the parameters of a load of model ``name`` ask for; the contents of files are bytes.
+    """Return the override in the parameters of a load of model ``name``; file contents are bytes.
 
-    Raises INVALID_ARG for an unknown parameter or a wrong type, and :class:`PollError` for a file
-    path that leads out of the model directory and for files without ``config``.
+    Raises INVALID_ARG for an unknown parameter or a wrong type, and :class:`PollError` for a file path outside of the
+    model directory and for files without ``config``.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -60,7 +60,7 @@ def read_parameters(name: str, parameters: Mapping[str, object]) -> Override:
 
 
 def _inside(name: str, key: str) -> str:
-    """The path that ``file:<path>`` names, without its detours; a leading ``/`` means the model directory."""
+    """Return the normalized path in ``file:<path>``; a leading ``/`` means the model directory."""
     path = key.removeprefix(_FILE)
     normalized = posixpath.normpath(path.lstrip("/") or ".")
     if normalized == "." or normalized.split("/")[0] == ".." or "\0" in path or "\\" in path:
@@ -88,20 +88,20 @@ def _type_name(value: object) -> str:
 
 
 def needs_no_directory(override: Override) -> bool:
-    """Whether a load brings all that there is of its model: a configuration for one that another server runs."""
+    """Return whether a load needs nothing from the repository: it brings the configuration of a remote model."""
     if override.config is None:
         return False
     try:
         return is_remote(render.from_json(override.config))
     except ConchError:
-        return False  # whoever describes the model says why
+        return False  # describing the model reports the error
 
 
 class UploadedModel:
-    """The temporary model directory of a load that brought files; :meth:`close` removes it."""
+    """The temporary model directory of a load with uploaded files; :meth:`close` removes it."""
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Write the files.  Raises :class:`PollError` where the file system refuses one."""
+        """Write the files.  Raises :class:`PollError` if the file system refuses one."""
         self._home = TemporaryFolder("model")
         self.directory = self._home.path / "model"
         try:
@@ -125,16 +125,19 @@ def _reason(error: OSError | ValueError) -> str:
 def describe_override(
     name: str, directory: Path, config: str | None, backends: BackendDirectories = USUAL_PLACES, namespace: str = ""
 ) -> ModelFiles:
-    """What ``directory`` holds for ``name`` under the overriding configuration.
+    """Read ``directory`` as the model ``name`` under the overriding configuration.
 
-    Raises :class:`PollError`, for JSON that is no configuration as well.
+    Raises :class:`PollError`, also for JSON that is not a configuration.
     """
     override = read_override(name, config)
     return describe(name, directory, override=override, backends=backends, namespace=namespace)
 
 
 def read_override(name: str, config: str | None) -> ModelConfig | None:
-    """The overriding configuration, None where there is none; :class:`PollError` for JSON that is no configuration."""
+    """Parse the overriding configuration, None without one.
+
+    Raises :class:`PollError` if the JSON is not a configuration.
+    """
     if config is None:
         return None
     try:

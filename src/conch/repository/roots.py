@@ -1,4 +1,4 @@
-"""The places that a repository is made of: directories, and repositories in object stores."""
+"""The locations that make up a repository: directories, and repositories in object stores."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from conch.repository.stores.credentials import MOUNTS
 from conch.repository.stores.root import StoreRoot
 from conch.repository.stores.urls import StoreUrl, is_url, parse_url
 
-#: What a repository is given by.
+#: A repository location: a path or a URL.
 Place = Path | StoreUrl
 
 
 class Root(Protocol):
-    """One place with models.  Its methods block; all but :meth:`known`, :meth:`shown` and :meth:`close` look there."""
+    """One repository location.  Its methods block; all except :meth:`known`, :meth:`shown` and :meth:`close` do I/O."""
 
     def names(self) -> list[str]:
-        """The names of the models."""
+        """Return the names of the models."""
 
     def known(self) -> list[str]:
-        """The names of the models, perhaps as they were at the last look."""
+        """Return the names of the models without I/O if possible; they may be those of the last listing."""
 
     def has(self, name: str) -> bool:
-        """Whether there is such a model."""
+        """Return whether the location has a model of that name."""
 
     def fingerprint(self, name: str, config_name: str | None) -> Fingerprint:
-        """What changes with the files of a model."""
+        """Return a value that changes with the files of a model."""
 
     def fingerprints(self, config_name: str | None) -> Mapping[str, Fingerprint | None]:
-        """Those of all models; None for one that cannot be read."""
+        """Return the fingerprints of all models; None for an unreadable one."""
 
     def locate(self, name: str, config_name: str | None, override: ModelConfig | None) -> Located:
-        """Have the files of a model in a directory, as far as a configuration needs them."""
+        """Provide the model's files in a directory, at least those that its configuration needs."""
 
     def shown(self, text: str) -> str:
-        """A text in which paths are those that people know."""
+        """Replace the local paths of copies in ``text`` with the locations that users know."""
 
     def close(self) -> None:
-        """Give up what is being read."""
+        """Abort reads in progress."""
 
 
 class DirectoryRoot:
-    """A directory.  Raises INVALID_ARG for one that is no repository."""
+    """A local directory.  Raises INVALID_ARG if it is not a repository."""
 
     def __init__(self, path: Path) -> None:
         problem = repository_problem(path)
@@ -68,7 +68,7 @@ class DirectoryRoot:
     known = names
 
     def unnameable(self) -> list[Path]:
-        """The directories whose names are no UTF-8."""
+        """Return the directories with names that are not valid UTF-8."""
         return [self.path / name for name in directories_in(self.path) if not is_utf8(name)]
 
     def has(self, name: str) -> bool:
@@ -97,15 +97,15 @@ class DirectoryRoot:
 
 
 def read_place(text: str | os.PathLike[str]) -> Place:
-    """The place that ``text`` names.  Raises INVALID_ARG for a URL of another kind."""
+    """Parse a repository location.  Raises INVALID_ARG for an unsupported URL."""
     text = os.fspath(text)
     return parse_url(text) if is_url(text) else Path(text)
 
 
 def root_of(place: Place, cache: str, *, whole: bool = False, environment: Mapping[str, str] = os.environ) -> Root:
-    """The place as the repository needs it; ``cache`` is the directory for copies, empty for the usual one.
+    """Open a repository location; ``cache`` is the directory for copies, empty for the default.
 
-    With ``whole``, copies have all versions of their models.
+    With ``whole``, copies contain all versions of a model.
     """
     if isinstance(place, Path):
         return DirectoryRoot(place)
@@ -113,8 +113,7 @@ def root_of(place: Place, cache: str, *, whole: bool = False, environment: Mappi
 
 
 def cache_directory(url: StoreUrl, chosen: str, environment: Mapping[str, str]) -> Path:
-    """Where copies are kept: the directory that was ``chosen``, else the one that Triton's variable names, else the
-    user's cache."""
+    """Return the directory for copies: ``chosen``, else that of Triton's variable, else the user's cache."""
     mount = environment.get(MOUNTS.get(url.scheme, ""), "")
     if chosen or mount:
         return Path(chosen or mount).expanduser().absolute()

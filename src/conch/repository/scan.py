@@ -1,7 +1,7 @@
-"""The models of all repositories: which there are, and where each is.
+"""Finds the models of all repositories and their locations.
 
-Owned by the server's lifecycle, which calls it in a thread because it reads disks; ``conch check``
-uses it too.  Nothing is cached: every call looks again.
+The server's lifecycle owns it and calls it in a thread because it reads disks; ``conch check`` uses it too.
+Directories are not cached: every call reads them again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from conch.repository.stores.root import StoreRoot
 
 LOG = logging.getLogger("conch")
 
-#: How many models a message lists.
+#: The maximum number of models that a message lists.
 _NAMED = 5
-#: How many models are read concurrently; models in stores are downloaded, several files at a time each.
+#: The maximum number of models that are read concurrently.  Each model in a store downloads several files at a time.
 _DESCRIBED = 4
-#: How many other operations on the repository locations run concurrently.
+#: The maximum number of other concurrent operations on the repository locations.
 _LOOKS = 8
 #: The timeout of listing the models if an earlier listing exists (s).
 _LISTING_SECONDS = 5.0
@@ -43,15 +43,15 @@ T = TypeVar("T")
 
 
 class ModelRepository:
-    """One or several places with models, seen as one: directories, and repositories in object stores.
+    """All repository locations as one repository: directories, and repositories in object stores.
 
-    ``config_name`` picks ``configs/<config_name>.pbtxt`` over ``config.pbtxt`` where a model has it.  ``backends``
-    says where Python-based backends are.  ``given`` are the directories of models elsewhere, by name; who adds one
-    there takes it away again.  With ``namespacing``, models in several places may have one name, and ``naming``
-    makes the keys by which they are known: wherever a ``name`` is wanted here, it is a key.
+    ``config_name`` selects ``configs/<config_name>.pbtxt`` instead of ``config.pbtxt`` for models that have it.
+    ``backends`` are the directories of Python-based backends.  ``given`` maps names to model directories elsewhere; the
+    code that adds an entry removes it.  With ``namespacing``, models in several locations may have the same name;
+    ``naming`` makes their keys, and every parameter ``name`` of this class is a key.
 
-    Copies of models in stores are made in ``cache``, or where it is empty in the user's cache; with ``whole`` they have
-    all versions.  Raises INVALID_ARG for a directory that is no repository; stores are asked when they are looked at.
+    Models in stores are copied to ``cache``, or to the user's cache if it is empty; with ``whole``, copies contain all
+    versions.  Raises INVALID_ARG for a directory that is not a repository.  Stores are not contacted before first use.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class ModelRepository:
         self._listed: list[str] | None = None
 
     def open(self) -> None:
-        """Look at every place for the first time; raises UNAVAILABLE or INVALID_ARG for a store that cannot be read."""
+        """Read every store for the first time; raises UNAVAILABLE or INVALID_ARG for an unreadable store."""
         for root in self.roots:
             if isinstance(root, StoreRoot):
                 LOG.info("reading model repository %s; copies of its models are in %s", root, root.folder)
                 root.names()
 
     def names(self) -> list[str]:
-        """Every model's name once, in order; also those that two places have.
+        """Return the name of each model once, sorted, including names that are not unique.
 
-        With namespacing, by place and then by name.  Of a store that cannot be read, they are those of the last look;
-        raises UNAVAILABLE or INVALID_ARG where there has been none.
+        With namespacing, they are keys, sorted by location and then by name.  For an unreadable store, the names are
+        those of the last listing; raises UNAVAILABLE or INVALID_ARG if there is none.
         """
         if self.namespacing:
             found = [(root, name) for root in self.roots for name in sorted(root.names())]
@@ -98,7 +98,7 @@ class ModelRepository:
         return sorted({*self.given, *(name for root in self.roots for name in root.names())})
 
     def fingerprints(self) -> dict[str, Fingerprint | None]:
-        """What changes with the files of each model, by key; None for one that cannot be read, or is not unique."""
+        """Return the fingerprint of each model, by key; None for a model that is unreadable or not unique."""
         found: dict[str, Fingerprint | None] = {}
         for root in self.roots:
             for name, fingerprint in sorted(root.fingerprints(self.config_name).items()):
@@ -115,22 +115,22 @@ class ModelRepository:
             return None
 
     def unnameable(self) -> list[Path]:
-        """The directories whose names are no UTF-8, under which no client could ask for a model; they are left out."""
+        """Return the directories with names that are not UTF-8; they are left out, as no client can name them."""
         return [path for root in self.roots if isinstance(root, DirectoryRoot) for path in root.unnameable()]
 
     def directory(self, name: str) -> Path:
-        """The one directory of ``name``; of a model in a store that of a copy, which is made where there is none.
+        """Return the directory of model ``name``; for a model in a store that of a copy, which is made if necessary.
 
-        Raises :class:`PollError` when there is none or more than one; a name that is no directory name is not there.
+        Raises :class:`PollError` if the model is missing or not unique; an invalid directory name counts as missing.
         """
         return self._located(name).directory
 
     def check_unique(self, name: str) -> None:
-        """Raise as :meth:`directory` does; nothing is copied."""
+        """Raise as :meth:`directory` does, without copying."""
         self._root(name)
 
     def _root(self, name: str) -> Root | None:
-        """The one place with the model ``name``; None for one that is given."""
+        """Return the location with the model ``name``; None for a model in ``given``."""
         namespace, plain = self.naming.namespace(name), self.naming.name(name)
         roots = [root for root in self.roots if not self.namespacing or str(root) == namespace]
         found: list[Root | None] = [root for root in roots if is_directory_name(plain) and root.has(plain)]
@@ -149,7 +149,7 @@ class ModelRepository:
         return root.locate(self.naming.name(name), self.config_name, override)
 
     def keys(self, name: str) -> list[str]:
-        """The keys of the models of a name, whose directories are there."""
+        """Return the keys of the existing models of a name."""
         found = []
         for key in self.naming.keys(name):
             with suppress(PollError):
@@ -158,13 +158,14 @@ class ModelRepository:
         return found
 
     def keys_of(self, names: Iterable[str]) -> list[str]:
-        """The keys of the models of several names; a name is its own where there is no directory."""
+        """Return the keys of the models of several names; a name without a directory is its own key."""
         return [key for name in names for key in self.keys(name) or [name]]
 
     def members(self, config: ModelConfig, ensemble: str) -> dict[str, str]:
-        """The keys of the models that the steps of an ensemble name, by name: those of its own repository first.
+        """Return the keys of an ensemble's steps by model name.
 
-        What is nowhere, or in several others, has a key that no model has.
+        A model of the ensemble's own repository takes precedence.  A step that is missing, or ambiguous among other
+        repositories, gets a key that no model has.
         """
         if not self.namespacing:
             return {step.model_name: step.model_name for step in config.ensemble_scheduling.step}
@@ -178,16 +179,16 @@ class ModelRepository:
         return members
 
     def no_such_model(self, name: str) -> str:
-        """The words that say where there is no ``name``, and which model was probably meant or which there are."""
+        """Return an error text for a missing model, with the nearest name or a list of the models."""
         names = sorted({*self.given, *(one for root in self.roots for one in root.known())})
         others = f"its models are {', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''}" if names else ""
         hint = did_you_mean(name, names, others)
         return f"there is no model '{name}' in {', '.join(map(str, self.paths))}{'; ' + hint if hint else ''}"
 
     def describe(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
-        """What the directory of ``name`` holds; ``override`` stands in for the configuration's file.
+        """Read the directory of ``name``; ``override`` replaces the configuration file.
 
-        Raises as :meth:`directory` does, and :class:`PollError` for a configuration that cannot be read.
+        Raises as :meth:`directory` does, and :class:`PollError` for an unreadable configuration.
         """
         naming = self.naming
         try:
@@ -238,20 +239,20 @@ class ModelRepository:
         return self._listed
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Times and sizes of the files of ``name``; equal as long as nothing was changed."""
+        """Return the times and sizes of the files of ``name``; equal while the files are unchanged."""
         root = self._root(name)
         if root is None:
             return take_fingerprint(self.given[name], self.config_name)
         return root.fingerprint(self.naming.name(name), self.config_name)
 
     def shown(self, text: str) -> str:
-        """A text in which models in stores have their URLs, and not the paths of their copies."""
+        """Replace the paths of copies in ``text`` with the URLs of their models."""
         for root in self.roots:
             text = root.shown(text)
         return text
 
     def close(self) -> None:
-        """Let those go who wait for stores; models that run keep their files."""
+        """Abort calls that wait for stores; running models keep their files."""
         for root in self.roots:
             root.close()
         self._descriptions.close()

@@ -1,7 +1,7 @@
-"""A repository made for one model, which is gone when the server ends.
+"""Temporary repositories for a single model, removed when the server ends.
 
-``conch serve MODEL`` and ``conch.Server(MODEL)`` call this before the server starts.  What a checkpoint holds is left
-to its backend; only what it is called and how it is reached is decided here.
+``conch serve MODEL`` and ``conch.Server(MODEL)`` create one before the server starts.  The backend reads the
+checkpoint; this module only chooses the model's name and location.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conch.repository.stores.urls import is_url, parse_url
 from conch.settings import Settings
 from conch.temporary import TemporaryFolder
 
-#: What may be said of the one model: the names, which are those in ``model.json``, and their help.
+#: Options of the single model: the names in ``model.json`` and their help texts.
 MODEL_OPTIONS: Final[Mapping[str, str]] = {
     "name": "Name to serve it under.",
     "task": "What it does, such as text-classification.",
@@ -34,9 +34,9 @@ MODEL_OPTIONS: Final[Mapping[str, str]] = {
 
 @contextmanager
 def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """A repository with ``model`` alone, and the model's name there; removed when the context is left.
+    """Create a repository with only ``model``, and yield it with the model's name; removed on exit.
 
-    ``model`` is an id on the Hub, a checkpoint's folder or a .gguf, .onnx or .xml file; ``values`` go into
+    ``model`` is an id on the Hub, a checkpoint folder or a .gguf, .onnx or .xml file; ``values`` are written to
     ``model.json``.  Raises INVALID_ARG for anything else.
     """
     with TemporaryFolder() as repository:
@@ -55,9 +55,9 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
 
 
 def checkpoint_source(model: str) -> str:
-    """What ``model.json`` says of a checkpoint: an absolute path, or an id on the Hub.
+    """Return the value of ``model`` in ``model.json``: an absolute path, or an id on the Hub.
 
-    Raises INVALID_ARG for a path where there is none.
+    Raises INVALID_ARG for a path that does not exist.
     """
     path = Path(model).expanduser()
     if path.is_file():
@@ -66,9 +66,9 @@ def checkpoint_source(model: str) -> str:
 
 
 def hub_hint(model: str) -> str:
-    """What to say where the Hub does not have ``model``: there is no such folder here either, or one of another name.
+    """Return a hint for a ``model`` missing on the Hub: a local folder does not exist, or has a similar name.
 
-    Empty for a path that exists, which is not looked for on the Hub.
+    Empty for an existing path, which is not looked up on the Hub.
     """
     path = Path(model).expanduser()
     if path.exists():
@@ -82,7 +82,7 @@ def hub_hint(model: str) -> str:
 
 
 def model_name(path: Path) -> str:
-    """A valid model name, from the last telling part of an id or a path."""
+    """Return a valid model name made from the last meaningful part of an id or a path."""
     parts = [part for part in path.parts if part != path.anchor]
     if len(parts) > 2 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
         parts = parts[-3].split("--")  # a folder of the Hub's cache
@@ -95,7 +95,7 @@ def model_name(path: Path) -> str:
 
 
 def settings_for(settings: Settings, repository: Path, name: str) -> Settings:
-    """The settings that serve the model ``name`` of ``repository``."""
+    """Return the settings that serve the model ``name`` of ``repository``."""
     wanted = settings.load_model
     if settings.model_control_mode == "explicit" and not wanted:
         wanted = (name,)
@@ -103,7 +103,7 @@ def settings_for(settings: Settings, repository: Path, name: str) -> Settings:
 
 
 def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
-    """Link a graph's file and its weights into the version directory ``version``."""
+    """Link a graph file and its weights into the version directory ``version``."""
     if path.suffix not in (".onnx", ".xml"):
         raise unsupported(
             f"'{path}' is not a model that can be served: give a Hub id, a checkpoint's folder, or a .gguf, .onnx or "
@@ -114,7 +114,7 @@ def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
         raise invalid(f"--{option} is for checkpoints; '{path}' is served as it is, tensors in and out")
     (version / f"model{path.suffix}").symlink_to(path)
     if path.suffix == ".onnx":
-        # Tensors that are not in the file are found by the names that it gives, beside it.
+        # An ONNX file names its external tensor files relative to itself, so they are linked beside it.
         for beside in path.parent.glob("*"):
             if (beside.name.startswith(path.name) and beside != path) or beside.suffix == ".data":
                 (version / beside.name).symlink_to(beside)
@@ -126,7 +126,7 @@ def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
 
 
 def _checkpoint(folder: Path) -> Path:
-    """``folder`` if it holds a checkpoint.  Raises INVALID_ARG, saying what else it seems to be."""
+    """Return the checkpoint in ``folder``.  Raises INVALID_ARG, with what the folder seems to be instead."""
     if (folder / "config.json").is_file():
         return folder
     files = sorted(folder.glob("*.gguf"))

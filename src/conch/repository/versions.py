@@ -1,4 +1,4 @@
-"""Version directories, and which of them a version policy selects."""
+"""Version directories, and the versions that a version policy selects."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 from conch.config.schema import ModelConfig
 
-#: Directories of a model that hold something else than a version.
+#: Directories of a model that are not versions.
 RESERVED = frozenset({"configs", "initial_state", "warmup", "__pycache__"})
 MAX_VERSION = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Versions:
-    """The versions found, ascending, and a warning for every directory that looks like none."""
+    """The versions found, ascending, and a warning for each directory with an invalid name."""
 
     found: tuple[int, ...]
     warnings: tuple[str, ...]
 
 
 def read_versions(directories: Iterable[str]) -> Versions:
-    """The versions that a model's sub-directories stand for."""
+    """Return the versions among the sub-directories of a model."""
     found: list[int] = []
     warnings: list[str] = []
     for name in sorted(directories):
@@ -38,14 +38,14 @@ def read_versions(directories: Iterable[str]) -> Versions:
 
 @dataclass(frozen=True)
 class Selection:
-    """The versions to load, ascending, and those that the policy names and that are not there."""
+    """The versions to load, ascending, and the versions that the policy names but that do not exist."""
 
     versions: tuple[int, ...]
     missing: tuple[int, ...] = ()
 
 
 def select_versions(config: ModelConfig, available: Sequence[int]) -> Selection:
-    """What the version policy of ``config`` selects; without a policy, the latest version."""
+    """Return the versions that the version policy of ``config`` selects; without a policy, the latest version."""
     ascending = sorted(available)
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
@@ -65,5 +65,5 @@ def select_versions(config: ModelConfig, available: Sequence[int]) -> Selection:
 
 
 def missing_version_warning(name: str, version: int) -> str:
-    """The log line for a version that the policy names and that is not there."""
+    """Return the log line for a version that the policy names but that does not exist."""
     return f"version {version} is specified for model '{name}', but the version directory is not present"

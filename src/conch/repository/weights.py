@@ -1,6 +1,6 @@
-"""How large the weights of a model version are, from the sizes of its files, before anything loads them.
+"""Finds the weight files of a model version and their size before the model is loaded.
 
-Reads directories and ``model.json``, nothing of the weights; the server calls it in a thread.
+Reads directories and ``model.json``, but not the weights.  The server calls it in a thread.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from typing import Any, Final
 
 from conch.config.reading import read_json
 
-#: The parameters that may name a checkpoint, and a path's placeholder for the model's directory.
+#: Parameters that may name a checkpoint, and the placeholder for the model's directory in a path.
 _CHECKPOINT: Final = ("model", "gpt_model_path")
 _MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
-#: Where a folder has graphs beside PyTorch's weights.
+#: Subfolders of a checkpoint that may hold graphs in addition to PyTorch weights.
 _FOLDERS: Final = ("", "onnx", "openvino")
-#: What ``conch convert`` writes.
+#: The manifest that ``conch convert`` writes.
 _MANIFEST: Final = "conch.json"
-#: Other copies of the weights in the same folder.
+#: Files in a checkpoint folder that duplicate weights or belong to training.
 _COPIES: Final = re.compile(r"(^consolidated|[.-](fp16|fp32|bf16)[.-]|^(training_args|optimizer|scheduler))")
-#: Parts of names or values of parameters that have an engine quantise the weights.
+#: Substrings of parameter names or values that make an engine quantize the weights.
 _QUANTISING: Final = ("int8", "int4", "nf4", "fp8", "8bit", "4bit", "quantiz", "quantis")
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}")
-#: Engines by the name that the manifest has for the files that they read, where that is another.
+#: Engine names in the manifest, by engine, where they differ.
 _KINDS: Final = {"transformers": "torch", "vllm": "torch"}
-#: Precisions that the numbers of a file may be halved to when they are loaded.
+#: Divisors for precisions that weights may be converted to at load.
 _HALVED: Final = {"fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """The ``files`` that a version's weights are read from, and their ``size`` (bytes); empty where none were found.
+    """The ``files`` with a version's weights and their total ``size`` (bytes); empty if none were found.
 
-    ``least`` is what they take at least once they are loaded: less where a parameter asks for smaller numbers.
+    ``least`` is the minimum size after loading (bytes), which is less than ``size`` if parameters ask for smaller
+    types.
     """
 
     size: int = 0
@@ -48,11 +49,13 @@ class WeightFiles:
 def find_weights(
     version_directory: Path, parameters: Mapping[str, str] | None = None, *, gpu: bool = False
 ) -> WeightFiles:
-    """The files of the variants that run of a converted model; of any other folder the smallest set that can be the
-    model, where it has that in several forms or precisions.  ``gpu``: it is for a GPU.
+    """Return the weight files of a version.
 
-    The folder is the version's, or the one that ``model.json`` or ``parameters`` name, also in the cache of the Hugging
-    Face Hub.  What cannot be read counts as if it were not there.
+    For a converted model these are the files of the variants that run.  For any other folder with several formats or
+    precisions, they are the smallest complete set.  ``gpu`` says whether the model runs on a GPU.
+
+    The folder is the version directory or the checkpoint that ``model.json`` or ``parameters`` name, which may be in
+    the cache of the Hugging Face Hub.  Unreadable files are ignored.
     """
     try:
         options = {**_model_file(version_directory), **(parameters or {})}
@@ -68,14 +71,14 @@ def find_weights(
 
 
 def _divisor(options: Mapping[str, object]) -> int:
-    """By how much numbers can shrink when they are loaded: 32 bits to the type asked for, or to 4 bits."""
+    """Return how much the weights can shrink at load: from 32 bits to the requested type, or to 4 bits."""
     if any(word in f"{key}={value}".lower() for key, value in options.items() for word in _QUANTISING):
         return 8
     return 2 if options.get("dtype") in ("float16", "bfloat16", "half") else 1
 
 
 def _forms(folder: Path) -> Iterator[list[Path]]:
-    """Each set of files of ``folder`` that may be the whole model."""
+    """Yield each set of files in ``folder`` that may be the complete model."""
     for name in _FOLDERS:
         if not (folder / name).is_dir():
             continue
@@ -96,14 +99,14 @@ def _forms(folder: Path) -> Iterator[list[Path]]:
                 case _:
                     beside.append(path)
         for key, files in forms.items():
-            # Tensors that a graph keeps outside its file are named after it: model.onnx_data, model.onnx.data.
+            # Files with a graph's external tensors are named after it: model.onnx_data, model.onnx.data.
             yield [*files, *(one for one in beside if files[0].suffix == ".onnx" and one.name.startswith(f"{key}."))]
 
 
 def _served(folder: Path, options: Mapping[str, object], gpu: bool) -> WeightFiles | None:
-    """The files of the variants of a converted model that are going to run; None where it is none, or has none of them.
+    """Return the files of the variants of a converted model that will run; None for other folders or if none are found.
 
-    On a GPU the checkpoint's own weights run where they are there, unless a variant or an engine is named.
+    On a GPU the checkpoint's own weights are used, if present, unless a variant or an engine is named.
     """
     document = read_json(folder / _MANIFEST) if (folder / _MANIFEST).is_file() else {}
     if not isinstance(document, dict) or not isinstance(document.get("variants"), list):
@@ -119,12 +122,12 @@ def _served(folder: Path, options: Mapping[str, object], gpu: bool) -> WeightFil
         path = str(one.get("path", ""))
         found = _summed(_graph(folder / path) if path else own, _HALVED.get(str(one.get("precision")), 1))
         size, files, least = size + found.size, [*files, *found.files], least + found.least
-    # Two variants may be one file, computed in two precisions, which each of them holds.
+    # Two variants may use the same file in two precisions; each keeps its own copy in memory.
     return WeightFiles(size, tuple(dict.fromkeys(files)), least) if files else None
 
 
 def _chosen(document: Mapping[str, Any], options: Mapping[str, object]) -> list[Mapping[str, Any]]:
-    """The entries of the variants that run, as ``conch.checkpoints.manifest`` and ``folder`` choose them."""
+    """Return the entries of the variants that run, chosen as in ``conch.checkpoints.manifest`` and ``folder``."""
     usable = {
         variant["name"]: variant for variant in document["variants"] if variant.get("passed") or variant.get("forced")
     }
@@ -146,7 +149,7 @@ def _slowness(variant: Mapping[str, Any]) -> float:
 
 
 def _graph(file: Path) -> list[Path]:
-    """A graph's file with those of its tensors."""
+    """Return a graph file and the files with its tensors."""
     beside = (file.with_suffix(".bin"), file.with_name(f"{file.name}.data"), file.with_name(f"{file.name}_data"))
     return [one for one in (file, *beside) if one.is_file()]
 
@@ -161,14 +164,14 @@ def _of_torch(file: Path) -> bool:
 
 
 def _model_file(version_directory: Path) -> dict[str, object]:
-    """The parameters in ``model.json``, empty without one.  Raises ValueError for one that is no JSON."""
+    """Return the parameters in ``model.json``, empty without the file.  Raises ValueError for invalid JSON."""
     file = version_directory / "model.json"
     document = read_json(file) if file.is_file() else {}
     return document if isinstance(document, dict) else {}
 
 
 def _checkpoint(version_directory: Path, options: Mapping[str, object]) -> Path:
-    """The folder or file of the checkpoint; the version's directory where nothing else is named or found."""
+    """Return the folder or file of the checkpoint; the version directory if none is named or found."""
     named = next((options[name] for name in _CHECKPOINT if options.get(name)), "")
     if not named or not isinstance(named, str):
         return version_directory
@@ -182,7 +185,7 @@ def _checkpoint(version_directory: Path, options: Mapping[str, object]) -> Path:
 
 
 def _snapshot(id: str) -> Path | None:
-    """The copy of a model of the Hub that its cache has, as ``huggingface_hub`` lays it out."""
+    """Return the copy of a Hub model in the Hub's cache, laid out as by ``huggingface_hub``; None if it is missing."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     folder = cache / f"models--{id.replace('/', '--')}"

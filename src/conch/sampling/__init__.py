@@ -1,6 +1,6 @@
-"""Sampling parameters: their names in every protocol, their values and what engines need for them, declared once."""
+"""Sampling parameters, declared once: their names in each protocol, their values and the required engine features."""
 
 from typing import Final
 
-#: The task of checkpoints that write text, token by token.
+#: The task of checkpoints that generate text token by token.
 TEXT_GENERATION: Final = "text-generation"

@@ -1,12 +1,12 @@
-"""The sampling parameters: one declaration of each, from which everything else about them is derived.
+"""Declarations of the sampling parameters.
 
-A field of :class:`SamplingParams` declares a parameter: its name (that of vLLM's ``SamplingParams`` where it has one),
-the values it takes, its default, which asks for nothing, its names in other protocols and the feature that an engine
-must have for it.  The readers of requests, the tensors of the text and TensorRT-LLM contracts, OpenAI's members, the
-checks against an engine and the table in docs/generation.md follow from it.  Adding a parameter is a field here, plus
-what each engine does with it.
+Each field of :class:`SamplingParams` declares a parameter: its name (as in vLLM's ``SamplingParams`` if it exists
+there), type, neutral default, names in other protocols, and the required engine feature.  The request readers, the
+tensors of the text and TensorRT-LLM I/O formats, OpenAI's members, the checks of engine features and the table in
+docs/generation.md are derived from these declarations.  To add a parameter, add a field here and implement it in each
+engine.
 
-Pure; imported by the server's front ends as well as by workers.
+Pure functions; imported by the server's front ends and by workers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any, Final, Literal
 from conch.sampling.structures import KINDS, Structure, response_format, structured_outputs
 from conch.sampling.values import Biases, Document, Flag, Integer, Number, Text, TextList, TokenIds, ValueType
 
-#: Sequences of a request, and alternatives of a token.
+#: The maximum number of sequences per request, and of alternatives per token.
 MAX_SAMPLES: Final = 64
 MAX_LOGPROBS: Final = 20
-#: More stop strings than a request can mean, and longer ones than a text can be searched for at every token.
+#: The maximum number and length (characters) of stop strings; the text is searched for them after every token.
 MAX_STOPS: Final = 128
 MAX_STOP_LENGTH: Final = 1024
 MAX_BAD_WORDS: Final = 1024
 
 
 class Feature(StrEnum):
-    """An optional ability of engines; the value names it in errors."""
+    """An optional feature of engines; the value is its name in errors."""
 
     BEAMS = "beam search"
     LOGPROBS = "log-probabilities"
@@ -48,19 +48,20 @@ class Feature(StrEnum):
     LORA = "LoRA adapters"
 
 
-#: The features for the kinds of structured output.
+#: The features of the kinds of structured output.
 STRUCTURED_OUTPUTS: Final = frozenset(Feature[kind.upper()] for kind in KINDS)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameter:
-    """A sampling parameter.
+    """The declaration of a sampling parameter.
 
-    ``neutral`` is the value that asks for nothing (None: there is none).  ``aliases`` are further names in
-    ``sampling_parameters``, ``forms`` further names with values of another type.  ``text_input`` is the parameter's
-    own input in the text contract, ``inflight_inputs`` are its inputs in the in-flight batcher's ``tensorrt_llm``; both
-    have the datatype of ``type``.  ``openai`` says whether OpenAI's API has it as a member, or conch as an extension
-    of that API.  A value other than ``neutral`` needs ``feature``, or the features that a function of the value tells.
+    ``neutral`` is the value without effect (None: there is none).  ``aliases`` are further names in
+    ``sampling_parameters``; ``forms`` are further names with values of another type.  ``text_input`` is the name of its
+    input in the text I/O format, and ``inflight_inputs`` are the names of its inputs in the in-flight batcher's
+    ``tensorrt_llm``; both have the datatype of ``type``.  ``openai`` specifies whether it is a member of OpenAI's API,
+    conch's extension of that API, or absent.  A value other than ``neutral`` requires ``feature``, or the features that
+    ``feature``, a function, returns for the value.
     """
 
     type: ValueType
@@ -75,14 +76,14 @@ class SamplingParameter:
     feature: Feature | Callable[[Any], set[Feature]] | None = None
 
     def features(self, value: Any) -> set[Feature]:
-        """The features that an engine must have for ``value``."""
+        """Return the engine features that ``value`` requires."""
         if self.feature is None or value == self.neutral:
             return set()
         return {self.feature} if isinstance(self.feature, Feature) else self.feature(value)
 
 
 def _parameter(type: ValueType, default: Any, description: str, **more: Any) -> Any:
-    """A field of ``SamplingParams``; ``neutral`` is the default unless it is given."""
+    """Declare a field of ``SamplingParams``; ``neutral`` defaults to the field's default."""
     values = {"default_factory": default, "default": MISSING} if callable(default) else {"default": default}
     neutral = more.pop("neutral", default() if callable(default) else default)
     return field(**values, metadata={"parameter": SamplingParameter(type, description, neutral, **more)})
@@ -96,10 +97,10 @@ _RESPONSE_FORMAT: Final = Document("OpenAI's object", response_format)
 
 @dataclass(slots=True)
 class SamplingParams:
-    """How the tokens of a sequence are chosen, and when it ends.
+    """The parameters that determine how the tokens of a sequence are chosen and when it ends.
 
-    Engines ignore the fields that are about text (``stop`` and ``bad_words``, which they get as token ids, among them).
-    In what an engine gets, ``n`` is 1 except for beam search.
+    Engines ignore the fields about text, such as ``stop`` and ``bad_words`` (which they get as token ids).  In the
+    parameters that an engine gets, ``n`` is 1 except for beam search.
     """
 
     n: int = _parameter(
@@ -198,31 +199,31 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = _parameter(
         Integer(1), None, "keep only this many tokens of the end of the prompt"
     )
-    #: ``bad_words`` as token ids, a sequence for each way to write a word; whoever has the tokenizer fills it in.
+    #: ``bad_words`` as token ids, a sequence for each spelling of a word; set by the owner of the tokenizer.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def make_greedy(self) -> None:
-        """Choose the likeliest token at every step: the values that say how to sample become neutral."""
+        """Select greedy decoding: set ``temperature`` to 0 and the other sampling values to neutral."""
         self.temperature, self.top_k, self.top_p, self.min_p, self.seed = 0.0, 0, 1.0, 0.0, None
 
     def for_sample(self, index: int) -> SamplingParams:
-        """The parameters of sample ``index`` of ``n``: it is a sequence of its own, with a seed of its own."""
+        """Return the parameters of sample ``index`` of ``n``, a separate sequence with its own seed."""
         return replace(self, n=1, seed=None if self.seed is None else (self.seed + index) % 2**64)
 
     def features(self) -> list[Feature]:
-        """The features that an engine must have for these parameters, in the order of ``Feature``."""
+        """Return the engine features that these parameters require, in the order of ``Feature``."""
         needed = {Feature.BAD_WORDS} if self.bad_words_token_ids else set()
         needed.update(*(parameter.features(getattr(self, parameter.name)) for parameter in PARAMETERS))
         return [feature for feature in Feature if feature in needed]
 
 
-#: All parameters, in the order of the fields.
+#: All parameters in the order of the fields.
 PARAMETERS: Final = tuple(
     replace(declared.metadata["parameter"], name=declared.name)
     for declared in fields(SamplingParams)
     if "parameter" in declared.metadata
 )
-#: Every name that ``sampling_parameters`` may have: its parameter, and the type of its values.
+#: The parameter and value type of each name in ``sampling_parameters``.
 NAMES: Final[Mapping[str, tuple[SamplingParameter, ValueType]]] = {
     name: (parameter, type)
     for parameter in PARAMETERS
@@ -230,7 +231,7 @@ NAMES: Final[Mapping[str, tuple[SamplingParameter, ValueType]]] = {
         **dict.fromkeys((parameter.name, *parameter.aliases), parameter.type), **parameter.forms
     }.items()
 }  # fmt: skip
-#: vLLM's parameters that are not supported; refused where they have a value.
+#: Unsupported parameters of vLLM; rejected if they have a value.
 REFUSED: Final = ("prompt_logprobs", "logits_processors", "allowed_token_ids", "extra_args")
-#: Names that some clients send and that have no effect here.
+#: Names that some clients send; accepted without effect.
 IGNORED: Final = frozenset({"detokenize", "output_kind", "stream", "priority", "return_token_ids"})

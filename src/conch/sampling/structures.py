@@ -1,6 +1,6 @@
-"""Structured output: what requests write, read and checked before any engine compiles it.
+"""Parses and validates the structured output parameters of requests, before an engine compiles them.
 
-Pure; workers read requests with it.
+Pure functions, used by workers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from conch.errors import invalid
 
 #: The kinds of structured output.
 KINDS: Final = ("json", "regex", "grammar", "choice")
-#: What the in-flight batcher calls those that it has, in ``guided_decoding_guide_type``.
+#: The in-flight batcher's names of the kinds it supports, in ``guided_decoding_guide_type``.
 GUIDE_TYPES: Final[Mapping[str, str]] = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
 
-#: What engines compile takes their time from every other request: more than a structure can mean is refused.
+#: Limits of structures, because compiling them delays all other requests of an engine.
 MAX_LENGTH: Final = 1 << 18
 MAX_CHOICES: Final = 1024
 MAX_DEPTH: Final = 64
@@ -27,27 +27,28 @@ MAX_PROPERTIES: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What output must fit: ``kind`` is one of ``KINDS``.
+    """A constraint on generated text.
 
-    ``text`` is the JSON schema (as JSON), the regular expression, the EBNF grammar, or a JSON list of texts.
+    ``kind`` is one of ``KINDS``; ``text`` is the JSON schema (as JSON), the regular expression, the EBNF grammar, or a
+    JSON list of texts.
     """
 
     kind: str
     text: str
 
 
-#: Brackets, and what looks like them.
+#: Brackets and escaped characters.
 _BRACKETS: Final = re.compile(r"\\.|[()]", re.DOTALL)
 _ANY_OBJECT: Final = Structure("json", '{"type": "object"}')
 
 
 def json_of(name: str, value: Any) -> Any:
-    """``value`` itself, or the JSON value of a text.  Raises INVALID_ARG for a text that is not JSON."""
+    """Return ``value``, parsed as JSON if it is a text.  Raises INVALID_ARG for a text that is not JSON."""
     return parsed(f"'{name}'", value) if isinstance(value, str) else value
 
 
 def parsed(what: str, text: str) -> Any:
-    """The value of a text of JSON.  Raises INVALID_ARG for any other text, which the error calls ``what``."""
+    """Parse a JSON text.  Raises INVALID_ARG if it is not JSON; ``what`` is its name in the error."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -57,7 +58,7 @@ def parsed(what: str, text: str) -> Any:
 
 
 def structured_outputs(name: str, value: Any) -> Structure | None:
-    """Read vLLM's ``structured_outputs`` (formerly ``guided_decoding``): an object with one kind of structure."""
+    """Parse vLLM's ``structured_outputs`` (formerly ``guided_decoding``): an object with one kind of structure."""
     document = json_of(name, value)
     if document is None:
         return None
@@ -72,7 +73,7 @@ def structured_outputs(name: str, value: Any) -> Structure | None:
 
 
 def response_format(name: str, value: Any) -> Structure | None:
-    """Read OpenAI's ``response_format``."""
+    """Parse OpenAI's ``response_format``."""
     document = json_of(name, value)
     kind = document.get("type") if isinstance(document, dict) else None
     if kind == "text":
@@ -85,7 +86,7 @@ def response_format(name: str, value: Any) -> Structure | None:
 
 
 def structure_of(kind: str, content: Any, name: str) -> Structure:
-    """A structure of one of ``KINDS`` from a JSON value or its text.  Raises INVALID_ARG, naming ``name``."""
+    """Create a structure of one of ``KINDS`` from a JSON value or its text.  Raises INVALID_ARG, naming ``name``."""
     if kind == "json":
         schema = json_of(name, content)
         if not isinstance(schema, dict | bool):
@@ -118,7 +119,7 @@ def _bounded(structure: Structure, name: str) -> Structure:
 
 
 def _nesting(text: str) -> int:
-    """The depth of the deepest bracket."""
+    """Return the maximum depth of nested parentheses."""
     depth = deepest = 0
     for bracket in _BRACKETS.findall(text):
         depth = max(0, depth + (1 if bracket == "(" else -1 if bracket == ")" else 0))
@@ -127,7 +128,7 @@ def _nesting(text: str) -> int:
 
 
 def _check_unicode(text: str, name: str) -> None:
-    """Raise INVALID_ARG for half of a surrogate pair, which JSON can spell and no output can have."""
+    """Raise INVALID_ARG for an unpaired surrogate, which JSON can encode but output cannot contain."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -135,7 +136,7 @@ def _check_unicode(text: str, name: str) -> None:
 
 
 def _check_schema(schema: Any, name: str) -> None:
-    """Raise INVALID_ARG for a schema that is nested too deeply for engines, or whose ``$ref`` leads back to itself."""
+    """Raise INVALID_ARG for a schema that is nested too deeply, has too large an object, or has a circular ``$ref``."""
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
             raise invalid(f"'{name}' has a JSON schema that is nested deeper than {MAX_DEPTH} levels")
@@ -159,7 +160,7 @@ def _check_schema(schema: Any, name: str) -> None:
 
 
 def _nodes(document: Any) -> Iterator[tuple[Any, int]]:
-    """Every value in a JSON document, with its depth."""
+    """Yield each value in a JSON document with its depth."""
     left = [(document, 0)]
     while left:
         node, depth = left.pop()
@@ -169,7 +170,7 @@ def _nodes(document: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """The node that a ``$ref`` within the schema points to; None for any other, which engines refuse."""
+    """Return the node that a ``$ref`` within the schema refers to; None for other references, which engines reject."""
     if not reference.startswith("#"):
         return None
     node = schema

@@ -1,6 +1,6 @@
-"""Types of sampling parameters: each reads a value from JSON, from text or from a tensor, and refuses what is wrong.
+"""Value types of sampling parameters: parse and validate values from JSON, text or tensors.
 
-Pure.  ``read`` gets the name under which a value was given and a label for it, such as ``input 'beam_width'``; it
+Pure functions.  ``read`` gets the name of the parameter and a label for messages, such as ``input 'beam_width'``; it
 raises INVALID_ARG, naming either.
 """
 
@@ -16,14 +16,17 @@ from conch.errors import ConchError, invalid
 from conch.sampling.structures import json_of
 
 INT32: Final = 2**31 - 1
-#: The limits of OpenAI's API for the bias of a token.
+#: The limit of the absolute value of a bias, from OpenAI's API.
 _BIAS: Final = 100
 _MAX_BIASES: Final = 1024
 MAX_STOP_TOKENS: Final = 128
 
 
 class ValueType(Protocol):
-    """``wanted`` describes the values in errors and documents; ``datatype`` and ``dims`` are those of a tensor."""
+    """The interface of a value type.
+
+    ``wanted`` describes the values in errors and in the documentation; ``datatype`` and ``dims`` are those of a tensor.
+    """
 
     @property
     def wanted(self) -> str: ...
@@ -35,7 +38,7 @@ class ValueType(Protocol):
     def dims(self) -> tuple[int, ...]: ...
 
     def read(self, name: str, value: Any, label: str) -> Any:
-        """The value in its type.  Raises INVALID_ARG."""
+        """Convert ``value`` to its type.  Raises INVALID_ARG for an invalid value."""
 
 
 def _wrong(label: str, value: Any, wanted: str) -> ConchError:
@@ -44,7 +47,7 @@ def _wrong(label: str, value: Any, wanted: str) -> ConchError:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A whole number; values below ``clamp`` are accepted and mean the same as ``clamp``."""
+    """An integer from ``low`` to ``high``; values below ``clamp`` are replaced by ``clamp``."""
 
     low: int
     high: int = INT32
@@ -77,7 +80,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number from ``low`` (excluded where ``above``) to ``high``."""
+    """A finite number from ``low`` (excluded if ``above`` is true) to ``high``."""
 
     low: float
     high: float
@@ -97,7 +100,7 @@ class Number:
 
 
 class Flag:
-    """True or false, also as a text or as 0 and 1."""
+    """A boolean, also as the text "true" or "false" or the number 0 or 1."""
 
     wanted: ClassVar = "true or false"
     datatype: ClassVar = "BOOL"
@@ -128,7 +131,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class TextList:
-    """A text or at most ``most`` of them, each of at most ``length`` characters (0: any); empty ones are left out."""
+    """A text or a list of at most ``most`` texts, each of at most ``length`` characters (0: any); drops empty texts."""
 
     noun: str
     most: int
@@ -170,7 +173,7 @@ class TokenIds:
 
 
 class Biases:
-    """What is added to logits, by token id; a JSON object or the text of one."""
+    """Biases of logits by token id, as a JSON object or its text."""
 
     wanted: ClassVar = f"an object of biases, -{_BIAS} to {_BIAS}, by token id"
     datatype: ClassVar = "BYTES"
@@ -191,7 +194,7 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A JSON value, or the text of one, that ``reader`` (of name and value) makes sense of."""
+    """A JSON value or its text, parsed by ``reader``, a function of name and value."""
 
     wanted: str
     reader: Callable[[str, Any], Any]

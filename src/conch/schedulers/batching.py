@@ -1,7 +1,7 @@
-"""Which waiting requests run next, and when: one at a time, or batched dynamically.
+"""Decides which waiting requests run next and when: one request at a time, or batched dynamically.
 
-Pure: :meth:`Batcher.take` is given the time and says what to run now and when to ask again.
-Source: Triton's dynamic batcher (preferred sizes, queue delay, shape and optional-input closing).
+Pure: :meth:`Scheduler.take` takes the time and returns the batch to run now and when to call it again.
+Source: Triton's dynamic batcher (preferred sizes, queue delay, closing a batch by shapes and optional inputs).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from conch.schedulers.queue import NS_PER_US, QueuedRequest, RequestQueue
 
 @dataclass(slots=True)
 class BatchDecision:
-    """A batch to run now (may be empty) and the moment (ns) to ask again; 0 means after the next change."""
+    """A batch to run now (may be empty), and when to call ``take`` again (ns); 0 means after the next change."""
 
     batch: list[InferRequest]
     wake_at: int = 0
 
 
 class WaitingRequests(Protocol):
-    """The requests that have not begun to run; its length is their number."""
+    """The queued requests of a model; its length is their number."""
 
     def __len__(self) -> int: ...
 
@@ -33,7 +33,7 @@ class WaitingRequests(Protocol):
 
 
 class Scheduler(Protocol):
-    """What the dispatcher of a model asks."""
+    """Decides for the dispatcher of a model which requests run next."""
 
     @property
     def queue(self) -> WaitingRequests: ...
@@ -42,7 +42,7 @@ class Scheduler(Protocol):
 
 
 class DirectScheduler:
-    """Each request is one execution, with the batch that it brings; by priority, then in order of arrival."""
+    """Runs each request on its own, with its own batch dimension, by priority and then in order of arrival."""
 
     def __init__(self, queue: RequestQueue) -> None:
         self.queue = queue
@@ -55,11 +55,11 @@ class DirectScheduler:
 
 
 class DynamicBatcher:
-    """Collects requests up to ``max_batch_size``, waiting at most ``max_delay_us`` for more.
+    """Batches requests up to ``max_batch_size`` rows, waiting at most ``max_delay_us`` for more.
 
-    A batch of a ``preferred`` size (rows) runs as soon as it is reached, the largest of those that what waits can
-    make; without delay a batch is whatever waits when an instance is free.  A request that would take the batch past
-    the largest preferred size, before any has been reached, sends those before it on their way and waits itself.
+    As soon as the waiting requests reach a ``preferred`` size (rows), a batch of the largest preferred size that they
+    can form runs. Without a delay, a batch contains the requests that wait when an instance is free. If a request would
+    exceed the largest preferred size before any preferred size is reached, the requests before it run without it.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class DynamicBatcher:
 
     def take(self, now: int) -> BatchDecision:
         if not self._max_delay and len(self.queue) == 1:
-            return self._alone.take(now)  # as mostly while the load is low
+            return self._alone.take(now)  # the common case under low load
         chosen: list[QueuedRequest] = []
         total = 0
-        best = 0  # how many of them make the batch to run at once; 0 while there is none
+        best = 0  # number of chosen requests that form the best preferred batch so far; 0 if none does
         closed = False
         largest, preferred = self._largest_preferred, self._preferred
         for waiting in self.queue.in_order(now):
@@ -113,7 +113,7 @@ class DynamicBatcher:
         return BatchDecision([], min(wake_at, deadline) if deadline else wake_at)
 
     def _fits(self, first: InferRequest, other: InferRequest) -> bool:
-        """Whether both may share a batch: the same inputs present, and the same variable dimensions."""
+        """Whether both requests may share a batch: same inputs present, same variable dimensions."""
         if self._optional and first.inputs.keys() != other.inputs.keys():
             return False
         return all(ours == theirs for ours, theirs in zip(self._shapes(first), self._shapes(other), strict=True))
@@ -125,7 +125,7 @@ class DynamicBatcher:
 
 
 class HeldScheduler:
-    """Another scheduler that runs nothing before ``count`` requests wait at once; then it is as if it were not there.
+    """Holds all requests until ``count`` of them wait at once, then passes through to ``scheduler``.
 
     Source: Triton's ``TRITONSERVER_DELAY_SCHEDULER``, for tests in which the first batches must not depend on timing.
     """

@@ -1,9 +1,9 @@
-"""The data flow of an ensemble: which step runs next, with which tensors, and what comes out.
+"""Schedules the steps of ensembles: passes tensors between steps and builds the ensemble's responses.
 
-Runs on the event loop; members are reached through ``find``, so that a reloaded member is used
-from its next request on.  A step runs as soon as all tensors that it needs are there; steps that
-do not depend on each other run at the same time.  Each response of a decoupled member opens an
-*iteration* of its own through the rest of the graph.  Source: Triton's ensemble scheduler.
+Runs on the event loop. The model of a step is looked up with ``find`` for every request, so that a reloaded version is
+used from its next request on. A step runs as soon as all of its input tensors are available; independent steps run at
+the same time. Each response of a decoupled model starts a separate *iteration* through the rest of the graph. Source:
+Triton's ensemble scheduler.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Member(Protocol):
     signature: ModelSignature
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to a sequence that is under way."""
+        """Whether a request belongs to an active sequence."""
 
     def run_step(self, request: InferRequest) -> None:
-        """Validate and enqueue; raises :class:`ConchError` when the request is refused."""
+        """Validate and enqueue a request; raises :class:`ConchError` if it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: ``inputs`` from the member's input to the ensemble's tensor, ``outputs`` likewise."""
+    """An ensemble step; ``inputs`` and ``outputs`` map names of the model to names of the ensemble's tensors."""
 
     model: str
     version: int
@@ -42,10 +42,10 @@ class Step:
 
 
 class Ensemble:
-    """A loaded ensemble; :meth:`run` starts one request through it.
+    """A loaded ensemble; :meth:`run` runs a request.
 
-    ``most_at_once`` is how many requests of one step a request of the ensemble may have under way, 0 for any number:
-    a decoupled member may answer faster than the next one takes it.
+    ``most_at_once`` limits how many requests of a step are in flight for one request of the ensemble, 0 for no limit:
+    a decoupled model may respond faster than the next step runs.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class Ensemble:
         self.find = find
         self.most_at_once = most_at_once
         self._writers = {tensor: step for step in range(len(steps)) for tensor in steps[step].outputs.values()}
-        # Asked for every request, and most want all outputs.
+        # Precomputed, because most requests want all outputs.
         self._all_outputs = tuple(signature.outputs)
         self._all_needed = self._needed_steps(self._all_outputs)
 
     def run(self, request: InferRequest) -> None:
-        """Start the request; it ends like any other."""
+        """Start a request; its responses are delivered as for any model."""
         _Run(self, request).start()
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to a sequence that is under way in a member."""
+        """Whether a request belongs to an active sequence of a step's model."""
         try:
             return any(self.find(step.model, step.version).continues(request) for step in self.steps)
         except ConchError:
             return False
 
     def needed_steps(self, outputs: Sequence[str]) -> Sequence[int]:
-        """The steps on which ``outputs`` depend, in order."""
+        """Return the indices of the steps on which ``outputs`` depend, in ascending order."""
         if self._all_outputs == outputs:
             return self._all_needed
         return self._needed_steps(outputs)
@@ -93,7 +93,10 @@ class Ensemble:
 
 
 class _Iteration:
-    """The tensors known at one point of the flow; ``None`` stands for one that its step did not give."""
+    """The tensors of one pass through the graph; ``None`` marks a tensor that its step did not produce.
+
+    An iteration also has the tensors of its parents.
+    """
 
     __slots__ = ("answered", "children", "parent", "started", "tensors")
 
@@ -116,7 +119,7 @@ class _Iteration:
         return step in self.started or (self.parent is not None and self.parent.was_started(step))
 
     def forget(self) -> None:
-        """Let go of all tensors, and of the iterations that were opened from here, which refer to this one."""
+        """Release all tensors and child iterations; the children refer to this iteration, which forms a cycle."""
         self.tensors = {}
         children, self.children = self.children, []
         for child in children:
@@ -129,7 +132,7 @@ class _Iteration:
 
 
 class _Run:
-    """One request on its way through an ensemble."""
+    """The execution of one ensemble request."""
 
     def __init__(self, ensemble: Ensemble, request: InferRequest) -> None:
         self._ensemble = ensemble
@@ -151,7 +154,7 @@ class _Run:
         self._advance(self._root)
 
     def _advance(self, changed: _Iteration) -> None:
-        """Start and answer whatever new tensors in ``changed`` made possible."""
+        """Start the steps and send the responses that new tensors in ``changed`` make possible."""
         complete: list[_Iteration] = []
         for iteration in list(changed.family()) if changed.children else (changed,):
             for step in self._steps:
@@ -167,7 +170,7 @@ class _Run:
             return
         for iteration in complete:
             if iteration.parent is not None:
-                iteration.parent.children.remove(iteration)  # nothing more can come of it
+                iteration.parent.children.remove(iteration)  # it is complete
             last = iteration is complete[-1] and not self._in_flight
             self._answer(iteration, final=last or not self._ensemble.signature.decoupled)
         if not self._in_flight and not self._request.finished:
@@ -176,7 +179,7 @@ class _Run:
             self._root.forget()
 
     def _is_ready(self, step: int, iteration: _Iteration) -> bool:
-        # A loop, which is faster than a generator: this is asked whenever a tensor has come.
+        # A loop is faster than a generator; this runs for every new tensor.
         for tensor in self._ensemble.steps[step].inputs.values():
             if tensor not in iteration.tensors and not iteration.has(tensor):
                 return False
@@ -281,7 +284,7 @@ class _Run:
                 self._flags = self._flags | flag if given[key] else self._flags & ~flag
 
     def _end(self) -> None:
-        """End the request, for which no step runs and none can start: an error, unless the ensemble is decoupled."""
+        """End a request that has no running steps and can start none; an error unless the ensemble is decoupled."""
         if self._ensemble.signature.decoupled:
             self._request.respond(InferResponse())
             return
@@ -291,7 +294,7 @@ class _Run:
         self._fail(deadlock)
 
     def _fail(self, error: ConchError) -> None:
-        """The first error ends the request; what still runs for it is given up."""
+        """Fail the request with its first error and cancel its running steps."""
         if error.code is Code.CANCELLED:
             self._request.fail(error)
         else:
@@ -322,7 +325,7 @@ def _inputs(step: Step, iteration: _Iteration, member: ModelSignature) -> dict[s
 
 
 def _adapt(shape: tuple[int, ...], member: ModelSignature, name: str) -> tuple[int, ...]:
-    """Add or drop a batch dimension of 1 between members that batch and members that do not."""
+    """Add or remove a batch dimension of 1 between models with and without batching."""
     spec = member.inputs.get(name)
     if spec is None:
         return shape

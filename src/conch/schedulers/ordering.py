@@ -11,13 +11,13 @@ LOG = logging.getLogger("conch")
 
 
 class InOrder:
-    """Stands between requests and their receivers: a request's responses wait until all earlier requests ended."""
+    """Holds the responses of a request until all earlier requests have ended."""
 
     def __init__(self) -> None:
         self._held: deque[_Held] = deque()
 
     def admit(self, request: InferRequest) -> None:
-        """Put the request at the end of the line; call it in arrival order."""
+        """Append a request; call this in order of arrival."""
         held = _Held(request)
         self._held.append(held)
         request.on_response = lambda response: self._arrived(held, response)
@@ -33,7 +33,7 @@ class InOrder:
                 try:
                     first.deliver(response)
                 except Exception:
-                    # The receivers of other requests wait for theirs.
+                    # One failed receiver must not block the responses of other requests.
                     LOG.exception("a response could not be passed on in its order")
                 response.forget_frames()
                 if response.final:

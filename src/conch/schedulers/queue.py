@@ -1,8 +1,8 @@
-"""Requests that wait for an instance: priority levels, queue policies, timeouts.
+"""The queue of requests that wait for an instance: priority levels, queue policies and timeouts.
 
-A pure state machine: times are passed in (``monotonic_ns``), nothing sleeps, nothing is sent
-except the refusal of a request whose time is up.  One queue belongs to one loaded model version
-and lives on the event loop.  Source: Triton's ``ModelQueuePolicy`` and dynamic batcher.
+A pure state machine: times are passed in (``monotonic_ns``) and nothing sleeps; it only responds to requests that time
+out or are cancelled. Each loaded model version has a queue, on the event loop. Source: Triton's ``ModelQueuePolicy``
+and dynamic batcher.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ NS_PER_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What a priority level does with late requests and with too many; ``max_queue_size`` 0 is unlimited."""
+    """The timeouts and the size limit of a priority level; ``max_queue_size`` 0 means no limit.
+
+    With ``delay_when_late``, late requests run after all others of their level instead of being refused.
+    """
 
     max_queue_size: int = 0
     default_timeout_us: int = 0
@@ -29,17 +32,20 @@ class QueuePolicy:
     delay_when_late: bool = False
 
     def deadline(self, request: InferRequest, now: int) -> int:
-        """When the request is late (ns), or 0 for never; it may shorten the default where that is allowed."""
+        """Return when a request becomes late (ns), 0 for never.
+
+        The timeout of the request applies if it is shorter than the default and overrides are allowed.
+        """
         timeout = self.default_timeout_us
         if self.allow_timeout_override and 0 < request.timeout < timeout:
             timeout = request.timeout
         return now + timeout * NS_PER_US if timeout else 0
 
     def expiry(self, request: InferRequest, now: int) -> int:
-        """When the time is over that its client gives the request, in the queue and in the model (ns); 0 for never.
+        """Return when the client's timeout of a request expires, in the queue or in the model (ns); 0 for never.
 
-        Triton's queue forgets about it when the request begins to run, and the client waits on.  Without a default
-        there is nothing to override, there as here.
+        Triton, in contrast, ignores the timeout once a request runs. As in Triton, a policy without a default timeout
+        cannot be overridden.
         """
         client = self.allow_timeout_override and self.default_timeout_us and not self.delay_when_late
         return now + request.timeout * NS_PER_US if client and request.timeout else 0
@@ -47,7 +53,7 @@ class QueuePolicy:
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue; ``deadline`` 0 means that it may wait for ever, ``level`` 1 comes first."""
+    """A request in the queue; times in ns, ``deadline`` 0 means none; ``level`` 1 has the highest priority."""
 
     request: InferRequest
     queued: int
@@ -56,9 +62,9 @@ class QueuedRequest:
 
 
 class _Level:
-    """One priority level: those in time first, then those that were late and are served all the same.
+    """A priority level: ``timely`` requests run first, then ``late`` ones that are delayed instead of refused.
 
-    A level that is not ``lasting`` is forgotten when nothing waits in it.
+    A level that is not ``lasting`` is removed when it is empty.
     """
 
     def __init__(self, number: int, policy: QueuePolicy, *, lasting: bool) -> None:
@@ -68,8 +74,8 @@ class _Level:
         self.timely: deque[QueuedRequest] = deque()
         self.late: deque[QueuedRequest] = deque()
         self.size = 0
-        self.earliest = 0  # no deadline of ``timely`` is before this; 0 when none has one
-        self.stale = False  # whether some in the deques have ended while they waited
+        self.earliest = 0  # lower bound of the deadlines in ``timely`` (ns); 0 if there are none
+        self.stale = False  # whether the deques contain requests that have ended
 
     def append(self, waiting: QueuedRequest) -> None:
         self.timely.append(waiting)
@@ -78,7 +84,7 @@ class _Level:
             self.earliest = waiting.deadline
 
     def sort_out(self, now: int) -> list[InferRequest]:
-        """Forget those that ended while waiting, set back or remove and return those that are late."""
+        """Drop ended requests, and delay late ones or remove and return them, according to the policy."""
         late_now = bool(self.earliest) and now >= self.earliest
         if not (self.stale or late_now):
             return []
@@ -99,7 +105,7 @@ class _Level:
         return refused
 
     def forget_ended(self) -> None:
-        """Drop those that have ended while they waited."""
+        """Drop requests that have ended while they waited."""
         self.timely = deque(one for one in self.timely if not one.request.finished)
         self.late = deque(one for one in self.late if not one.request.finished)
         self.earliest = min((one.deadline for one in self.timely if one.deadline), default=0)
@@ -107,11 +113,11 @@ class _Level:
 
 
 class RequestQueue:
-    """FIFO within each level, level 1 first.
+    """A queue that is FIFO within each priority level, level 1 first.
 
-    ``limit`` bounds the whole queue whatever the policies say, so that overload is answered at
-    once and memory stays bounded.  A request that is cancelled while it waits ends here.  There may be
-    2**64 levels; only those are kept that have requests, or a policy of their own.
+    ``limit`` bounds the whole queue regardless of the policies, so that overload fails at once and memory stays
+    bounded. A request that is cancelled while it waits fails here. There may be 2**64 levels; only levels with requests
+    or with their own policy are stored.
     """
 
     def __init__(
@@ -125,10 +131,10 @@ class RequestQueue:
     ) -> None:
         self._policy = policy or QueuePolicy()
         self._highest = max(levels, 1)
-        self._default = min(max(default_level, 1), self._highest)  # without levels, whatever it is set to
+        self._default = min(max(default_level, 1), self._highest)  # without levels, ``default_level`` has no effect
         self._limit = limit
         self._size = 0
-        # Without levels their policies are of no consequence either.
+        # Without levels, their policies have no effect either.
         lasting = {self._default: self._policy, **((level_policies or {}) if levels else {})}
         self._by_number = {number: _Level(number, of, lasting=True) for number, of in sorted(lasting.items())}
         self._levels = [*self._by_number.values()]  # in the order of their numbers
@@ -138,10 +144,10 @@ class RequestQueue:
         return self._size
 
     def add(self, request: InferRequest, now: int) -> None:
-        """Append a request to its level; raises UNAVAILABLE when the level or the queue is full."""
+        """Append a request to its level; raises UNAVAILABLE if the level or the queue is full."""
         number = self._number_of(request)
         if self._limit and self._size >= self._limit:
-            raise _full(request)  # before it makes a level
+            raise _full(request)  # before a level is created for it
         level = self._by_number.get(number) or self._new_level(number)
         policy = level.policy
         if policy.max_queue_size and level.size >= policy.max_queue_size:
@@ -156,8 +162,8 @@ class RequestQueue:
         self._size += 1
 
     def in_order(self, now: int) -> Iterator[QueuedRequest]:
-        """Those that may run, in the order in which they should; refuses or sets back the late ones on its way."""
-        # First for all levels: the end of one request may cancel others (of the same ensemble) anywhere.
+        """Yield the requests that may run, in order, after late ones have been refused or delayed."""
+        # All levels first, because the end of a request may cancel others (of the same ensemble) in any level.
         while refused := [request for level in self._levels for request in level.sort_out(now)]:
             self._size -= len(refused)
             for request in refused:
@@ -171,7 +177,7 @@ class RequestQueue:
             yield from level.late
 
     def take(self, chosen: list[QueuedRequest]) -> list[InferRequest]:
-        """Remove what :meth:`in_order` yielded first, and hand it over to run."""
+        """Remove and return ``chosen``, which must be the first requests that :meth:`in_order` yielded."""
         for waiting in chosen:
             level = self._level_of(waiting.request)
             (level.timely if level.timely and level.timely[0] is waiting else level.late).popleft()
@@ -181,7 +187,7 @@ class RequestQueue:
         return [waiting.request for waiting in chosen]
 
     def remove(self, chosen: Collection[InferRequest]) -> None:
-        """Take requests from anywhere in the queue, to run."""
+        """Remove requests from any position in the queue, to run them."""
         wanted = set(map(id, chosen))
         for level in {id(level): level for level in map(self._level_of, chosen)}.values():
             before = len(level.timely) + len(level.late)
@@ -193,11 +199,11 @@ class RequestQueue:
             request.on_cancel = None
 
     def next_deadline(self) -> int:
-        """The first moment at which a waiting request becomes late, or 0."""
+        """Return when the next waiting request becomes late (ns, possibly too early), 0 for never."""
         return min((level.earliest for level in self._levels if level.earliest), default=0)
 
     def drain(self) -> list[InferRequest]:
-        """Remove and return everything, for a model that can run nothing any more."""
+        """Remove and return all requests, for a model that can no longer run any."""
         requests = []
         for level in self._levels:
             requests += [one.request for one in (*level.timely, *level.late) if not one.request.finished]
@@ -233,7 +239,7 @@ class RequestQueue:
         level.size -= 1
         self._size -= 1
         request.fail(cancelled())
-        # Without an instance nobody asks for a while: what has ended must not pile up.
+        # Without an instance, ``in_order`` may not be called for a while; ended requests must not accumulate.
         if not (level.size or level.lasting):
             self._forget_empty()
         elif len(level.timely) + len(level.late) > 2 * level.size + 16:

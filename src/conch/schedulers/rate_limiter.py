@@ -1,8 +1,8 @@
-"""Which model instance runs next where instances share resources: Triton's rate limiter.
+"""Rate limiter: decides which model instance runs next when instances share resources.
 
-Pure: dispatchers stage the instances that could run and say when they have ended; the limiter calls back those that
-may run now.  Source: Triton's rate limiter.  Otherwise than there, as many instances as fit are let run when one ends,
-not one alone.
+Pure: dispatchers stage instances that have work and release them afterwards; the limiter calls back the instances that
+may run. Source: Triton's rate limiter. Unlike there, the end of an instance may start several instances, as many as the
+resources allow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conch import logs
 from conch.errors import invalid
 from conch.settings import Resource
 
-#: The device of a resource that all devices share, and that of ``--rate-limit-resource`` without a device.
+#: The device of a global resource, and the device of a ``--rate-limit-resource`` without a device.
 GLOBAL: Final = -2
 EVERY_DEVICE: Final = -1
 
@@ -30,7 +30,10 @@ class ResourceKey(NamedTuple):
 
 
 class LimitedInstance:
-    """A model instance that takes ``needs`` while it runs; ``run`` is called when it may, and says whether it does."""
+    """A model instance that uses the resources ``needs`` while it runs.
+
+    ``run`` is called when the instance may run, and returns whether it does.
+    """
 
     __slots__ = ("executions", "needs", "priority", "run", "running", "serial", "staged")
 
@@ -45,15 +48,15 @@ class LimitedInstance:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Lower ones come first: one of priority 2 runs half as often as one of priority 1."""
+        """Sort key, lowest first: an instance of priority 2 runs half as often as one of priority 1."""
         return self.executions * self.priority, self.serial
 
 
 class InstanceRateLimiter:
-    """The resources of one server, and who waits for them.
+    """The resources of a server and the instances that wait for them.
 
-    ``given`` says how much there is of each resource; without any, there is of each as much as the instance takes that
-    takes most.
+    ``given`` are the amounts of the resources; without any, the amount of each resource is the largest need of any
+    instance.
     """
 
     def __init__(self, given: Iterable[Resource] = ()) -> None:
@@ -67,16 +70,16 @@ class InstanceRateLimiter:
         self._attempting = False
 
     def register(self, instances: Collection[LimitedInstance]) -> None:
-        """Take on the instances of a model, all or none.
+        """Register the instances of a model, all or none.
 
-        Raises INVALID_ARG for a resource of which there is too little, or which is both global and of a device.
+        Raises INVALID_ARG if a resource is insufficient, or both global and device-specific.
         """
         pool = self._pool_of(self._instances | set(instances))
         self._instances |= set(instances)
         self._set_pool(pool)
 
     def unregister(self, instances: Collection[LimitedInstance]) -> None:
-        """Forget instances that have ended; others may run now."""
+        """Remove instances that have ended and let others run."""
         for instance in instances:
             self.unstage(instance)
             if instance.running:
@@ -86,21 +89,21 @@ class InstanceRateLimiter:
         self.attempt()
 
     def stage(self, instance: LimitedInstance) -> None:
-        """``instance`` has something to run; :meth:`attempt` calls it in its turn."""
+        """Mark an instance as having work; :meth:`attempt` calls it in its turn."""
         instance.staged = True
         self._staged.add(instance)
 
     def unstage(self, instance: LimitedInstance) -> None:
-        """``instance`` has nothing to run any more."""
+        """Mark an instance as having no work."""
         instance.staged = False
         self._staged.discard(instance)
 
     def contended(self, instance: LimitedInstance, mates: Collection[LimitedInstance]) -> bool:
-        """Whether one that is not among ``mates`` waits for some of what ``instance`` takes."""
+        """Whether a staged instance outside of ``mates`` needs a resource that ``instance`` uses."""
         return any(one not in mates and one.needs.keys() & instance.needs.keys() for one in self._staged)
 
     def attempt(self) -> None:
-        """Let instances run, in their order, until the next one does not fit: a large one is not starved by others."""
+        """Run staged instances in order until the next one does not fit, so that large ones are not starved."""
         if self._attempting:
             return
         self._attempting = True
@@ -117,7 +120,7 @@ class InstanceRateLimiter:
             self._attempting = False
 
     def release(self, instance: LimitedInstance) -> None:
-        """``instance`` has run; call :meth:`attempt` when it has been staged again, if it is to be."""
+        """Release the resources of an instance that has run; stage it again if needed, then call :meth:`attempt`."""
         if instance.running:
             instance.executions += 1
             self._give_back(instance)
@@ -168,7 +171,7 @@ class InstanceRateLimiter:
         logs.verbose(1, "%s\n", "\n".join(lines))
 
     def _given_of(self, key: ResourceKey) -> int:
-        """How much the settings give: of a global resource the most that they give anywhere."""
+        """Return the configured amount of a resource; for a global resource, the largest amount of any device."""
         devices = {one.device for one in self._given} if key.device == GLOBAL else (key.device, EVERY_DEVICE)
         return max((self._given.get(ResourceKey(device, key.name), 0) for device in devices), default=0)
 

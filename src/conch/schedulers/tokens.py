@@ -1,7 +1,7 @@
 """Batches requests of similar length up to a budget of tokens.
 
-Pure; :mod:`conch.schedulers.batching` says how a scheduler is used.  The oldest request of the highest
-priority is in every batch, so nothing starves; those of its priority that share its run well go along.
+Pure; see :mod:`conch.schedulers.batching` for the use of schedulers. Every batch contains the oldest request of the
+highest priority, so that no request starves, and requests of the same priority and of similar length.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from conch.lengths import runs
 from conch.schedulers.batching import BatchDecision
 from conch.schedulers.queue import NS_PER_US, RequestQueue
 
-#: How many waiting requests are looked at for one batch.
+#: Number of waiting requests considered for a batch.
 WINDOW: Final = 256
-#: Bytes of input that make a token, for requests that no worker has counted yet.
+#: Estimated input bytes per token, for requests whose tokens no worker has counted yet.
 _BYTES_PER_TOKEN: Final = 5
 
 
 class TokenBatcher:
-    """Forms batches of at most ``max_batch_tokens`` with padding and ``max_batch_size`` rows.
+    """Forms batches of at most ``max_batch_tokens``, including padding, and ``max_batch_size`` rows.
 
-    A batch that could still grow waits until it has ``enough`` rows or its oldest request has waited
-    ``max_delay_us``; without a delay a batch is whatever goes with the oldest request when an instance is free.
+    A batch that could still grow waits until it has ``enough`` rows or its oldest request has waited ``max_delay_us``.
+    Without a delay, a batch contains the waiting requests that fit the oldest one when an instance is free.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TokenBatcher:
 
 
 def _length(request: InferRequest) -> int:
-    """Tokens of the longest sequence; until they have been counted, a guess from the size of the inputs."""
+    """Return the tokens of the longest sequence; estimated from the input size until a worker has counted them."""
     if request.length:
         return request.length
     size = sum(len(tensor.data) for tensor in request.inputs.values())

@@ -1,7 +1,8 @@
-"""Load on demand: requests for models that are not loaded wait here, and models that are not in use make room.
+"""Loads models on demand: requests wait until their model is loaded, and idle models are evicted to make room.
 
-Owned by the server in ``--model-control-mode=on-demand``; runs on the event loop.  What is decided is up to
-:class:`conch.schedulers.eviction.machine.OnDemandPlanner`; this tells it what happens and carries its decisions out.
+Owned by the server in ``--model-control-mode=on-demand``; runs on the event loop. The state machine
+:class:`conch.schedulers.eviction.machine.OnDemandPlanner` makes the decisions; this module reports events to it and
+carries out its decisions.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from conch.telemetry.on_demand import families
 
 LOG = logging.getLogger("conch")
 
-#: How often the loaded models are measured again (s).
+#: Interval between measurements of the loaded models (s).
 _MEASURE_SECONDS = 5.0
 
 
 class LoadNeeded(ConchError):
-    """Says that the model of a request is not loaded, but may be: whoever gets it waits, and looks for it again."""
+    """The model of a request is not loaded yet; the caller can wait for its load, then retry."""
 
     def __init__(self, name: str, demand: OnDemand) -> None:
         super().__init__(f"model '{name}' is not loaded", Code.UNAVAILABLE)
@@ -57,15 +58,16 @@ class LoadNeeded(ConchError):
         self._demand = demand
 
     def then(self, proceed: Callable[[], None], *, by_model: bool = False) -> Callable[[], None]:
-        """Have ``proceed`` called once, when the model is loaded or cannot be; returns what gives up waiting.
+        """Call ``proceed`` once when the model is loaded or its load has failed; returns a function to stop waiting.
 
-        While it runs, :meth:`conch.server.core.InferenceServer.model` returns the model or raises why there is none,
-        so ``proceed`` does again what raised this.  ``by_model``: a model asks, which may be loading itself.
+        ``proceed`` repeats the call that raised this error: during it,
+        :meth:`conch.server.core.InferenceServer.model` returns the model or raises the error of the load.
+        ``by_model``: the request comes from a model, which may itself be loading.
         """
         return self._demand.wait(self._name, lambda error: proceed(), by_model=by_model)
 
     async def wait(self) -> None:
-        """Wait until the model is loaded; raises why it cannot be."""
+        """Wait until the model is loaded; raises the error of a failed load."""
         answer: asyncio.Future[ConchError | None] = asyncio.get_running_loop().create_future()
         give_up = self._demand.wait(self._name, lambda error: None if answer.done() else answer.set_result(error))
         try:
@@ -77,9 +79,9 @@ class LoadNeeded(ConchError):
 
 
 class OnDemand:
-    """Brings the models that requests ask for, within the limits, and lets others leave.
+    """Loads requested models within ``limits``, and evicts idle models.
 
-    ``clock`` is monotonic, in seconds, as the times of ``Model.last_ended``.
+    ``pinned`` models are never evicted. ``clock`` is monotonic, in seconds; it is the clock of ``Model.last_ended``.
     """
 
     def __init__(
@@ -98,9 +100,9 @@ class OnDemand:
         self._lifecycle = lifecycle
         self._footprints = footprints
         self._clock = clock
-        #: The names of the models in the repository, as they were last read.
+        #: Names of the models in the repository when it was last read.
         self.known: frozenset[str] = frozenset()
-        #: What models took and gave when they were loaded last.
+        #: Signatures of models when they were last loaded.
         self._signatures: dict[str, ModelSignature] = {}
         self._asked_by_models: set[str] = set()
         self._verdict: tuple[str, ConchError | None] | None = None
@@ -110,28 +112,31 @@ class OnDemand:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
-        table.on_ready = self._decide  # at once, so that waiting requests run before later ones
+        table.on_ready = self._decide  # immediate, so that waiting requests run before later requests
 
     # Called by the server
 
     def start(self, poll_seconds: float) -> None:
-        """Keep the list of models and their measures up to date from now on."""
+        """Start updating the list of models (every ``poll_seconds``) and their measurements."""
         self._run(_regularly(self.refresh, poll_seconds, "read the model repository"))
         self._run(_regularly(self._measure, _MEASURE_SECONDS, "measure the memory of the loaded models"))
 
     def needed(self, name: str, missing: ConchError) -> ConchError:
-        """The error for a request to a model that was not found: ``missing``, or that its load can be waited for."""
+        """The error for a request to a model that was not found.
+
+        It is ``missing`` if no load can help, a refusal if the request may not wait, otherwise :class:`LoadNeeded`.
+        """
         if self._verdict is not None and self._verdict[0] == name:
             return missing if self._verdict[1] is None else _again(self._verdict[1])
         starting = self._table.starting
         if starting is None or name in starting or not is_directory_name(name) or self._serves(name):
-            return missing  # one that serves has no such version
+            return missing  # a model that serves does not have the requested version
         return self.planner.refusal(name, self._clock()) or LoadNeeded(name, self)
 
     def wait(
         self, name: str, proceed: Callable[[ConchError | None], None], *, by_model: bool = False
     ) -> Callable[[], None]:
-        """Have ``proceed`` called when the model serves, or with the reason why not; returns what gives up waiting."""
+        """Call ``proceed`` when the model serves, or with the error; returns a function to stop waiting."""
         if by_model:
             self._asked_by_models.add(name)
         waiter = self.planner.ask(name, proceed, self._clock())
@@ -139,11 +144,11 @@ class OnDemand:
         return partial(self._withdraw, waiter)
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
-        """Load a model that somebody asks for by name, or load it again where its files have changed.
+        """Load a model by name, or reload it if its files have changed.
 
-        What serves afterwards was loaded from files that were read after the call.
+        Afterwards, the model serves files that were read after the call.
 
-        Raises INVALID_ARG for ``parameters``: a model that leaves and comes back does so with the repository's files.
+        Raises INVALID_ARG for ``parameters``: an evicted model is always reloaded from the repository.
         """
         if parameters:
             raise invalid(
@@ -170,7 +175,7 @@ class OnDemand:
             await self.load(name, parameters)
 
     async def unload(self, name: str, dependents: bool) -> None:
-        """Unload a model that somebody names, also one that is pinned; the next request for it loads it again."""
+        """Unload a model by name, even if it is pinned; the next request loads it again."""
         if self._lifecycle.is_loading(name):
             self.planner.unloaded_early(name, self._clock())
             self._schedule()
@@ -180,16 +185,16 @@ class OnDemand:
         self._schedule()
 
     def can_serve(self, name: str) -> bool:
-        """Whether a request for a model that is not loaded would be waited for, as far as is known."""
+        """Whether a request for a model that is not loaded would probably wait for a load."""
         fails = self.planner.back_off.refusal(name, self._clock())
         return not self._closed and name in self.known and fails is None
 
     def signature(self, name: str) -> ModelSignature | None:
-        """What a model took and gave when it was loaded last; None where it never was."""
+        """The signature of a model when it was last loaded; None if it never was."""
         return self._signatures.get(name)
 
     def families(self) -> Iterable[Family]:
-        """For the metrics page."""
+        """The metric families of loading on demand."""
         loaded = len(self.planner.residents(Phase.LOADED))
         return families(self.planner.counts, loaded, self.planner.waiting())
 
@@ -198,7 +203,7 @@ class OnDemand:
         self.known = frozenset(await self._repository.listed())
 
     async def close(self) -> None:
-        """Refuse what waits; loads that are under way end with the lifecycle's."""
+        """Fail waiting requests; the lifecycle ends the loads in progress."""
         self._closed = True
         self.planner.close("the server is stopping and loads no models", self._clock())
         self._decide()
@@ -217,10 +222,10 @@ class OnDemand:
     def last_used(self, name: str) -> float:
         return max((model.last_ended / 1e9 for model in self._models(name)), default=0.0)
 
-    # Deciding, and carrying it out
+    # Makes and carries out decisions
 
     def _schedule(self) -> None:
-        """Decide after the callbacks of this turn, whose requests are under way by then."""
+        """Decide in the next event loop iteration, when the requests of current callbacks are in flight."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._decide)
@@ -251,7 +256,7 @@ class OnDemand:
                     self._proceed(waiter, error)
 
     def _reconcile(self) -> None:
-        """Tell the state machine of models that were loaded or unloaded in other ways, and those that are changed."""
+        """Report models to the state machine that were loaded or unloaded by other means."""
         for name in self.planner.residents(Phase.LOADED):
             if not self._serves(name):
                 self.planner.leaves(name)
@@ -270,7 +275,7 @@ class OnDemand:
             self._timer = self._loop.call_later(max(wake_at - now, 0.0), self._decide)
 
     def _watch_for_idle(self) -> None:
-        """Decide again when a model has nothing more to do, where another one waits for its place."""
+        """Decide again when a busy model becomes idle, if another model waits for capacity."""
         if self._watch is not None or not self.planner.blocked or self._closed:
             return
         loaded = (name for name in self.planner.residents(Phase.LOADED) if name not in self.planner.pinned)
@@ -325,7 +330,7 @@ class OnDemand:
         self._schedule()
 
     def _proceed(self, waiter: Waiter, error: ConchError | None) -> None:
-        """Let a request go on before anything can happen to its model, which what it starts then has time to hold."""
+        """Resume a request and keep its model loaded until the request holds it."""
         with ExitStack() as holds:
             if error is None:
                 for model in self._models(waiter.name):
@@ -343,7 +348,7 @@ class OnDemand:
         self.planner.withdraw(waiter)
         self._schedule()
 
-    # Looking
+    # State of models
 
     def _models(self, name: str) -> list[Model]:
         model_state = self._table.models.get(name)
@@ -354,7 +359,7 @@ class OnDemand:
         return model_state is not None and bool(model_state.ready_versions())
 
     def _need(self, name: str) -> Footprint:
-        """What a model takes that serves."""
+        """The footprint of a model that serves."""
         return self._footprints.measured(self._models(name))
 
     async def _measure(self) -> None:
@@ -377,7 +382,7 @@ class OnDemand:
 
 
 def on_demand_limits(settings: Settings) -> CapacityLimits:
-    """What the flags say."""
+    """The capacity limits from the command line options."""
     return CapacityLimits(
         capacity=Capacity(settings.max_loaded_models, read_size(settings.memory_budget, usable_memory())),
         min_loaded=settings.min_loaded_secs,
@@ -388,12 +393,12 @@ def on_demand_limits(settings: Settings) -> CapacityLimits:
 
 
 def _again(error: ConchError) -> ConchError:
-    """An error of the same meaning, for one of several that get it: what is raised keeps its caller's variables."""
+    """Copy an error for each caller that raises it: a traceback keeps the caller's variables alive."""
     return ConchError(error.message, error.code, public=error.public)
 
 
 def _failure(name: str, error: Exception) -> ConchError:
-    """The error for requests whose model could not be loaded; an unexpected error is also logged."""
+    """The error for requests after a failed load; an unexpected error is also logged."""
     if isinstance(error, ConchError):
         public = without_directories(error.public.strip())
         return ConchError(error.message.strip(), Code.UNAVAILABLE, public=public)
@@ -403,7 +408,7 @@ def _failure(name: str, error: Exception) -> ConchError:
 
 
 async def _regularly(work: Callable[[], Awaitable[None]], seconds: float, what: str) -> None:
-    """Run ``work`` now and every ``seconds``; logs a failure unless it repeats the last one."""
+    """Run ``work`` now and every ``seconds``; logs a failure unless it is the same as the last one."""
     logged = ""
     while True:
         try:

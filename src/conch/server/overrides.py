@@ -1,6 +1,7 @@
-"""What a client's load may bring: files, a configuration, or nothing but the model's name (``--model-load-overrides``).
+"""Checks of the files and the configuration that a client sends with a load (``--model-load-overrides``).
 
-Files are programs, and a configuration chooses which program runs; both are for whoever may run code on the server.
+Files are programs, and a configuration selects the program that runs; only clients that may run code on the server may
+send either.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from conch.config.complete import RUNTIME_FACT_PREFIX
 from conch.config.schema import ModelConfig
 from conch.errors import invalid
 
-#: The fields of a configuration that say which code runs, or what it loads.
+#: Configuration fields that select the code that runs or the files that it loads.
 _FIELDS: Final = (
     "backend",
     "platform",
@@ -25,7 +26,7 @@ _FIELDS: Final = (
 
 
 def check_allowed(allowed: str, config: str | None, files: Mapping[str, Any]) -> None:
-    """Raise INVALID_ARG for a load that brings more than ``allowed``: ``files``, ``config`` or ``none``."""
+    """Raise INVALID_ARG for a load that sends more than ``allowed``: ``files``, ``config`` or ``none``."""
     brings = "files" if files else "a configuration" if config is not None else ""
     if brings and (allowed == "none" or (allowed == "config" and files)):
         raise invalid(
@@ -35,9 +36,9 @@ def check_allowed(allowed: str, config: str | None, files: Mapping[str, Any]) ->
 
 
 def check_same_code(config: ModelConfig, known: Iterable[ModelConfig]) -> None:
-    """Raise INVALID_ARG where ``config``, a client's, makes other code run than one of the ``known`` does.
+    """Raise INVALID_ARG if a client's ``config`` selects code that no ``known`` configuration selects.
 
-    All of them are completed; known are the repository's configuration, and the one with which the model serves.
+    The known configurations are the one in the repository and the one with which the model serves. All are completed.
     """
     of_server = list(known)
     for field in _FIELDS:
@@ -46,7 +47,7 @@ def check_same_code(config: ModelConfig, known: Iterable[ModelConfig]) -> None:
             raise _chooses_code(field)
     for name, parameter in config.parameters.items():
         if name.startswith(RUNTIME_FACT_PREFIX):
-            continue  # shown by the server, and without effect when it is given back
+            continue  # shown by the server; without effect in a client's configuration
         if all(name not in one.parameters or one.parameters[name] != parameter for one in of_server):
             raise _chooses_code(f"parameters['{name[:100]}']")
 

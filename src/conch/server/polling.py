@@ -1,6 +1,6 @@
-"""Follows a model repository whose files change: loads what is new or modified, unloads what is gone.
+"""Polls a model repository: loads new and modified models, unloads removed models.
 
-What could not be downloaded is tried again, first at the next look and then after twice as many each time.
+A failed download is retried at the next poll, then after twice as many polls each time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from conch.server.lifecycle import Lifecycle
 
 LOG = logging.getLogger("conch")
 
-#: After how many looks at most a model is tried again.
+#: The longest time between retries of a model (polls).
 _MOST_LOOKS: Final = 32
 
 
 class RepositoryPolling:
-    """Looks every ``seconds`` for what has changed since the last look; runs on the event loop."""
+    """Polls the repository for changes every ``seconds``; runs on the event loop."""
 
     def __init__(self, repository: ModelRepository, lifecycle: Lifecycle, seconds: float) -> None:
         self._repository = repository
@@ -36,27 +36,27 @@ class RepositoryPolling:
         self._retries = Retries()
 
     async def look(self) -> None:
-        """Take what is there now for what is known."""
+        """Record the current state of the repository as known."""
         await self._repository.aside(self._watch.look)
 
     def start(self) -> None:
-        """Follow changes from now on."""
+        """Start polling."""
         self._polling = asyncio.get_running_loop().create_task(self._poll())
 
     def note(self, names: Iterable[str], failed: Mapping[str, ConchError]) -> None:
-        """Take note of what became of a load of ``names``, of which some ``failed``."""
+        """Record the result of a load of ``names``; ``failed`` has the errors by name."""
         self._retries.note(names, failed)
 
     def stop(self) -> None:
-        """Follow no more changes; loads that are under way end with the lifecycle's."""
+        """Stop polling; the lifecycle ends the loads in progress."""
         if self._polling is not None:
             self._polling.cancel()
 
     async def _load(self, names: Sequence[str]) -> None:
-        """Load models while the repository is polled on, since one may take long or hang."""
+        """Load models in the background, because a load may take long or hang."""
         try:
             self.note(names, await self._lifecycle.load_all(names))
-        except ConchError as error:  # only raised while the server stops; models that fail are in the result
+        except ConchError as error:  # raised only while the server stops; failed loads are in the result
             LOG.info("did not load what has changed in the model repository: %s", error.message)
         except Exception:
             LOG.exception("failed to load what has changed in the model repository")
@@ -80,8 +80,11 @@ class RepositoryPolling:
 
 
 class Retries:
-    """The models to load again although their files are the same: those that could not be downloaded, and once one of
-    these is there, those that failed beside it, perhaps for want of it."""
+    """Models to load again although their files have not changed.
+
+    These are models with failed downloads. When one of them loads, models that failed in the same load are retried
+    too, because they may depend on it.
+    """
 
     def __init__(self) -> None:
         self._pauses: dict[str, int] = {}
@@ -89,7 +92,7 @@ class Retries:
         self._beside: set[str] = set()
 
     def note(self, names: Iterable[str], failed: Mapping[str, ConchError]) -> None:
-        """Take note of what became of a load of ``names``, of which some ``failed``."""
+        """Record the result of a load of ``names``; ``failed`` has the errors by name."""
         passing = {name for name, error in failed.items() if isinstance(error, PollError) and error.passing}
         self._beside -= set(names)
         for name in names:
@@ -102,13 +105,13 @@ class Retries:
             self._beside |= failed.keys() - passing
 
     def forget(self, name: str) -> bool:
-        """Load a model no more; returns whether it was to be tried again because it could not be downloaded."""
+        """Cancel the retries of a model; returns whether they were due to a failed download."""
         self._left.pop(name, None)
         self._beside.discard(name)
         return self._pauses.pop(name, None) is not None
 
     def due(self) -> list[str]:
-        """The models to load now; called at each look."""
+        """The models to load now; called at each poll."""
         self._left = {name: looks - 1 for name, looks in self._left.items()}
         names = [name for name, looks in self._left.items() if looks <= 0]
         for name in names:

@@ -1,6 +1,6 @@
-"""What the instances of a model version take while they run, for the dispatchers that ask the rate limiter.
+"""Resources of the instances of a model version, for dispatchers that use the rate limiter.
 
-Instances are registered before their workers start, and belong to a worker from when it is there until it has retired.
+Instances are registered before their workers start, and belong to their worker until it has retired.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from conch.server.worker import SupervisedWorker
 
 
 def is_limited(config: ModelConfig) -> bool:
-    """Whether a configuration says anything to the rate limiter."""
+    """Whether a configuration has rate limiter settings."""
     return any(group.HasField("rate_limiter") for group in config.instance_group)
 
 
 class WorkersLimits:
-    """The limited instances of a dispatcher's workers; ``granted`` is called with the one whose turn it is."""
+    """The rate-limited instances of a dispatcher's workers; ``granted`` is called with the instance that may run."""
 
     def __init__(self, limiter: InstanceRateLimiter, granted: Callable[[LimitedInstance], bool]) -> None:
         self.limiter = limiter
         self._granted = granted
-        #: Of workers that are about to start.
+        #: Instances of workers that are about to start.
         self._reserved: dict[WorkerPlacement, list[LimitedInstance]] = {}
         self._of: dict[SupervisedWorker, list[LimitedInstance]] = {}
 
@@ -39,13 +39,13 @@ class WorkersLimits:
         self._reserved |= new
 
     def give_up(self, placements: Iterable[WorkerPlacement]) -> None:
-        """Forget what was reserved at ``placements``, whose workers could not start."""
+        """Unregister the instances reserved at ``placements`` after their workers failed to start."""
         self.limiter.unregister(
             [instance for placement in placements for instance in self._reserved.pop(placement, ())]
         )
 
     def assign(self, worker: SupervisedWorker) -> None:
-        """``worker`` has started: what was reserved at its place is its own."""
+        """Assign the instances reserved at the placement of ``worker`` to it; called when it has started."""
         self._of[worker] = self._reserved.pop(worker.placement)
 
     def of(self, worker: SupervisedWorker) -> Sequence[LimitedInstance]:
@@ -53,11 +53,11 @@ class WorkersLimits:
         return self._of.get(worker, ())
 
     def forget(self, worker: SupervisedWorker) -> None:
-        """``worker`` has ended for good; others may run now."""
+        """Unregister the instances of a worker that has retired; others may run now."""
         self.limiter.unregister(self._of.pop(worker, ()))
 
     def forget_all(self) -> None:
-        """All workers have ended."""
+        """Unregister all instances; called when all workers have ended."""
         self.give_up(list(self._reserved))
         for worker in list(self._of):
             self.forget(worker)
@@ -69,7 +69,7 @@ class WorkersLimits:
 
 
 def _groups_at(config: ModelConfig, placement: WorkerPlacement) -> list[InstanceGroup]:
-    """The group of each instance that the worker at ``placement`` runs, or one that is equal but for its name."""
+    """The group of each instance of the worker at ``placement``, or a group that differs only in its name."""
     where = placement.kind, placement.device
     there = [(group, one) for group, one in instances_of(config) if (one.kind, one.device) == where]
     if placement.count == 1:

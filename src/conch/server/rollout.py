@@ -1,4 +1,4 @@
-"""Starts new versions of a model, swaps them in, and ends those that they replace after their last request.
+"""Starts new versions of a model, swaps them in, and ends the replaced versions after their last request.
 
 Owned by the lifecycle, which holds the locks; runs on the event loop.
 """
@@ -33,13 +33,15 @@ from conch.telemetry.metrics import Registry
 
 LOG = logging.getLogger("conch")
 
-#: Whether a model asked for this load.  It may be loading itself: its load must not wait for a place that it has.
+#: Whether a model requested this load. That model may itself be loading: waiting for its load slot would deadlock.
 asked_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
 
 
 class Rollout:
-    """Changes which versions of models serve.  ``parallel_loads`` bounds how many start at the same time,
-    and ``unload_seconds`` how long the last requests of a version may take that is replaced or unloaded; 0 is for ever.
+    """Changes the versions of models that serve.
+
+    ``parallel_loads`` limits concurrent loads. ``retries`` is the number of further attempts after a failed load.
+    ``unload_seconds`` is the timeout for the last requests of a version that is replaced or unloaded; 0 means none.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Rollout:
     ) -> None:
         """Load the versions that the policy selects, all or none, and swap them in.
 
-        ``steps`` are the keys of an ensemble's members, by name.
+        ``steps`` maps the model names in an ensemble's steps to their keys.
         """
         versions = _selected_versions(files, config)
         if not versions:
@@ -123,9 +125,9 @@ class Rollout:
         self._table.on_ready()
 
     async def restore(self, ensemble: ModelState) -> bool:
-        """Bring up an ensemble that lost members, unless some are still away; returns whether it serves.
+        """Load an ensemble again if the models of its steps are loaded again; returns whether it serves.
 
-        One whose files a client brought stays as it is: its client loads it again.
+        An ensemble with files from a client is skipped: its client must load it again.
         """
         if ensemble.config is None or ensemble.uploaded is not None:
             return False
@@ -171,9 +173,9 @@ class Rollout:
         raise AssertionError("unreachable")
 
     def step_models(self, config: ModelConfig, steps: Mapping[str, str]) -> Mapping[str, Model]:
-        """The models of an ensemble's steps by name, as far as they are known; ``steps`` are their keys.
+        """The known models of an ensemble's steps by name; ``steps`` maps names to keys.
 
-        Raises INVALID_ARG for one that does not serve, or not in the version that a step asks for.
+        Raises INVALID_ARG for a model that does not serve, or does not serve the version that a step requests.
         """
         known = {
             step.model_name: self._table.models[steps[step.model_name]]
@@ -194,7 +196,7 @@ class Rollout:
         }
 
     async def _untouched(self, model_state: ModelState, fingerprint: Fingerprint | None) -> dict[int, Model]:
-        """The versions whose files have not changed."""
+        """Loaded versions with unchanged files."""
         known = model_state.fingerprint
         if known is None or fingerprint is None:
             return {}
@@ -208,7 +210,7 @@ class Rollout:
         }
 
     def _note_failure(self, model_state: ModelState, versions: Sequence[int], failed: Mapping[int, ConchError]) -> None:
-        """Versions that serve go on; the others say why they do not."""
+        """Record the errors of failed versions; versions that serve are left as they are."""
         for version in versions:
             version_state = model_state.versions[version]
             if version_state.state is State.READY:
@@ -283,11 +285,14 @@ class Rollout:
 
     @property
     def retiring(self) -> list[Model]:
-        """The versions that were replaced or unloaded and have not ended."""
+        """Replaced and unloaded versions that have not ended."""
         return list(self._retiring.values())
 
     async def finish(self, seconds: float) -> bool:
-        """Wait until everything that was replaced or unloaded has ended; False, and by force, after ``seconds``."""
+        """Wait until replaced and unloaded versions have ended.
+
+        After ``seconds``, end them by force and return False.
+        """
         if not self._retiring:
             return True
         _, pending = await asyncio.wait(list(self._retiring), timeout=seconds)
@@ -296,19 +301,19 @@ class Rollout:
         return not pending
 
     async def dispose_all(self) -> None:
-        """Remove all uploaded files; call when no model runs any more."""
+        """Remove all uploaded files; call when no models are running."""
         for model_state in self._table.models.values():
             self._dispose(model_state)
         await end_all("remove uploaded files", *self._disposals)
 
     async def retired(self, name: str) -> None:
-        """Wait until what has been replaced or unloaded of a model so far has ended."""
+        """Wait until the replaced and unloaded versions of a model have ended."""
         retiring = [task for task, model in self._retiring.items() if model.key == name]
         if retiring:
             await asyncio.wait(retiring)
 
     def _dispose(self, model_state: ModelState) -> None:
-        """Remove uploaded files once nothing that was loaded from them runs any more."""
+        """Remove uploaded files when no version loaded from them is running."""
         uploaded, model_state.uploaded = model_state.uploaded, None
         if uploaded is None:
             return
@@ -323,9 +328,9 @@ class Rollout:
 
 
 def _regrouped(model_state: ModelState, config: ModelConfig) -> ModelConfig | None:
-    """``config`` in the form of the running one, if they differ only in instances or version policy; else None.
+    """The running configuration with the instances and version policy of ``config``; None if other fields differ.
 
-    A client may send a configuration that backends have completed.
+    ``config`` may come from a client that sends back a configuration completed by a backend.
     """
     written = model_state.config
     if written is None or is_ensemble(config) or is_remote(config):
@@ -340,7 +345,7 @@ def _regrouped(model_state: ModelState, config: ModelConfig) -> ModelConfig | No
 
 
 def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...]:
-    """The versions to load, none where the policy leaves none."""
+    """The versions that the policy selects; logs warnings. May be empty."""
     selection = select_versions(config, files.versions)
     for warning in files.warnings:
         LOG.warning("%s", warning)
@@ -350,7 +355,7 @@ def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...
 
 
 def _as_error(name: str, version: int, error: BaseException) -> ConchError:
-    """The reason why a version could not be loaded; any exception but a ConchError is logged and becomes INTERNAL."""
+    """The error of a failed load; an exception other than ConchError is logged and becomes INTERNAL."""
     if isinstance(error, ConchError):
         return error
     LOG.error("failed to load '%s' version %d", name, version, exc_info=error)

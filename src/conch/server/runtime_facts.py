@@ -1,7 +1,7 @@
-"""What a model runs with (engine, variant, precision, device, threads, limits), as its workers tell when they start.
+"""Runtime facts of a model (engine, variant, precision, device, threads, limits), reported by workers at startup.
 
-The log says it for every worker, the statistics for the model, and a model's configuration among its parameters, where
-every client of Triton takes it.  Pure.
+They appear in the log for each worker, in the statistics of the model, and in the parameters of its configuration,
+where every Triton client accepts them. Pure functions.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Mapping
 from conch.config.complete import RUNTIME_FACT_PREFIX
 from conch.config.schema import ModelConfig, copied, implementation
 
-#: Of a model or of one of its workers, by name: ``engine``, ``precision`` …; numbers as texts.
+#: Facts about a model or a worker by name: ``engine``, ``precision`` …; numbers are strings.
 RuntimeFacts = Mapping[str, str]
 
 
 def sentence(facts: RuntimeFacts) -> str:
-    """``engine onnxruntime 1.23.2, precision fp32, threads 2 …``, for the log."""
+    """Format facts for the log: ``engine onnxruntime 1.23.2, precision fp32, threads 2 …``."""
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
 
 
 def merged(workers: Iterable[RuntimeFacts]) -> dict[str, str]:
-    """What the workers of a model run with together; where they differ, all values in their order."""
+    """Merge the facts of a model's workers; where they differ, list all values in order."""
     values: dict[str, dict[str, None]] = {}
     for facts in workers:
         for name, value in facts.items():
@@ -30,7 +30,7 @@ def merged(workers: Iterable[RuntimeFacts]) -> dict[str, str]:
 
 
 def shown(config: ModelConfig, facts: RuntimeFacts) -> ModelConfig:
-    """``config`` as clients see it.  That of a Python model is shown as Triton shows it."""
+    """``config`` with ``facts`` as parameters, for clients; unchanged for a Python model, as in Triton."""
     if not facts or implementation(config) == "python":
         return config
     described = copied(config)

@@ -1,4 +1,4 @@
-"""Chooses the scheduler of a model from its configuration: the one place where that is decided."""
+"""Chooses the scheduler of a model from its configuration."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from conch.schedulers.sequences.scheduler import SequenceScheduler
 from conch.schedulers.sequences.states import StateKeeper, StateTensor
 from conch.schedulers.tokens import TokenBatcher
 
-#: How many requests have to wait for a model before its batcher begins; for tests, as in Triton.
+#: Number of waiting requests at which a model's batcher starts; for tests, as in Triton.
 DELAY_SCHEDULER: Final = "TRITONSERVER_DELAY_SCHEDULER"
 
 
 def make_scheduler(
     config: ModelConfig, signature: ModelSignature, limit: int, states: tuple[StateTensor, ...] = ()
 ) -> Scheduler:
-    """The scheduler for one version; ``limit`` bounds its queue where the configuration does not.
+    """Create the scheduler of a model version; ``limit`` bounds its queue if the configuration does not.
 
-    ``states`` are those of a model that takes sequences.  Raises UNSUPPORTED for a backend that takes none.
+    ``states`` are the implicit states of a sequence model. Raises UNSUPPORTED if the backend has no sequence batching.
     """
     kind = scheduler(config)
     backend = backend_of(implementation(config), parameters(config))
@@ -81,12 +81,12 @@ def _make_batcher(config: ModelConfig, signature: ModelSignature, limit: int, ba
 
 
 def takes_sequences(backend: Backend) -> bool:
-    """Whether the requests of a backend's models may belong to sequences; those for checkpoints stand alone."""
+    """Whether a backend supports sequence batching; backends for checkpoints do not."""
     return not (backend.prepares or backend.generates)
 
 
 def no_sequences(config: ModelConfig) -> str:
-    """Why a model that asks for sequences does not load."""
+    """The error message for sequence batching with a backend that does not support it."""
     return (
         f"model '{config.name}' asks for sequence batching, which backend '{config.backend}' does not have: "
         "its requests stand alone"
@@ -94,7 +94,7 @@ def no_sequences(config: ModelConfig) -> str:
 
 
 def _held(variable: str) -> int:
-    """How many requests an environment variable of Triton's has schedulers wait for before anything runs."""
+    """The number of waiting requests before a scheduler runs any, from one of Triton's environment variables."""
     text = os.environ.get(variable, "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
@@ -104,7 +104,7 @@ def preserves_ordering(config: ModelConfig) -> bool:
 
 
 def _token_budget(config: ModelConfig) -> int:
-    """Tokens of a batch: the parameter ``max_batch_tokens``, or what keeps the kind of device busy."""
+    """Tokens per batch: the parameter ``max_batch_tokens``, or a default that keeps the device busy."""
     text = parameters(config).get("max_batch_tokens", "0")
     if not (text.isascii() and text.isdigit()):
         raise invalid(f"parameter 'max_batch_tokens' is '{text}'; it must be a whole number that is not negative")

@@ -1,7 +1,7 @@
-"""Gives the requests of sequences to the instances that have their slots.
+"""Dispatches requests of sequences to the instances that hold their slots.
 
-A dispatcher whose scheduler chooses the instance too.  An instance is a worker of a Python model, or one of those that
-a worker has as threads.
+The scheduler also selects the instance. An instance is the worker of a Python model, or one of several threads in a
+worker.
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ from conch.workers.host.execution import Execution
 
 
 class SequenceDispatcher(Dispatcher):
-    """Feeds the workers of a model version that takes sequences."""
+    """Dispatcher of a model version with sequence batching."""
 
     def __init__(self, scheduler: SequenceScheduler, statistics: ModelStatistics) -> None:
         super().__init__(scheduler, statistics)
         self._sequences = scheduler
         scheduler.on_cancelled = self._schedule_dispatch
-        #: The workers by the instances that they are.
+        #: Workers by instance.
         self._instances: dict[str, SupervisedWorker] = {}
-        #: Workers that end when their last sequence has ended.
+        #: Workers that retire after their last sequence.
         self._leaving: list[SupervisedWorker] = []
         self._numbers = count()
         self._wake_at = 0
 
     @property
     def sequences(self) -> int:
-        """How many sequences are under way or wait for a slot."""
+        """Number of sequences that are active or wait for a slot."""
         return self._sequences.live
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to a sequence that is under way, which the server finishes when it stops."""
+        """Whether a request belongs to an active sequence, which the server finishes when it stops."""
         return not request.flags & SEQUENCE_START
 
     def on_available(self, worker: SupervisedWorker) -> None:
-        """``worker`` has started or restarted, with no sequence."""
+        """Add the instances of a worker that has started or restarted, without sequences."""
         self._lost = None
         if worker in self._workers:
             for _ in range(worker.slots):
-                # Of its own: a worker that leaves may still be there when another comes to its place.
+                # Unique: a retiring worker may still exist when another starts at its placement.
                 key = f"{worker.name}/{next(self._numbers)}"
                 self._instances[key] = worker
                 self._sequences.add_instance(key, monotonic_ns())
             self._schedule_dispatch()
 
     def on_died(self, worker: SupervisedWorker) -> None:
-        """The process of ``worker`` has died, and with it what the model knew of its sequences."""
+        """Fail the sequences of a worker whose process has died; the model's state for them is lost."""
         for key in self._keys(worker):
             del self._instances[key]
             self._sequences.lose(key, internal(f"Stub process '{worker.name}' is not healthy."), monotonic_ns())
         self._schedule_dispatch()
 
     def retire(self) -> None:
-        """Its sequences end with it; those that wait for a slot do not wait for others to end."""
+        """Free the slots of idle sequences for waiting sequences, because another version gets the new requests."""
         self._sequences.note_replaced()
         self._schedule_dispatch()
 
     def keep(self, placements: Collection[WorkerPlacement]) -> None:
-        """Retire the workers whose placement is not among ``placements`` when their sequences have ended."""
+        """Retire the workers with a placement not in ``placements`` when their sequences have ended."""
         leaving = [worker for worker in self._workers if worker.placement not in placements]
         for worker in leaving:
             for key in self._keys(worker):
@@ -78,18 +78,18 @@ class SequenceDispatcher(Dispatcher):
         self._retire_vacant()
 
     def placements(self) -> list[WorkerPlacement]:
-        """Where the workers are, but for those that are to end."""
+        """Placements of the workers that are not retiring."""
         return [worker.placement for worker in self._workers if worker not in self._leaving]
 
     async def stop(self, seconds: float | None) -> None:
-        """End all workers, by force after ``seconds``, or after their own timeouts."""
+        """End all workers; by force after ``seconds``, or after their own timeouts if that is None."""
         await super().stop(seconds)
         self._instances.clear()
-        # Nor should the scheduler know this dispatcher, which knows it.
+        # Breaks the reference cycle between the scheduler and this dispatcher.
         self._sequences.on_cancelled = _nothing
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
-        """Count a response, unless it is to a row without a request."""
+        """Count a response, except for a batch row without a request."""
         if not isinstance(request, NullRequest):
             super().on_response_sent(request, response)
 
@@ -111,7 +111,7 @@ class SequenceDispatcher(Dispatcher):
         worker.execute(taken.batch, partial(self._ran, taken.instance, worker))
 
     def _set_timer(self, wake_at: int) -> None:
-        """Ask again at ``wake_at`` (ns, 0 for never); a timer that goes off earlier is left alone."""
+        """Dispatch again at ``wake_at`` (ns, 0 for never); an earlier timer is kept."""
         if self._timer is not None and self._wake_at <= wake_at:
             return
         if self._timer is not None:
@@ -134,7 +134,7 @@ class SequenceDispatcher(Dispatcher):
             again = ()
         if worker.ready:
             self._sequences.done(instance, monotonic_ns(), again)
-            # Not at once: the responses, and with them the states of the sequences, are passed on after this.
+            # Not immediate: the responses, with the states of the sequences, are delivered after this call.
             self._schedule_dispatch()
 
     def _keys(self, worker: SupervisedWorker) -> list[str]:

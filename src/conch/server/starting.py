@@ -1,7 +1,7 @@
 """Starts workers for the instances of a model version.
 
-Called by the loader and, when a worker has died, by its ``SupervisedWorker``; on the event loop and in the main thread,
-whose end no worker survives.
+Called by the loader and, after the death of a worker, by its ``SupervisedWorker``. Runs on the event loop in the main
+thread: workers end with the thread that starts them.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.templates import TemplateKind, Templates
 
-# Called when a worker has been started, on the event loop; a sample that fails fails the load. Source: Triton's model
+# Warmup runs on the event loop after the start of a worker; a failed sample fails the load. Source: Triton's model
 # warmup.
 
 
-#: What each request of a sample counts at least (bytes): it takes as much of the event loop's time as these.
+#: Minimum size of a sample's request (bytes); the event loop spends as much time on a smaller request.
 _REQUEST_BYTES: Final = 4096
-#: Random data is made in pieces of so many bytes, between which other threads run.
+#: Size of the pieces in which random data is created (bytes); other threads run between them.
 _PIECE: Final = 1 << 20
-#: An empty text, as BYTES has it (bytes).
+#: Size of an empty BYTES element (bytes).
 _EMPTY_TEXT: Final = 4
-#: The truth of each byte, as BOOL has it.
+#: Translates a random byte to a BOOL value.
 _TRUTH: Final = bytes(byte & 1 for byte in range(256))
-#: The most bytes of a file with data.
+#: Maximum size of a data file (bytes).
 _MOST_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """One sample: ``batch_size`` requests with these inputs, ``count`` times."""
+    """A warmup sample: ``batch_size`` requests with the same inputs, run ``count`` times."""
 
     name: str
     batch_size: int
@@ -68,10 +68,10 @@ class WarmupSample:
 
 
 def read_samples(config: ModelConfig, directory: Path, limit: int) -> list[WarmupSample]:
-    """The samples of a model in ``directory``; to be called in a thread, as they may be large.
+    """Read the samples of a model in ``directory``; call it in a thread, because they may be large.
 
-    Raises INVALID_ARG for an incomplete sample, one with more than ``limit`` bytes or too small a file, INTERNAL for
-    a file that cannot be read.
+    Raises INVALID_ARG if a sample is incomplete or exceeds ``limit`` bytes, or if its file is too small; INTERNAL if a
+    file cannot be read.
     """
     refuse(warmup_problems(config))
     for setting in config.model_warmup:
@@ -96,7 +96,7 @@ def read_samples(config: ModelConfig, directory: Path, limit: int) -> list[Warmu
 
 
 async def warm_up(worker: WorkerProcess, config: ModelConfig, samples: list[WarmupSample]) -> None:
-    """Run all samples on a worker.  Raises INVALID_ARG with what failed, after the last one."""
+    """Run all samples on a worker, then raise INVALID_ARG with all failures, if any."""
     outputs = tuple(output.name for output in config.output)
     failures = []
     for sample in samples:
@@ -110,7 +110,7 @@ async def warm_up(worker: WorkerProcess, config: ModelConfig, samples: list[Warm
 
 
 async def _run(worker: WorkerProcess, model: str, outputs: tuple[str, ...], sample: WarmupSample) -> None:
-    """Execute a sample once; returns when all its requests have ended.  Raises the first error of a response."""
+    """Run a sample once and wait for all its requests. Raises the first error of a response."""
     left = sample.batch_size
     ended = asyncio.get_running_loop().create_future()
 
@@ -131,7 +131,7 @@ async def _run(worker: WorkerProcess, model: str, outputs: tuple[str, ...], samp
 
 
 def _ignore(execution: Execution) -> None:
-    """Warming up is not counted."""
+    """Leave warmup executions out of the statistics."""
 
 
 def _tensor(name: str, value: Any, config: ModelConfig, directory: Path) -> WireTensor:
@@ -152,12 +152,12 @@ def _random(size: int, kind: str) -> bytes:
 
 
 def _size(value: Any, config: ModelConfig, directory: Path) -> int:
-    """The bytes of an input before they are made or read."""
+    """The size of an input in bytes, without creating or reading it."""
     if value.WhichOneof("input_data_type") == "input_data_file":
         try:
             return _path(value.input_data_file, directory).stat().st_size
         except OSError:
-            return 0  # reading it tells why
+            return 0  # reading it raises the error
     count: int = prod(value.dims)
     return ELEMENT_SIZE.get(datatype(value.data_type), _EMPTY_TEXT) * count
 
@@ -185,19 +185,19 @@ def _read(file: str, kind: str, shape: tuple[int, ...], directory: Path) -> byte
 
 LOG = logging.getLogger("conch")
 
-#: How often a load is looked at (s).
+#: Interval between checks of a load (s).
 LOOK_SECONDS = 1.0
-#: How often the log says of a model that it is still being loaded (s).
+#: Interval between log lines about a load in progress (s).
 PROGRESS_SECONDS = 5.0
-#: How long a load may stand still before it leaves its place to another (s).
+#: Idle time after which a load is stalled and releases its load slot (s).
 STALLED_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """Where a worker runs: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device.
+    """The placement of a worker: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device.
 
-    ``count`` is its number of instances, one thread each; a worker of a Python model has one.  ``signature`` is the
+    ``count`` is its number of instances, with a thread each; a worker of a Python model has one. ``signature`` is the
     rest of the instance group, such as its rate limiter; a different signature means different instances.
     """
 
@@ -209,9 +209,9 @@ class WorkerPlacement:
 
 
 class WorkerStarter:
-    """Starts workers of one model version under ``config``, its effective configuration.
+    """Starts workers of a model version with ``config``, its effective configuration.
 
-    ``on_stalled`` is called while a worker that loads neither computes nor reads.
+    ``on_stalled`` is called while a loading worker neither computes nor reads.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class WorkerStarter:
         self._said: set[str] = set()
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
-        """Start a worker and have its model complete the configuration.  Returns both; raises what the model raised."""
+        """Start a worker and let its model complete the configuration. Returns both; raises the model's error."""
         environment = dict(os.environ)
         worker = await self._start(f"{self.config.name}_0", environment, await self._kind(environment))
         try:
@@ -253,9 +253,9 @@ class WorkerStarter:
             raise
 
     async def launch(self, placement: WorkerPlacement, worker: WorkerProcess | None = None) -> WorkerProcess:
-        """Initialize the model at ``placement``, in ``worker`` if that may run there, or a new one; warm it up."""
+        """Initialize and warm up the model at ``placement``, in ``worker`` if it can run there, else in a new one."""
         if worker is not None and placement.kind == "GPU":
-            await worker.stop()  # it was started without its device
+            await worker.stop()  # it was started without the device in its environment
             worker = None
         if placement.kind == "GPU":
             worker = await self._start(placement.name, environment_for(placement.device))
@@ -291,7 +291,7 @@ class WorkerStarter:
 
     @asynccontextmanager
     async def _followed(self, worker: WorkerProcess) -> AsyncIterator[None]:
-        """As long as the block takes, the log says every few seconds how far the worker is."""
+        """Log the progress of a worker every few seconds during the block."""
         following = asyncio.get_running_loop().create_task(self._follow(worker))
         try:
             yield
@@ -317,7 +317,7 @@ class WorkerStarter:
             )
 
     def _runtime_facts(self, placement: WorkerPlacement, told: Mapping[str, str]) -> dict[str, str]:
-        """What a worker tells, with the device that it was given and the greatest batch."""
+        """The facts that a worker reports, with its device and the maximum batch size."""
         facts = dict(told)
         if placement.kind != "MODEL":
             facts["device"] = f"GPU {placement.device}" if placement.kind == "GPU" else "CPU"
@@ -328,9 +328,9 @@ class WorkerStarter:
     async def _sharing(
         self, placement: WorkerPlacement, worker: WorkerProcess, environment: dict[str, str], kind: TemplateKind
     ) -> WorkerProcess:
-        """A worker that shares with others what ``worker`` would import for its model; ``worker`` if that is nothing.
+        """Replace ``worker`` by a worker that shares its model's imports with others, if there are any.
 
-        Only a worker can tell, which reads the model's files for it, and ends then.
+        ``worker`` reads the model's files to find the imports, and ends if it is replaced.
         """
         try:
             async with self._followed(worker):
@@ -346,7 +346,7 @@ class WorkerStarter:
         return shared
 
     async def _kind(self, environment: Mapping[str, str]) -> TemplateKind | None:
-        """The kind of template that forks workers for this model; None if they share nothing."""
+        """The kind of worker template for this model; None if its workers are not forked from a template."""
         if self._templates is None:
             return None
         module = BACKENDS[implementation(self.config)].implementation.partition(":")[0]
@@ -359,9 +359,9 @@ class WorkerStarter:
         return await self._environments.python(execution_env_path, self._files.directory)
 
     async def _start(self, name: str, environment: dict[str, str], kind: TemplateKind | None = None) -> WorkerProcess:
-        """A process that has been told which model it is to run, in the interpreter that the model asks for.
+        """Start a process for the model version, with the Python interpreter that the model requires.
 
-        It is forked from a template of ``kind``, if there can be one.
+        It is forked from a worker template of ``kind`` if possible.
         """
         python = await self._python()
         if python != sys.executable:
@@ -386,7 +386,7 @@ class WorkerStarter:
 def init_frame(
     files: ModelFiles, version: int, config: ModelConfig, backend_config: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The first frame of a worker: what its backend needs to know of a model version."""
+    """The first IPC message to a worker: describes the model version to its backend."""
     return {
         "backend": BACKENDS[implementation(config)].implementation,
         "backend_config": dict(backend_config or {}),
@@ -404,7 +404,7 @@ def init_frame(
 
 
 def instance_fields(placement: WorkerPlacement) -> dict[str, Any]:
-    """The instances at ``placement`` in a ``start`` frame; a worker sees its device alone, as number 0."""
+    """The field ``instance`` of a message to the worker at ``placement``; its only visible device has number 0."""
     return {"name": placement.name, "kind": placement.kind, "device_id": 0, "count": placement.count}
 
 
@@ -420,7 +420,7 @@ def placements_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
 
 
 def instances_of(config: ModelConfig) -> Iterator[tuple[InstanceGroup, WorkerPlacement]]:
-    """Yield each instance: the group that it belongs to, and where it would run alone."""
+    """Yield the group of each instance and its placement in a worker of its own."""
     for group in config.instance_group:
         kind = InstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
         signature = _signature(group)
@@ -443,10 +443,10 @@ def _signature(group: InstanceGroup) -> bytes:
 def compare_placements(
     running: Sequence[WorkerPlacement], wanted: Sequence[WorkerPlacement]
 ) -> tuple[list[WorkerPlacement], list[WorkerPlacement]]:
-    """The placements among ``running`` that match ``wanted`` ones, and those to start.
+    """The ``running`` placements to keep because they match ``wanted`` placements, and the placements to start.
 
-    Names do not matter, as in Triton: a worker that matches except for its name continues under its old name.  A new
-    worker gets a name that no continuing worker has.
+    Names are ignored, as in Triton: a worker that matches except for its name keeps its old name. A new worker gets a
+    name that no kept worker has.
     """
     left, missing = list(running), []
     kept = []
@@ -473,7 +473,7 @@ def compare_placements(
 
 
 def log_levels() -> dict[str, Any]:
-    """The server's log settings in the form of a ``log`` frame."""
+    """The server's log settings as fields of a ``log`` message."""
     current = logs.current()
     return {
         "info": current.log_info,

@@ -1,6 +1,7 @@
-"""The state of every model and version that was ever loaded or tried.
+"""The states of all models and versions for which a load was attempted.
 
-Only the lifecycle writes it; front ends, ensembles and calling models look models up in it.  Used on the event loop.
+Only the lifecycle changes them; front ends, ensembles and models that call other models look models up. Used on the
+event loop.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from conch.server.model import Model
 from conch.telemetry.memory import ModelMemory
 
 UNLOADED = "unloaded"
-#: How many models of clients' own are remembered after they were unloaded, as the repository index shows them.
+#: Number of unloaded models with client overrides that stay in the repository index.
 MAX_UNLOADED: Final = 1000
 
 
 class State(StrEnum):
-    """States of a version, as the repository index shows them."""
+    """The state of a version in the repository index."""
 
     UNKNOWN = "UNKNOWN"
     READY = "READY"
@@ -35,13 +36,13 @@ class State(StrEnum):
 
 
 def at_state(version: int, state: State, reason: str) -> str:
-    """The part of a message about one version that does not serve."""
+    """The part of a message about a version that does not serve."""
     return f"version {version} is at {state} state: {reason};"
 
 
 @dataclass(slots=True)
 class VersionState:
-    """One version: its state, why it is not available, and the model that serves it."""
+    """A version: its state, the reason if it is unavailable, and the model that serves it."""
 
     state: State
     reason: str = ""
@@ -49,7 +50,7 @@ class VersionState:
 
     @property
     def shown(self) -> tuple[State, str]:
-        """State and reason for clients, for whom a model that other servers run is there if those are."""
+        """State and reason for clients; a remote model is unavailable while its servers are."""
         if self.state is State.READY and self.model is not None and self.model.away:
             return State.UNAVAILABLE, self.model.away
         return self.state, self.reason
@@ -60,24 +61,24 @@ class VersionState:
 
 @dataclass(slots=True)
 class ModelState:
-    """One model, known by its key: its versions, and what they were loaded from."""
+    """A model, identified by its key: its versions, configuration and files."""
 
     name: str
     versions: dict[int, VersionState] = field(default_factory=dict)
     config: ModelConfig | None = None
     fingerprint: Fingerprint | None = None
-    #: Whether somebody asked for it by name, rather than an ensemble needing it.
+    #: Whether it was loaded by name, not only as a step of an ensemble.
     wanted: bool = False
-    #: Whether the last load brought a configuration or files of its own.
+    #: Whether the last load sent a configuration or files.
     overridden: bool = False
     uploaded: UploadedModel | None = None
-    #: What the versions took that have been loaded before, by their numbers; see the memory ledger.
+    #: Measured memory of versions that were loaded before, by number; see the memory ledger.
     memory: dict[int, ModelMemory] = field(default_factory=dict)
-    #: Why it could not be read from the repository.
+    #: The error of the last attempt to read it from the repository.
     poll_reason: str = ""
-    #: The reason if there is no version to load.
+    #: The reason if no version can be loaded.
     version_reason: str = ""
-    #: The keys of the models that the steps of an ensemble name, by name.
+    #: Keys of the models in an ensemble's steps, by name.
     steps: Mapping[str, str] = field(default_factory=dict)
 
     def ready_versions(self) -> list[int]:
@@ -86,15 +87,15 @@ class ModelState:
         )
 
     def latest(self) -> VersionState | None:
-        """The highest version that is ready."""
+        """The highest ready version."""
         found, highest = None, -1
-        for version, version_state in self.versions.items():  # asked for every request: a loop is faster than max
+        for version, version_state in self.versions.items():  # called for every request: a loop is faster than max
             if version > highest and version_state.state is State.READY:
                 found, highest = version_state, version
         return found
 
     def models(self) -> list[Model]:
-        """The models that serve, in order of their versions."""
+        """The models of the ready versions, in order of version."""
         return [
             version_state.model
             for _, version_state in sorted(self.versions.items())
@@ -103,7 +104,7 @@ class ModelState:
 
     @property
     def is_unloaded(self) -> bool:
-        """Whether all versions have been unloaded on purpose."""
+        """Whether all versions were unloaded on purpose."""
         return all(
             version_state.state is State.UNAVAILABLE and version_state.reason == UNLOADED
             for version_state in self.versions.values()
@@ -111,7 +112,7 @@ class ModelState:
 
     @property
     def is_disabled(self) -> bool:
-        """Whether no version serves or is on its way, though none was asked to go: a load or a member failed them."""
+        """Whether all versions are unavailable because of a failed load or a failed ensemble step."""
         states = self.versions.values()
         return bool(states) and all(
             version_state.state is State.UNAVAILABLE and version_state.reason != UNLOADED for version_state in states
@@ -119,7 +120,7 @@ class ModelState:
 
     @property
     def reason(self) -> str:
-        """Why no version serves."""
+        """The reason why no version serves."""
         reasons = (
             at_state(version, version_state.state, version_state.reason)
             for version, version_state in sorted(self.versions.items())
@@ -129,7 +130,7 @@ class ModelState:
 
     @property
     def members(self) -> set[str]:
-        """The keys of the models that the steps of an ensemble name."""
+        """Keys of the models in an ensemble's steps."""
         return set(self.steps.values())
 
 
@@ -138,7 +139,7 @@ def _still_loading(name: str) -> ConchError:
 
 
 def ambiguous(name: str, count: int) -> ConchError:
-    """The refusal of a name that several models have.  Source: Triton 2.51."""
+    """The error for a name that several models have. Source: Triton 2.51."""
     return invalid(
         f"There are {count} identifiers of model '{name}' in global map, model namespace must be provided to resolve"
         " ambiguity."
@@ -146,21 +147,21 @@ def ambiguous(name: str, count: int) -> ConchError:
 
 
 class ModelTable:
-    """Every model that was ever loaded or tried, by its key; see :mod:`conch.repository.naming`."""
+    """All models for which a load was attempted, by key; see :mod:`conch.repository.naming`."""
 
     def __init__(self, naming: Naming | None = None) -> None:
         self.naming = naming or Naming()
         self.models: dict[str, ModelState] = {}
-        #: The models that the server loads when it starts, as long as it does; None until it knows them.
+        #: Models to load during startup, empty afterwards; None until they are determined.
         self.starting: frozenset[str] | None = frozenset()
         #: Called when versions of a model become ready.
         self.on_ready: Callable[[], None] = lambda: None
 
     def find(self, key: str, version: int = -1) -> Model:
-        """The model to use; version -1 is the latest that is ready.
+        """The model for a request; version -1 is the latest ready version.
 
-        Raises NOT_FOUND or UNAVAILABLE with Triton's words, and UNAVAILABLE for a model that is being loaded for the
-        first time: Triton says NOT_FOUND then, and opens no port while it starts.
+        Raises NOT_FOUND or UNAVAILABLE with Triton's messages, and UNAVAILABLE for a model during its first load:
+        Triton raises NOT_FOUND then, but opens no ports while it starts.
         """
         model_state = self.models.get(key)
         if model_state is not None:
@@ -170,7 +171,7 @@ class ModelTable:
         raise self._missing(key, version)
 
     def _missing(self, key: str, version: int) -> ConchError:
-        """Why there is no such model, in words without the path of its repository."""
+        """The error for a model that was not found; its message omits the repository path."""
         model_state, name = self.models.get(key), self.naming.name(key)
         if model_state is None:
             if self.starting is None:
@@ -189,13 +190,13 @@ class ModelTable:
         return unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
 
     def named(self, name: str, version: int = -1) -> Model:
-        """The model to use, by its name; raises as :meth:`find` and :meth:`key` do."""
+        """The model for a request, by name; raises as :meth:`find` and :meth:`key` do."""
         return self.find(self.key(name) if self.naming else name, version)
 
     def key(self, name: str) -> str:
-        """The key of the one model of a name, unloaded ones aside; the name where there is none.
+        """The key of the only model with a name, ignoring unloaded models; the name itself without such a model.
 
-        Raises INVALID_ARG where several models have the name.
+        Raises INVALID_ARG if several models have the name.
         """
         keys = self.keys(name)
         if len(keys) > 1:
@@ -205,13 +206,13 @@ class ModelTable:
         return keys[0] if keys else name
 
     def keys(self, name: str) -> list[str]:
-        """The keys of all models of a name that were ever loaded."""
+        """Keys of all models in the table with a name."""
         return [key for key in self.naming.keys(name) if key in self.models]
 
     def forget_unloaded(self, in_use: Callable[[str], bool]) -> None:
-        """Forget the oldest models that clients brought and that are unloaded, beyond ``MAX_UNLOADED``.
+        """Remove the oldest unloaded models with client overrides if there are more than ``MAX_UNLOADED``.
 
-        Clients choose their names.  Those ``in_use`` stay, as they may be being loaded.
+        This limits the table, because clients choose the names. Models ``in_use`` stay: they may be loading.
         """
         unloaded = [
             name for name, model_state in self.models.items() if model_state.overridden and model_state.is_unloaded
@@ -221,15 +222,15 @@ class ModelTable:
                 del self.models[name]
 
     def serving_names(self) -> set[str]:
-        """The names of all models of which a version serves."""
+        """Names of all models with a ready version."""
         return {self.naming.name(key) for key, model_state in self.models.items() if model_state.ready_versions()}
 
     def loaded(self) -> list[Model]:
-        """Every model that serves."""
+        """All models that serve."""
         return [model for model_state in self.models.values() for model in model_state.models()]
 
     def index(self, directories: Iterable[str], ready_only: bool) -> list[dict[str, str]]:
-        """The repository index of the models here and of ``directories``, which may never have been loaded."""
+        """The repository index of the models in the table and in ``directories``, which may never have been loaded."""
         entries: list[dict[str, str]] = []
         found = list(dict.fromkeys([*directories, *sorted(self.models)]))
         for key in found if self.naming else sorted(found):
@@ -250,7 +251,7 @@ class ModelTable:
         return entries
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Name, version and status of every model, for the table that is logged at start."""
+        """Name, version and status of each version, for the table in the startup log."""
         rows = []
         for name, model_state in sorted(self.models.items()):
             if not model_state.versions:
@@ -261,7 +262,7 @@ class ModelTable:
         return rows
 
     def is_ready(self, model: Model) -> bool:
-        """Whether requests to ``model`` can run now; an ensemble is as ready as its members."""
+        """Whether requests to ``model`` can run now; an ensemble is ready if the models of its steps are."""
         if not model.ready:
             return False
         for step in model.config.ensemble_scheduling.step:
@@ -273,14 +274,14 @@ class ModelTable:
         return True
 
     def ready_names(self, names: Iterable[str]) -> bool:
-        """Whether the latest version of each of these models can be used now."""
+        """Whether the latest version of each model is ready."""
         try:
             return all(self.is_ready(self.find(name)) for name in names)
         except ConchError:
             return False
 
     def all_ready(self) -> bool:
-        """Strict readiness: every version serves, or was unloaded on purpose."""
+        """Strict readiness: whether every version serves or was unloaded on purpose."""
         for model_state in self.models.values():
             if not model_state.versions:
                 return False

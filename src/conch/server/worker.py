@@ -1,6 +1,6 @@
-"""A worker that is restarted when it dies: it runs one instance of a Python model, or all instances on one device.
+"""A worker that is restarted when it dies. It runs one instance of a Python model, or all instances on a device.
 
-Belongs to the dispatcher that gives it batches; runs on the event loop, whose clock it uses.
+Owned by the dispatcher that assigns batches to it; runs on the event loop and uses its clock.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ LOG = logging.getLogger("conch")
 
 #: Seconds before the first, second, third … attempt to restart a worker; the last one repeats.
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-#: A worker that dies after more than so many seconds is restarted at once.
+#: A worker that dies after more than this time is restarted at once (s).
 HEALTHY_SECONDS = 10.0
 
 
 class RestartBackOff:
-    """How long to wait before the next attempt to restart a worker: longer each time, until one has proved healthy."""
+    """Delay before the next attempt to restart a worker; it grows until a worker has run for ``HEALTHY_SECONDS``."""
 
     def __init__(self) -> None:
         self._attempts = 0
         self._started = 0.0
 
     def started(self, now: float) -> None:
-        """A worker has started at ``now`` (s)."""
+        """Record that a worker has started at ``now`` (s)."""
         self._started = now
 
     def died(self, now: float) -> None:
-        """The worker has died at ``now`` (s)."""
+        """Record that the worker has died at ``now`` (s)."""
         if now - self._started > HEALTHY_SECONDS:
             self._attempts = 0
 
     def next_delay(self) -> float:
-        """Seconds to wait before an attempt that is made now."""
+        """The delay before a new attempt (s); counts the attempt."""
         delay = BACK_OFF[min(self._attempts, len(BACK_OFF) - 1)]
         self._attempts += 1
         return delay
 
 
 class WorkerOwner(Protocol):
-    """What gives batches to workers; see :class:`conch.server.dispatch.Dispatcher`."""
+    """The owner of workers, which assigns batches to them; see :class:`conch.server.dispatch.Dispatcher`."""
 
     def on_available(self, worker: SupervisedWorker) -> None:
-        """``worker`` has started or restarted."""
+        """Called when ``worker`` has started or restarted."""
 
     def on_died(self, worker: SupervisedWorker) -> None:
-        """The process of ``worker`` has died; another will be started."""
+        """Called when the process of ``worker`` has died; it is restarted later."""
 
     def on_lost(self, worker: SupervisedWorker) -> None:
-        """An attempt to restart ``worker`` has failed."""
+        """Called when an attempt to restart ``worker`` has failed."""
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
-        """A response sender gave a response."""
+        """Called for each response of a response sender."""
 
     def on_prepared(self) -> None:
-        """A worker has told the lengths of some requests."""
+        """Called when a worker has reported the lengths of some requests."""
 
     def on_progress(self, pid: int, progress: Mapping[str, Any]) -> None:
-        """The process ``pid`` has told what it generates, or has ended (no entries)."""
+        """Called when process ``pid`` reports its generation load, or has ended (no entries)."""
 
 
 class SupervisedWorker:
-    """The worker at ``placement``; ``launch`` starts a process there and initializes its model, or raises."""
+    """The worker at ``placement``; ``launch`` starts its process and initializes the model, or raises."""
 
     def __init__(
         self,
@@ -98,27 +98,27 @@ class SupervisedWorker:
 
     @property
     def responsive(self) -> bool:
-        """Whether it is ready and shows signs of life, and its model does not say that it is not ready."""
+        """Whether it is ready and not stalled, and its model does not report that it is not ready."""
         process = self._process
         return process is not None and process.alive and process.verdict.responsive and process.calls.model_ready
 
     @property
     def slots(self) -> int:
-        """How many batches it can run at a time."""
+        """Number of batches that it can run concurrently."""
         return (self._process.slots if self._process is not None else 0) or self.placement.count
 
     @property
     def runtime_facts(self) -> RuntimeFacts:
-        """What its model runs with; nothing while it restarts."""
+        """Runtime facts of its model; empty while it restarts."""
         return self._process.runtime_facts if self._process is not None else {}
 
     @property
     def process(self) -> WorkerProcess | None:
-        """The process, None while it restarts."""
+        """The process; None while it restarts."""
         return self._process
 
     def adopt(self, process: WorkerProcess) -> None:
-        """Take over a process whose model is initialized."""
+        """Use a process with an initialized model."""
         self._process = process
         self._back_off.started(self._loop.time())
         process.on_exit = self._exited
@@ -136,30 +136,30 @@ class SupervisedWorker:
         self._process.execute(requests, on_done)
 
     def prepare(self, requests: Sequence[InferRequest]) -> None:
-        """Have the worker decode requests that wait."""
+        """Let the worker decode waiting requests."""
         if self._process is not None:
             self._process.prepare(requests)
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
-        """Tell the model's logger which levels are wanted."""
+        """Set the levels of the model's logger."""
         if self._process is not None:
             self._process.set_log(dict(levels))
 
     async def retire(self) -> None:
-        """End after the requests that it has; a process that dies meanwhile is not replaced."""
+        """End after its in-flight requests; it is not restarted if it dies first."""
         self._stopped = True
         if self._process is not None:
             await self._process.finish()
         await self.stop()
 
     def abandon(self) -> None:
-        """End the process now if it has requests, which fail; none is started in its place."""
+        """Kill the process if it has in-flight requests, which then fail; it is not restarted."""
         self._stopped = True
         if self._process is not None and not self._process.idle:
             self._process.kill_for(not_ended(0.0, idle=False))
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Finalize the model and end the process, by force after ``seconds``, or after its own timeouts."""
+        """Finalize the model and end the process; by force after ``seconds``, or after its timeouts if that is None."""
         self._stopped = True
         if self._restart is not None:
             self._restart.cancel()

@@ -1,4 +1,4 @@
-"""How long the server waits for its workers, from its settings."""
+"""Worker timeouts from the server's settings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def worker_timeouts(settings: Settings) -> WorkerTimeouts:
 
 
 def with_stub_timeout(timeouts: WorkerTimeouts, text: str | None) -> WorkerTimeouts:
-    """Triton's ``stub-timeout-seconds`` of the Python backend: how long a worker takes to start, without its model.
+    """Apply Triton's ``stub-timeout-seconds``, the Python backend's timeout for worker startup without the model.
 
-    Raises INVALID_ARG for what is not a whole number of seconds.
+    Raises INVALID_ARG if ``text`` is not a whole number of seconds.
     """
     if text is None:
         return timeouts

@@ -1,6 +1,6 @@
-"""Metrics that models make: families and series by name and labels, shared by all that have made the same.
+"""Custom metrics of models: families and series with the same name and labels are shared between workers.
 
-Workers hold them; a family and a series are there as long as anyone does.  Runs on the event loop.
+A family or a series exists as long as a worker holds it.  Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Labels = tuple[tuple[str, str], ...]
 
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-#: How names begin that only the server gives.
+#: Name prefixes reserved for the server.
 _RESERVED: Final = ("nv_", "conch_")
 
 
 class CustomSeries:
-    """A number, or a histogram, of a family."""
+    """A number or a histogram of a family."""
 
     def __init__(self, labels: Labels, bounds: Sequence[float] | None) -> None:
         self.labels = dict(labels)
@@ -32,14 +32,14 @@ class CustomSeries:
         self.histogram = None if bounds is None else Histogram(bounds)
 
     def change(self, absolute: bool, amount: float, buckets: Sequence[tuple[int, int]]) -> None:
-        """Set to or add ``amount``; ``buckets`` are those of a histogram, by number, and what is added to each."""
+        """Set the value to ``amount`` or add it; ``buckets`` are pairs of bucket index and increment."""
         if self.histogram is not None:
             self.histogram.add(buckets, amount)
         else:
             self.value = amount if absolute else self.value + amount
 
     def samples(self) -> Iterator[MetricSample]:
-        """What the page shows of it."""
+        """Yield the samples for the metrics page."""
         labels = label_text(self.labels)
         histogram = self.histogram
         if histogram is None:
@@ -52,32 +52,32 @@ class CustomSeries:
 
 
 class CustomFamily:
-    """A family and its series; how often each is held."""
+    """A family, its series, and reference counts of both."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self.series: dict[Labels, CustomSeries] = {}
-        #: Of each series, and under None of the family itself.
+        #: Reference counts by series; the key None is the family itself.
         self.holders: Counter[Labels | None] = Counter()
 
     def samples(self) -> list[MetricSample]:
-        """What the page shows of all series."""
+        """Return the samples of all series for the metrics page."""
         return [sample for series in self.series.values() for sample in series.samples()]
 
 
 class CustomMetrics:
-    """All families that models have made; ``types`` are those of families that the server may show too, by name."""
+    """All custom families.  ``types`` are the types of server families that models may extend, by name."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
         self._families: dict[str, CustomFamily] = {}
 
     def holder(self) -> MetricsHolder:
-        """What one worker holds: nothing so far."""
+        """Return an empty holder for a worker."""
         return MetricsHolder(self)
 
     def joined(self, families: Iterator[Family]) -> Iterator[Family]:
-        """The server's ``families``, with what models add to them, then models' own that have series."""
+        """Yield the server's ``families`` with the models' samples added, then the models' own families."""
         shown = set()
         for metric, samples in families:
             shown.add(metric.name)
@@ -88,7 +88,7 @@ class CustomMetrics:
                 yield family.metric, family.samples()
 
     def hold_family(self, name: str, description: str, kind: Kind) -> CustomFamily:
-        """The family of that name, held once more; the description is that of who made it first."""
+        """Return the family of that name and add a reference; the first description given is kept."""
         if not _NAME.fullmatch(name):
             raise internal("Invalid metric name")
         if name.startswith(_RESERVED):
@@ -104,7 +104,7 @@ class CustomMetrics:
         return family
 
     def hold_series(self, family: CustomFamily, labels: Mapping[str, str], bounds: Sequence[float]) -> Labels:
-        """The series with these labels, held once more; returns its key in ``family.series``."""
+        """Return the key in ``family.series`` of the series with these labels, and add a reference."""
         for name in labels:
             if not _LABEL.fullmatch(name) or (name == "le" and family.metric.type == "histogram"):
                 raise internal("Invalid label name")
@@ -115,7 +115,7 @@ class CustomMetrics:
         return key
 
     def release(self, family: CustomFamily, key: Labels | None) -> None:
-        """Hold a family (``None``), or one of its series, once less."""
+        """Remove a reference to a family (``None``) or to one of its series."""
         family.holders[key] -= 1
         if family.holders[key] > 0:
             return
@@ -127,7 +127,7 @@ class CustomMetrics:
 
 
 class MetricsHolder:
-    """The families and series that one worker has, by the numbers that it gave them."""
+    """The families and series of one worker, by the worker's ids for them."""
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self._metrics = metrics
@@ -135,38 +135,38 @@ class MetricsHolder:
         self._series: dict[int, tuple[int, CustomFamily, Labels]] = {}
 
     def add_family(self, id: int, name: str, description: str, kind: Kind) -> None:
-        """Raises INTERNAL, with Triton's texts, for a name that no family may have, or another kind than it has."""
+        """Add a family.  Raises INTERNAL, with Triton's texts, for an invalid name or a conflicting type."""
         self._families[id] = self._metrics.hold_family(name, description, kind)
 
     def add_series(self, id: int, family: int, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
-        """Raises INTERNAL for labels that cannot be."""
+        """Add a series.  Raises INTERNAL for invalid labels."""
         of = self._families[family]
         self._series[id] = family, of, self._metrics.hold_series(of, labels, bounds)
 
     def value(self, id: int) -> float:
-        """The value of a series that is not a histogram."""
+        """Return the value of a series other than a histogram."""
         _, family, key = self._series[id]
         return family.series[key].value
 
     def change(self, id: int, absolute: bool, amount: float, buckets: Sequence[tuple[int, int]]) -> None:
-        """Change a series; one that has been dropped is passed over."""
+        """Change a series; a dropped series is ignored."""
         if id in self._series:
             _, family, key = self._series[id]
             family.series[key].change(absolute, amount, buckets)
 
     def drop_series(self, id: int) -> None:
-        """Hold a series no longer."""
+        """Release a series."""
         if id in self._series:
             _, family, key = self._series.pop(id)
             self._metrics.release(family, key)
 
     def drop_family(self, id: int) -> None:
-        """Hold a family no longer, nor the series that were made with it."""
+        """Release a family and all series created with it."""
         for series in [one for one, (family, _, _) in self._series.items() if family == id]:
             self.drop_series(series)
         self._metrics.release(self._families.pop(id), None)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Release everything."""
         for id in list(self._families):
             self.drop_family(id)

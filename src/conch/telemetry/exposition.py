@@ -1,7 +1,7 @@
-"""Prometheus' text format, version 0.0.4.
+"""Prometheus text format, version 0.0.4.
 
-Implemented here because ``prometheus_client`` always adds ``_total`` to the names of counters, which Triton does not.
-Called by the registry and by collectors of families; pure.
+Implemented here because ``prometheus_client`` always appends ``_total`` to counter names, which Triton does not.  Used
+by the registry and by collectors of families; does no I/O.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Metric(NamedTuple):
 
 
 class MetricSample(NamedTuple):
-    """One number of a family; ``labels`` are text, ``suffix`` (``_sum`` …) follows the name."""
+    """One number of a family; ``labels`` are formatted, ``suffix`` (``_sum`` …) is appended to the name."""
 
     labels: str
     value: float
     suffix: str = ""
 
 
-#: A family and its current numbers, as collectors yield them.
+#: A family and its current samples, as collectors yield them.
 Family = tuple[Metric, Iterable[MetricSample]]
 
 
 def page_lines(families: Iterable[Family]) -> Iterator[str]:
-    """The lines of the page with all families, also those without a sample; each ends with a newline."""
+    """Yield the page with all families, including those without samples; each string ends with a newline."""
     for metric, samples in families:
         yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n"
         for labels, value, suffix in samples:
@@ -40,19 +40,19 @@ def page_lines(families: Iterable[Family]) -> Iterator[str]:
 
 
 def page(families: Iterable[Family]) -> bytes:
-    """The whole page."""
+    """Return the whole page."""
     return "".join(page_lines(families)).encode()
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """The labels in their order, in braces; empty if there are none."""
+    """Format the labels in order, in braces; empty without labels."""
     if not labels:
         return ""
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
 
 
 def number(value: float) -> str:
-    """The text of a number: whole ones without a fraction, others as the shortest text that reads back the same."""
+    """Format a number: integers without a fraction, others with the fewest digits that preserve the value."""
     if isinstance(value, int):
         return str(value)
     if isnan(value):

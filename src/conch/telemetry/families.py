@@ -1,6 +1,6 @@
-"""Every metric of a model, declared once: its name, type and help, and how it is read from the model's statistics.
+"""All metrics of models, each declared once: name, type, help, and how to read it from the model's statistics.
 
-The registry goes through these tables, on the event loop, each time the metrics page is asked for.
+The registry iterates over these tables on the event loop whenever the metrics page is requested.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from conch.telemetry.statistics import ModelStatistics
 
 
 class Registered(NamedTuple):
-    """A model version that the page shows; ``cached`` says that it uses the response cache.
+    """A model version on the metrics page; ``cached`` means that it uses the response cache.
 
-    ``quantiles`` (0 to 1) are those that its summaries show.
+    ``quantiles`` (0 to 1) are those of its summaries.
     """
 
     statistics: ModelStatistics
@@ -25,7 +25,7 @@ class Registered(NamedTuple):
     quantiles: tuple[float, ...]
 
     def text(self, **more: str) -> str:
-        """The labels as the page shows them: those of the model, then ``more``."""
+        """Format the labels of the model, followed by ``more``."""
         return label_text({**self.labels, **more})
 
 
@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 
 class _Source(Generic[T]):
-    """Where the numbers of families come from; models for which ``get`` returns None are left out of them."""
+    """A source of samples.  Models for which ``get`` returns None are omitted."""
 
     def __init__(self, get: Callable[[Registered], T | None]) -> None:
         self._get = get
 
     def value(self, read: Callable[[T], float]) -> Read:
-        """One number for each model."""
+        """Return a reader of one number per model."""
 
         def samples(model: Registered) -> Iterator[MetricSample]:
             source = self._get(model)
@@ -51,11 +51,11 @@ class _Source(Generic[T]):
         return samples
 
     def microseconds(self, read: Callable[[T], int]) -> Read:
-        """One duration for each model, read in nanoseconds and shown in whole microseconds."""
+        """Return a reader of one duration per model, converted from nanoseconds to whole microseconds."""
         return self.value(lambda source: read(source) // 1000)
 
     def histogram(self, choose: Callable[[T], Histogram]) -> Read:
-        """A count, a sum and cumulative buckets for each model."""
+        """Return a reader of a count, a sum and cumulative buckets per model."""
 
         def samples(model: Registered) -> Iterator[MetricSample]:
             source = self._get(model)
@@ -70,7 +70,7 @@ class _Source(Generic[T]):
         return samples
 
     def summary(self, choose: Callable[[T], Summary]) -> Read:
-        """A count, a sum and quantiles for each model."""
+        """Return a reader of a count, a sum and quantiles per model."""
 
         def samples(model: Registered) -> Iterator[MetricSample]:
             source = self._get(model)
@@ -142,17 +142,17 @@ _TEMPLATES: Final = Metric(
     "Memory of the processes that workers are forked from, a shared page in parts",
 )
 
-#: Shown for the server as a whole, not from the statistics of models.
+#: Server-wide families, which are not read from the statistics of models.
 WORKERS: Final = (_READY, _KILLS, _TEMPLATES)
 
 
 def template_memory(size: int) -> Family:
-    """The bytes that templates of workers have, where a page that workers share with them counts in parts."""
+    """Return the memory of worker templates (bytes), with the proportional share of pages shared with workers."""
     return _TEMPLATES, [MetricSample("", size)]
 
 
 def readiness(models: Iterable[tuple[str, str, int, bool]]) -> Family:
-    """Which versions, by name, namespace and number, are ready."""
+    """Return the readiness of model versions, given as name, namespace, version and ready flag."""
     return _READY, [
         MetricSample(
             label_text({"model": name, **({"namespace": namespace} if namespace else {}), "version": str(version)}),
@@ -163,7 +163,7 @@ def readiness(models: Iterable[tuple[str, str, int, bool]]) -> Family:
 
 
 def kills(counts: Iterable[tuple[str, str, int]]) -> Family:
-    """How many workers were killed, by model and reason."""
+    """Return the number of killed workers, given as model, reason and count."""
     return _KILLS, [
         MetricSample(label_text({"model": model, "reason": reason}), count) for model, reason, count in sorted(counts)
     ]
@@ -181,7 +181,7 @@ COUNTS: Final[Table] = dict((
         _statistics.value(lambda statistics: statistics.execution_count)),
 ))
 
-#: Left out with ``counter_latencies=false``.
+#: Omitted with ``counter_latencies=false``.
 DURATIONS: Final[Table] = dict((
     _counter("nv_inference_request_duration_us",
         "Cumulative inference request duration in microseconds (includes cached requests)",
@@ -211,7 +211,7 @@ CACHE: Final[Table] = dict((
         _cache.microseconds(lambda statistics: statistics.cache_miss_ns)),
 ))
 
-#: For models whose worker counts tokens; Triton has no such metrics.
+#: For models with workers that count tokens; Triton has no such metrics.
 WORK: Final[Table] = dict((
     _counter("conch_tokens", "Number of tokens computed, without padding",
         _work.value(lambda work: work.tokens)),
@@ -239,7 +239,7 @@ WORK: Final[Table] = dict((
         _work.histogram(lambda work: work.tokens_per_execution)),
 ))
 
-#: For models that generate text, under vLLM's names.
+#: For models that generate text, with vLLM's names.
 GENERATION: Final[Table] = dict((
     _gauge("vllm:num_requests_running", "Number of sequences in the running batch",
         _generation.value(lambda generation: generation.running)),
@@ -292,20 +292,20 @@ GAUGES: Final[Table] = dict((
         _statistics.value(lambda statistics: statistics.load_ns / 1e9)),
 ))
 
-#: Kept by the memory ledger; Triton has no such metrics.
+#: Measured by the memory ledger; Triton has no such metrics.
 MEMORY: Final[Table] = dict((
     _gauge("conch_model_memory_bytes",
         "Memory of a model's workers, shared regions and GPUs; weights and kv_cache are parts of these",
         _memory),
 ))
 
-#: Listed with ``histogram_latencies=true``.
+#: Included with ``histogram_latencies=true``.
 HISTOGRAMS: Final[Table] = dict((
     _histogram("nv_inference_first_response_histogram_ms", "Duration from request to first response in milliseconds",
         _first_response.histogram(lambda histogram: histogram)),
 ))
 
-#: Listed with ``summary_latencies=true``.  Triton leaves the request summary out for models with a response cache.
+#: Included with ``summary_latencies=true``.  Triton omits the request summary for models with a response cache.
 SUMMARIES: Final[Table] = dict((
     _summary("nv_inference_request_summary_us",
         "Summary of inference request duration in microseconds (includes cached requests)",
@@ -324,7 +324,7 @@ SUMMARIES: Final[Table] = dict((
         _summaries.summary(lambda summaries: summaries.compute_output)),
 ))
 
-#: For models behind a response cache.
+#: For models with a response cache.
 CACHE_SUMMARIES: Final[Table] = dict((
     _summary("nv_cache_hit_summary_per_model", "Summary of cache hit counts/durations per model, in microseconds.",
         _cache_summaries.summary(lambda summaries: summaries.cache_hit)),

@@ -1,7 +1,7 @@
-"""The vocabulary of the memory ledger, and what the machine has left.
+"""Data types of the memory ledger, and the free memory of the machine.
 
-``ModelStatistics`` keeps a ``ModelMemory``, from which the statistics extension and the metrics page are served; the
-ledger (``conch.server.memory``) measures it.
+``ModelStatistics`` keeps a ``ModelMemory``, which the statistics extension and the metrics page report.  The ledger
+(``conch.server.memory``) measures it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from typing import Any, Final
 
 from conch.telemetry.cgroups import limits
 
-#: A limit of cgroup v1 that is as good as none.
+#: Limits of cgroup v1 from this size (bytes) mean no limit.
 _UNLIMITED: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one model version has in memory (bytes), or several together.
+    """Memory of one model version, or of several together (bytes).
 
-    ``workers``: its worker processes and what they have started, each with its proportional share (Pss) of what it maps
-    together with others, and without the shared regions.
-    ``shared_regions``: the memory shared between the server and the workers, for large tensors.
-    ``gpus``: of its workers on each GPU, by the driver's number.
+    ``workers`` is the proportional share (Pss) of worker processes and their descendants, without shared regions.
+    ``shared_regions`` is the memory shared between the server and the workers, for large tensors.
+    ``gpus`` is the workers' memory on each GPU, by the driver's number.
 
-    These add up.  The others are parts of them: ``weights`` the size of the weights' files, which is 0 where they are
-    unknown; ``kv_cache`` what generation has stored in its KV cache, where its engine knows that.
+    These three add up to the total.  The others are parts of it: ``weights`` is the size of the weight files, 0 if
+    unknown; ``kv_cache`` is the memory that generation uses in its KV cache, if the engine reports it.
     """
 
     workers: int = 0
@@ -40,16 +39,16 @@ class ModelMemory:
 
     @property
     def host(self) -> int:
-        """Bytes of the machine's memory."""
+        """Host memory (bytes)."""
         return self.workers + self.shared_regions
 
     @property
     def gpu(self) -> int:
-        """Bytes on all GPUs together."""
+        """Memory on all GPUs (bytes)."""
         return sum(self.gpus.values())
 
     def kinds(self) -> dict[str, int]:
-        """The values of the metric's label ``kind``, with their bytes; 0 is left out but for ``workers``."""
+        """Return the bytes for each value of the metric label ``kind``; zeros are omitted except for ``workers``."""
         kinds = {
             "workers": self.workers,
             "shared_regions": self.shared_regions,
@@ -60,15 +59,15 @@ class ModelMemory:
         return {kind: size for kind, size in kinds.items() if size or kind == "workers"}
 
     def usage(self) -> list[dict[str, Any]]:
-        """``memory_usage`` of the statistics extension: the machine's memory and that of each GPU; no empty entries."""
+        """Return ``memory_usage`` of the statistics extension: non-zero memory of the host and of each GPU."""
         entries = [("CPU", 0, self.host), *(("GPU", number, size) for number, size in sorted(self.gpus.items()))]
         return [{"type": type, "id": id, "byte_size": size} for type, id, size in entries if size]
 
     def sentence(self) -> str:
-        """``412 MiB: workers 380 MiB, shared regions 32 MiB``, for the log.
+        """Return a log text such as ``412 MiB: workers 380 MiB, shared regions 32 MiB``.
 
-        After the sum stands what is counted in it already: ``412 MiB (including weights 90 MiB): workers …``.  Weights'
-        files that are larger than the sum are left out, as the worker does not have them in memory as they are.
+        Parts of the total follow it in brackets: ``412 MiB (including weights 90 MiB): workers …``.  Weight files
+        larger than the total are omitted, because the worker does not hold them in memory unchanged.
         """
         whole = mebibytes(self.host) + (f" and {mebibytes(self.gpu)} of GPU memory" if self.gpu else "")
         kinds = self.kinds()
@@ -80,7 +79,7 @@ class ModelMemory:
 
 
 def together(memories: Iterable[ModelMemory]) -> ModelMemory:
-    """The sum of several."""
+    """Return the sum of several."""
     total = ModelMemory()
     for memory in memories:
         gpus = {gpu: total.gpus.get(gpu, 0) + memory.gpus.get(gpu, 0) for gpu in {*total.gpus, *memory.gpus}}
@@ -97,10 +96,10 @@ def together(memories: Iterable[ModelMemory]) -> ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """What this process and its children may still take (bytes), and how much there is in all.
+    """The memory that this process and its children may still use, and the total (bytes).
 
-    ``available`` counts what the kernel would give back at once, such as files in its cache.  Where a control group
-    leaves less than the machine has, both are the group's, and ``limited`` is True.
+    ``available`` includes memory that the kernel can reclaim at once, such as its file cache.  If a control group sets
+    a lower limit than the machine, the values are the group's, and ``limited`` is True.
     """
 
     total: int
@@ -109,9 +108,9 @@ class FreeMemory:
 
 
 def free_memory(root: Path = Path("/")) -> FreeMemory:
-    """What the machine, or the control group of this process, has left; ``root`` is where ``proc`` and ``sys`` are.
+    """Return the free memory of the machine or of this process's control group; ``root`` has ``proc`` and ``sys``.
 
-    Raises OSError or ValueError where the kernel does not tell.
+    Raises OSError or ValueError if the kernel does not report it.
     """
     lines = (root / "proc/meminfo").read_text().splitlines()
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
@@ -126,19 +125,19 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """The bytes of memory that this process may use at most: the machine's, or what a control group allows of it."""
+    """Return the maximum memory of this process (bytes): the machine's, or the limit of its control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return memory_limit(total, root) or total
 
 
 def memory_limit(total: int, root: Path = Path("/")) -> int:
-    """The least limit of a control group of this process (bytes) that is below ``total``; 0 where there is none."""
+    """Return the lowest control group limit of this process (bytes) below ``total``; 0 if there is none."""
     found = limits("memory", lambda group: _number(group / "memory.max"), _limit_v1, root)
     return min((int(limit) for limit in found if limit < min(_UNLIMITED, total)), default=0)
 
 
 def read_size(text: str, whole: int) -> int:
-    """The bytes that ``text`` says: a number, one with a unit (``8GiB``, ``500MB``), or a share of ``whole`` (``80%``).
+    """Parse a size in bytes: a number, a number with a unit (``8GiB``, ``500MB``), or a share of ``whole`` (``80%``).
 
     Raises ValueError for anything else.
     """
@@ -152,7 +151,7 @@ def read_size(text: str, whole: int) -> int:
 
 
 def mebibytes(size: int) -> str:
-    """``412 MiB`` or ``13.5 GiB``."""
+    """Format a size (bytes) as ``412 MiB`` or ``13.5 GiB``."""
     return f"{size / (1 << 30):.1f} GiB" if size >= 10 << 30 else f"{round(size / (1 << 20))} MiB"
 
 
@@ -161,7 +160,7 @@ def _limit_v1(group: Path) -> float | None:
 
 
 def _left_v2(group: Path) -> float | None:
-    """The limit less what is used; files in the cache can be given back."""
+    """Return the limit minus the usage, which excludes reclaimable file cache."""
     return _left(group, "memory.max", "memory.current", ("active_file", "inactive_file"))
 
 
@@ -185,5 +184,5 @@ def _left(group: Path, limit_file: str, usage_file: str, cached: tuple[str, ...]
 def _number(path: Path) -> float | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # "max" is no limit
+    except (OSError, ValueError):  # "max" means no limit
         return None

@@ -1,8 +1,9 @@
-"""The metrics page, and the registry of what it shows.
+"""The metrics page, and the registry of its content.
 
 :mod:`conch.app` makes one ``Registry``.  The server takes the ``ModelStatistics`` of each model version from it,
-registers them when the version begins to serve and unregisters them when it has ended; the metrics port renders the
-page.  Everything runs on the event loop.  Numbers are read when the page is rendered, so recording knows nothing of it.
+registers them when the version starts serving and unregisters them when it has ended; the metrics port renders the
+page.  Everything runs on the event loop.  Values are read when the page is rendered, so recording does not depend on
+the page.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from conch.telemetry.exposition import Family, Metric, MetricSample, label_text,
 from conch.telemetry.families import Registered
 from conch.telemetry.statistics import ModelStatistics, Summaries
 
-# The registry calls ``collect`` for every scrape; the machine is read at most once per ``interval`` (seconds).
+# The registry calls ``collect`` for every scrape, but the machine is read at most once per ``interval`` (s).
 
 
 CPU_UTILIZATION: Final = Metric("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]")
@@ -40,7 +41,7 @@ GPU_ENERGY: Final = Metric(
 
 
 class _Polled:
-    """Families that are read again when they are ``interval`` seconds old."""
+    """Families that are cached for ``interval`` seconds."""
 
     def __init__(self, interval: float, clock: Callable[[], float]) -> None:
         self._interval = interval
@@ -49,7 +50,7 @@ class _Polled:
         self._families: list[Family] = []
 
     def collect(self) -> list[Family]:
-        """The families as they were read last."""
+        """Return the families, read again if the cached ones are too old."""
         now = self._clock()
         if now - self._read_at >= self._interval:
             self._read_at = now
@@ -57,12 +58,12 @@ class _Polled:
         return self._families
 
     def read(self) -> Iterator[Family]:
-        """Read the machine."""
+        """Yield newly read families."""
         raise NotImplementedError
 
 
 class CpuGauges(_Polled):
-    """The machine's CPU and memory; utilization is the average since the last reading, at first since the start."""
+    """Gauges of CPU and memory.  Utilization is the average since the previous reading, at first since the start."""
 
     def __init__(self, interval: float, clock: Callable[[], float] = monotonic, psutil: Any = None) -> None:
         super().__init__(interval, clock)
@@ -77,7 +78,7 @@ class CpuGauges(_Polled):
 
 
 class GpuGauges(_Polled):
-    """All NVIDIA GPUs that the driver shows; a value that a GPU does not have is left out.
+    """Gauges of all NVIDIA GPUs visible to the driver; values that a GPU does not report are omitted.
 
     Raises ImportError without pynvml, and pynvml's errors without a driver; ``gpu_gauges`` handles both.
     """
@@ -117,10 +118,10 @@ class GpuGauges(_Polled):
 
 
 def gpu_gauges(interval: float) -> GpuGauges | None:
-    """The gauges; None on a machine without pynvml or without a driver."""
+    """Return the gauges; None without pynvml or without a driver."""
     try:
         return GpuGauges(interval)
-    except Exception:  # ImportError, or whatever pynvml says of a missing driver
+    except Exception:  # ImportError, or any error of pynvml for a missing driver
         return None
 
 
@@ -131,7 +132,7 @@ def _text(uuid: str | bytes) -> str:
 FIRST_RESPONSE_BUCKETS: Final = (100.0, 500.0, 2000.0, 5000.0)
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 
-#: Workers have their own memory; the server pins none.
+#: Workers have their own memory, and the server pins none.
 PINNED_MEMORY: Final[tuple[Family, ...]] = (
     (
         Metric("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
@@ -146,7 +147,7 @@ PINNED_MEMORY: Final[tuple[Family, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """Which distributions of latencies are kept, as ``--metrics-config`` says."""
+    """The latency distributions to keep, from ``--metrics-config``."""
 
     counter_latencies: bool = True
     summary_latencies: bool = False
@@ -155,10 +156,10 @@ class MetricsConfig:
 
     @classmethod
     def parse(cls, settings: Mapping[str, str]) -> MetricsConfig:
-        """From the option's keys and values; unknown keys are ignored, as Triton does.
+        """Parse the option's keys and values; unknown keys are ignored, as in Triton.
 
-        Raises INVALID_ARG for quantiles that are not ``<quantile>:<error>,...``.  The errors are
-        not used, because quantiles are exact.
+        Raises INVALID_ARG for quantiles not of the form ``<quantile>:<error>,...``.  The errors are unused, because
+        quantiles are exact.
         """
         return cls(
             counter_latencies=settings.get("counter_latencies", "true").lower() == "true",
@@ -169,10 +170,10 @@ class MetricsConfig:
 
 
 class Registry:
-    """Everything that the metrics page shows.
+    """The content of the metrics page.
 
-    ``cpu`` and ``gpu`` say whether to show the machine, which is read at most twice per ``interval_ms``, as in Triton;
-    ``cache`` whether the server has a response cache.
+    ``cpu`` and ``gpu`` enable gauges of the machine, which is read at most twice per ``interval_ms``, as in Triton.
+    ``cache`` tells whether the server has a response cache.
     """
 
     def __init__(
@@ -186,11 +187,11 @@ class Registry:
     ) -> None:
         self.config = config
         self._cache = cache
-        #: Called before each page; what it starts is seen on a later one.
+        #: Called before each page; work that it starts may be visible only on a later page.
         self.before_rendering: Callable[[], None] = lambda: None
         self._models: dict[tuple[str, ...], Registered] = {}
         self._collectors: list[Callable[[], Iterable[Family]]] = []
-        #: Those of models.
+        #: Custom metrics of models.
         self.custom = CustomMetrics({metric.name: metric.type for metric in families.GENERATION})
         interval = interval_ms / 2 / 1000
         gpus = gpu_gauges(interval) if gpu else None
@@ -202,10 +203,10 @@ class Registry:
     def statistics(
         self, name: str, version: int, *, decoupled: bool = False, buckets: Iterable[float] = ()
     ) -> ModelStatistics:
-        """New statistics for a model version, with the distributions that the configuration asks for.
+        """Return new statistics for a model version, with the configured distributions.
 
-        First responses are kept for decoupled models; ``buckets`` (milliseconds) are those of the
-        model's ``model_metrics``, where it has them.
+        First responses are recorded for decoupled models; ``buckets`` (ms) are those of the model's ``model_metrics``,
+        if set.
         """
         histogram = self.config.histogram_latencies and decoupled
         return ModelStatistics(
@@ -224,9 +225,9 @@ class Registry:
         namespace: str = "",
         cached: bool = False,
     ) -> None:
-        """Show a model version, in place of an earlier load of the same version.
+        """Show a model version, replacing an earlier load of the same version.
 
-        ``tags`` are those of the model's ``metric_tags``; ``cached`` says that it uses the response cache.
+        ``tags`` are the model's ``metric_tags``; ``cached`` means that it uses the response cache.
         """
         labels = {"model": statistics.name, "version": str(statistics.version)}
         labels |= {f"_{tag}": value for tag, value in (tags or {}).items()}
@@ -236,22 +237,22 @@ class Registry:
         )
 
     def unregister(self, statistics: ModelStatistics, *, namespace: str = "") -> None:
-        """Stop showing a model version; a later load of the same version stays."""
+        """Stop showing a model version, unless a later load of the same version has replaced it."""
         key = _key(statistics, namespace)
         if key in self._models and self._models[key].statistics is statistics:
             del self._models[key]
 
     def add(self, collect: Callable[[], Iterable[Family]]) -> None:
-        """Also show the families that ``collect`` returns, at every scrape."""
+        """Add a collector, which is called for every scrape."""
         self._collectors.append(collect)
 
     def render(self) -> bytes:
-        """The page, in Prometheus' text format."""
+        """Return the page in Prometheus text format."""
         self.before_rendering()
         return page(self.custom.joined(self._families(list(self._models.values()))))
 
     def lines(self) -> Iterator[str]:
-        """The lines of the page, made one by one: with a thousand models they take a while."""
+        """Yield the lines of the page one by one, because rendering a thousand models takes long."""
         self.before_rendering()
         return page_lines(self.custom.joined(self._families(list(self._models.values()))))
 
@@ -267,7 +268,7 @@ class Registry:
         yield from PINNED_MEMORY
         for table in (families.MEMORY, families.WORK, families.GENERATION):
             for metric, samples in _of_models(models, table):
-                for first in samples:  # left out without any
+                for first in samples:  # families without samples are omitted
                     yield metric, chain([first], samples)
                     break
         for collect in self._collectors:

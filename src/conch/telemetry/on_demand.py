@@ -1,6 +1,6 @@
-"""What load on demand has done so far: the counts, and the metrics that show them.
+"""Counts and metrics of load on demand.
 
-The state machine of load on demand counts; the registry collects for every scrape.
+The state machine of load on demand counts; the registry collects the metrics for every scrape.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from conch.telemetry.exposition import Family, Metric, MetricSample, label_text
 
 @dataclass(slots=True)
 class DemandCounts:
-    """Of one model: its loads, those that failed, how often it made room, and the requests that waited for it.
+    """Counts of one model: loads, failed loads, evictions, and requests that waited for it.
 
-    ``returns`` are the loads soon after it had made room; ``waited`` is the time of all waits together (s); ``refused``
-    counts the requests that got an error in place of the model.
+    ``returns`` are loads soon after an eviction; ``waited`` is the total waiting time (s); ``refused`` counts requests
+    that failed because the model was not loaded.
     """
 
     loads: int = 0
@@ -31,7 +31,7 @@ class DemandCounts:
 
 @dataclass(slots=True)
 class OnDemandCounts:
-    """Of all models that the repository has had."""
+    """Counts of all models that the repository has had."""
 
     models: dict[str, DemandCounts] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ WAITING: Final = Metric("conch_demand_waiting_requests", "gauge", "Number of req
 
 
 def families(counts: OnDemandCounts, loaded: int, waiting: int) -> Iterator[Family]:
-    """The families, of every model that was ever loaded on demand or waited for."""
+    """Yield the families of all models that were loaded on demand or waited for."""
     for metric, read in OF_MODELS.items():
         of_models = sorted(counts.models.items())
         yield metric, [MetricSample(label_text({"model": name}), read(model)) for name, model in of_models]

@@ -1,8 +1,7 @@
-"""How much memory processes have, of the machine and of NVIDIA GPUs.
+"""Memory of processes on the host and on NVIDIA GPUs.
 
-Reads the kernel's files and asks the driver; no disk is touched.  ``resident_bytes`` takes microseconds; a
-``ProcessReader`` makes the kernel walk through all pages of a process, milliseconds for each gigabyte, so the server
-calls it in a thread.
+Reads ``/proc`` and queries the driver; reads no disk.  ``resident_bytes`` takes microseconds.  A ``ProcessReader``
+makes the kernel walk all pages of a process, which takes milliseconds per gigabyte, so the server calls it in a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _KIBIBYTE: Final = 1024
 
 
 def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """The bytes of a process that are in memory, of mapped files too; 0 where the system does not tell."""
+    """Return the resident memory of a process including mapped files (bytes); 0 if unknown."""
     try:
         pages = (proc / str(pid) / "statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -29,10 +28,10 @@ def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
 
 
 def children_of(pid: int, proc: Path = Path("/proc")) -> list[int]:
-    """The ids of a process's children; none where the kernel does not tell, or the process has ended meanwhile."""
+    """Return the ids of a process's children; empty if unknown or if the process has ended."""
     children: list[int] = []
     try:
-        threads = os.listdir(proc / str(pid) / "task")  # Path.glob raises where a folder goes away under it
+        threads = os.listdir(proc / str(pid) / "task")  # Path.glob raises if a folder disappears during iteration
     except OSError:
         return children
     for thread in threads:
@@ -43,11 +42,11 @@ def children_of(pid: int, proc: Path = Path("/proc")) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What some processes have together (bytes).
+    """Memory of a group of processes (bytes).
 
-    ``host`` is their proportional share (Pss): pages that nobody else has mapped, and of each page that others have
-    mapped as well, such as a library's or a weights file's, its part; so the sum over all processes is what they really
-    take.  ``shared`` is the part of ``host`` that lies in shared memory.  ``gpus`` is by the driver's number of a GPU.
+    ``host`` is their proportional share (Pss): private pages, and a part of each page that other processes map too,
+    such as a page of a library or a weight file.  The sum over all processes is the memory that they really use.
+    ``shared`` is the part of ``host`` in shared memory.  ``gpus`` is keyed by the driver's GPU number.
     """
 
     host: int = 0
@@ -56,10 +55,10 @@ class ProcessMemory:
 
 
 class ProcessReader:
-    """Reads processes and all that they have started.
+    """Reads the memory of processes and all their descendants.
 
-    GPUs are read where ``nvidia-ml-py`` is installed and a driver is there; in a container whose driver numbers
-    processes as the host does, their processes are not found and GPUs are left out.
+    GPUs are read if ``nvidia-ml-py`` and a driver are installed.  In a container with a driver that uses the host's
+    process ids, the processes are not found and GPU memory is omitted.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class ProcessReader:
         self._gpus: list[Any] | None = None
 
     def read(self, groups: Iterable[Iterable[int]]) -> list[ProcessMemory]:
-        """What each group of processes has; nothing for those that have ended."""
+        """Return the memory of each group of processes; ended processes count as zero."""
         on_gpus = self._on_gpus()
         found = []
         for group in groups:
@@ -87,7 +86,7 @@ class ProcessReader:
         return found
 
     def gpu_free(self) -> dict[int, int]:
-        """The bytes that each GPU has left, by the driver's number; empty without NVML."""
+        """Return the free memory of each GPU (bytes), by the driver's number; empty without NVML."""
         free = {}
         for number, gpu in enumerate(self._handles()):
             try:
@@ -97,7 +96,7 @@ class ProcessReader:
         return free
 
     def _host(self, pid: int) -> tuple[int, int]:
-        """The proportional share and its part in shared memory; the resident size where the kernel has no shares."""
+        """Return Pss and its part in shared memory; the resident size and 0 if the kernel reports no Pss."""
         try:
             lines = (self._proc / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
             sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -106,13 +105,13 @@ class ProcessReader:
             return resident_bytes(pid, self._proc), 0
 
     def _family(self, pid: int) -> Iterator[int]:
-        """A process and its descendants; the process alone where the kernel does not tell its children."""
+        """Yield a process and its descendants; only the process if its children are unknown."""
         yield pid
         for child in children_of(pid, self._proc):
             yield from self._family(child)
 
     def _on_gpus(self) -> dict[int, dict[int, int]]:
-        """By process, what it has on each GPU."""
+        """Return the memory on each GPU, by process."""
         found: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for number, gpu in enumerate(self._handles()):
             try:
@@ -124,13 +123,13 @@ class ProcessReader:
         return found
 
     def _handles(self) -> list[Any]:
-        """The GPUs, found once; none without the package or the driver."""
+        """Return the GPUs, which are listed once; empty without the package or the driver."""
         if self._gpus is None:
             self._gpus = []
             try:
                 self._nvml = nvml = self._load_nvml()
                 nvml.nvmlInit()
                 self._gpus = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-            except Exception:  # ImportError, or whatever pynvml says of a missing driver
+            except Exception:  # ImportError, or any error of pynvml for a missing driver
                 self._gpus = []
         return self._gpus

@@ -1,14 +1,14 @@
-"""Counters of one model version, for the statistics extension and the metrics page.
+"""Statistics of one model version, for the statistics extension and the metrics page.
 
-Each loaded version has a ``ModelStatistics``, which its model and its scheduler call on the event loop, once or more
-for every request.  Front ends read ``snapshot()``, the metrics page reads the numbers.  Recording is integer arithmetic
+Each loaded version has a ``ModelStatistics``, which its model and its scheduler call on the event loop, at least once
+per request.  Front ends read ``snapshot()``, the metrics page reads the numbers.  Recording is integer arithmetic
 without locks.  All durations are nanoseconds.
 
-What is counted (observed of Triton 2.51):
-- a request that the backend answered, even with an error response of its own, is a success;
-- a request whose whole execution failed, or that was refused after it was accepted, is a failure with a reason;
-- a request refused at validation is not counted at all;
-- an execution is counted once per batch, failed or not, and dates ``last_inference``; a cache hit is no execution.
+Counting rules (observed in Triton 2.51):
+- a request that the backend completed, even with an error response of its own, is a success;
+- a request with a failed execution, or refused after it was accepted, is a failure with a reason;
+- a request refused at validation is not counted;
+- an execution is counted once per batch, failed or not, and sets ``last_inference``; a cache hit is not an execution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 from conch.telemetry.distributions import Histogram, Summary
 from conch.telemetry.memory import ModelMemory
 
-# Owned by ``ModelStatistics``, for models whose workers report them; the metrics page shows them under vLLM's names.
+# Owned by ``ModelStatistics``, for models with workers that report generation; the metrics page uses vLLM's names.
 
 
 #: Seconds.
@@ -44,7 +44,7 @@ COUNT_BUCKETS: Final = (1, 2, 5, 10, 20)
 class Generation:
     """Totals over the life of a model version, and the current load of its workers.
 
-    ``reasons`` counts sequences by how they ended: ``stop``, ``length``, ``abort`` or ``error``.
+    ``reasons`` counts finished sequences by reason: ``stop``, ``length``, ``abort`` or ``error``.
     """
 
     def __init__(self) -> None:
@@ -67,14 +67,14 @@ class Generation:
         self._now: dict[int, Mapping[str, Any]] = {}
 
     def add(self, worker: int, load: Mapping[str, Any]) -> None:
-        """Add what a worker reports of its last step; an empty report means that the worker is gone.
+        """Add a worker's report of its last step; an empty report means that the worker has ended.
 
-        ``running`` and ``waiting`` (sequences), ``used`` and ``capacity`` (tokens of KV cache, 0: unlimited), and the
-        ``bytes`` of that cache are current values.  The others have happened since the last report: ``prompt`` and
+        Current values are ``running`` and ``waiting`` (sequences), ``used`` and ``capacity`` (tokens of KV cache, 0:
+        unlimited), and ``bytes`` of that cache.  The other values cover the time since the last report: ``prompt`` and
         ``generated`` (tokens), ``preempted`` (sequences), ``queries`` and ``hits`` (tokens of the prefix cache),
         ``first`` (seconds from the arrival of a request to its first token), ``gaps`` (pairs: seconds between two
-        tokens, how often), ``ended`` (for each request: the reason of each sequence; seconds in all, in the queue, to
-        the first token, after it; tokens of the prompt, generated, and at most).
+        tokens, number of occurrences), ``ended`` (for each request: the finish reason of each sequence; seconds in
+        total, in the queue, of prefill and of decode; tokens of the prompt, generated tokens and their maximum).
         """
         if not load:
             self._now.pop(worker, None)
@@ -103,17 +103,17 @@ class Generation:
 
     @property
     def running(self) -> int:
-        """The number of sequences in a batch now."""
+        """The number of sequences in running batches."""
         return sum(self._values("running"))
 
     @property
     def waiting(self) -> int:
-        """The number of sequences that a worker has, but not in a batch."""
+        """The number of sequences that workers have outside of a batch."""
         return sum(self._values("waiting"))
 
     @property
     def cache_usage(self) -> float:
-        """The share of the KV cache that is used, 0 to 1; 0 if it has no limit."""
+        """The used share of the KV cache, 0 to 1; 0 if it is unlimited."""
         capacity = sum(self._values("capacity"))
         return sum(self._values("used")) / capacity if capacity else 0.0
 
@@ -124,11 +124,11 @@ class Generation:
 
     @property
     def cache_bytes(self) -> int:
-        """The memory that the KV cache takes, as far as engines know it."""
+        """The memory of the KV cache (bytes), if engines report it."""
         return sum(self._values("bytes"))
 
     def snapshot(self) -> dict[str, Any]:
-        """The member ``generation`` of the model's entry in the statistics extension."""
+        """Return the member ``generation`` of the model's entry in the statistics extension."""
         return {
             "running": self.running,
             "waiting": self.waiting,
@@ -152,10 +152,10 @@ def _nanoseconds(histogram: Histogram) -> dict[str, int]:
     return {"count": histogram.count, "ns": round(histogram.sum * 1e9)}
 
 
-# Owned by ``ModelStatistics``, for models whose workers report them; durations are nanoseconds.
+# Owned by ``ModelStatistics``, for models with workers that report their work; durations are nanoseconds.
 
 
-#: Buckets for the sequences of an execution, and for its tokens with padding.
+#: Buckets of the sequences of an execution, and of its tokens with padding.
 SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 EXECUTION_TOKEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -180,7 +180,7 @@ class Work:
         self.tokens_per_execution = Histogram(EXECUTION_TOKEN_BUCKETS)
 
     def add(self, work: Mapping[str, int]) -> None:
-        """Add one execution, as the worker's ``done`` frame describes it."""
+        """Add one execution, as described by the worker's ``done`` frame."""
         self.tokens += work.get("tokens", 0)
         self.padded += work.get("padded", 0)
         self.runs += work.get("runs", 0)
@@ -195,8 +195,8 @@ class Work:
         self.tokens_per_execution.observe(work.get("padded", 0))
 
 
-#: The responses of a request that are counted by their index; later ones are counted with the last of these.  Triton
-#: keeps as many rows as a client makes a model send, which is memory and a page of statistics without end.
+#: The number of responses per request with statistics of their own; later responses count as the last of these.  Triton
+#: has no limit, so a client can make its memory and its statistics page grow without end.
 MAX_RESPONSES: Final = 1000
 
 
@@ -204,13 +204,13 @@ class FailureReason(Enum):
     """Why a request failed: the values of the metric label ``reason``."""
 
     REJECTED = "REJECTED"  # by the scheduler: queue full, timeout, stopping
-    CANCELED = "CANCELED"  # given up by the client before it ran
+    CANCELED = "CANCELED"  # cancelled by the client before it ran
     BACKEND = "BACKEND"  # the execution failed
     OTHER = "OTHER"  # everything else, such as a failed step of an ensemble
 
 
 class Duration:
-    """A number of events and their total duration."""
+    """The number of events and their total duration."""
 
     __slots__ = ("count", "ns")
 
@@ -239,7 +239,7 @@ class BatchStatistics:
 
 
 class ResponseStatistics:
-    """The responses with one index; 0 is the first of a request."""
+    """Statistics of the responses with one index; 0 is the first response of a request."""
 
     __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
 
@@ -257,7 +257,7 @@ class ResponseStatistics:
 
 
 class Summaries:
-    """Recent durations in microseconds; kept only with ``--metrics-config summary_latencies=true``."""
+    """Recent durations (µs); kept only with ``--metrics-config summary_latencies=true``."""
 
     __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
 
@@ -272,11 +272,11 @@ class Summaries:
 
 
 class ModelStatistics:
-    """The counters of one model version; they start at zero with every load.
+    """The statistics of one model version; they start at zero with every load.
 
-    ``summaries`` and ``first_response`` are given only where the server's configuration asks for
-    them; ``clock`` returns nanoseconds since the epoch.  The dispatcher sets ``queue``, whose length
-    is the number of pending requests; the loader sets ``load_ns``, the memory ledger ``memory``.
+    ``summaries`` and ``first_response`` are set only if the server's configuration enables them; ``clock`` returns
+    nanoseconds since the epoch.  The dispatcher sets ``queue``, whose length is the number of pending requests; the
+    loader sets ``load_ns``, and the memory ledger sets ``memory``.
     """
 
     __slots__ = (
@@ -318,14 +318,14 @@ class ModelStatistics:
         self.cache_miss_ns = 0
         self.queue: Sized = ()
         self.load_ns = 0
-        #: What the version has in memory, as the ledger measured it last.
+        #: The memory of the version at the ledger's last measurement.
         self.memory = ModelMemory()
-        #: What the model runs with, by name (``engine``, ``precision`` …).
+        #: Runtime facts of the model by name (``engine``, ``precision`` …).
         self.runtime_facts: Mapping[str, str] = {}
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: dict[int, ResponseStatistics] = {}
-        #: Set once a native backend has reported an execution.
+        #: Set once a built-in backend has reported an execution.
         self.work: Work | None = None
         #: Set once a worker that generates text has reported its load.
         self.generation: Generation | None = None
@@ -333,7 +333,10 @@ class ModelStatistics:
     def record_success(
         self, batch_size: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, total_ns: int
     ) -> None:
-        """A request ended; ``batch_size`` is its own (0 without a batch dimension), compute times are its batch's."""
+        """Record a successful request.
+
+        ``batch_size`` is the request's own (0 without a batch dimension); compute times are those of its batch.
+        """
         self.success_count += 1
         self.success_ns += total_ns
         self.inference_count += batch_size or 1
@@ -349,7 +352,7 @@ class ModelStatistics:
             self.summaries.compute_output.observe(output_ns // 1000)
 
     def record_cache_hit(self, queue_ns: int, lookup_ns: int, total_ns: int) -> None:
-        """A request was answered from the response cache: a success that computed nothing."""
+        """Record a request served from the response cache: a success without computation."""
         self.success_count += 1
         self.success_ns += total_ns
         self.queue_ns += queue_ns
@@ -360,20 +363,20 @@ class ModelStatistics:
             self.summaries.cache_hit.observe(lookup_ns // 1000)
 
     def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
-        """A request was not in the response cache; its success or failure is recorded besides."""
+        """Record a cache miss; the request's success or failure is recorded separately."""
         self.cache_miss_count += 1
         self.cache_miss_ns += lookup_and_insert_ns
         if self.summaries is not None:
             self.summaries.cache_miss.observe(lookup_and_insert_ns // 1000)
 
     def record_failure(self, reason: FailureReason, total_ns: int) -> None:
-        """A request ended with an error of the server's, or of a whole execution."""
+        """Record a request that failed with an error of the server or of its whole execution."""
         self.fail_count += 1
         self.fail_ns += total_ns
         self.failures[reason] += 1
 
     def record_execution(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """A batch ran, whether or not it succeeded; ``batch_size`` is the sum of its requests' (0 counts as 1)."""
+        """Record the execution of a batch, successful or not; ``batch_size`` sums over its requests (0 counts as 1)."""
         self.execution_count += 1
         self.last_inference_ms = self._clock() // 1_000_000
         batch = self.batches.get(batch_size or 1)
@@ -385,13 +388,13 @@ class ModelStatistics:
         batch.compute_output += output_ns
 
     def record_work(self, work: Mapping[str, int]) -> None:
-        """Add what a native backend reports of one execution."""
+        """Add a built-in backend's report of one execution."""
         if self.work is None:
             self.work = Work()
         self.work.add(work)
 
     def record_generation(self, worker: int, load: Mapping[str, Any]) -> None:
-        """Add what a worker that generates text reports of its last step; empty when the worker is gone."""
+        """Add a report of a worker that generates text; empty if the worker has ended."""
         if self.generation is None:
             if not load:
                 return
@@ -399,25 +402,25 @@ class ModelStatistics:
         self.generation.add(worker, load)
 
     def record_first_response(self, elapsed_ns: int) -> None:
-        """A request of a decoupled model got its first response this long after it arrived."""
+        """Record the time from a request's arrival to its first response, for decoupled models."""
         if self.first_response is not None:
             self.first_response.observe(elapsed_ns / 1_000_000)
 
     def record_response(self, index: int, infer_ns: int, output_ns: int, *, failed: bool = False) -> None:
-        """Response number ``index`` of a request, with outputs or with an error."""
+        """Record response number ``index`` of a request, with outputs or with an error."""
         response = self._response(index)
         response.compute_infer.add(infer_ns)
         response.compute_output.add(output_ns)
         (response.fail if failed else response.success).add(infer_ns + output_ns)
 
     def record_empty_response(self, index: int, infer_ns: int) -> None:
-        """A request ended with the final flag alone, after ``index`` responses."""
+        """Record the end of a request with only the final flag, after ``index`` responses."""
         response = self._response(index)
         response.compute_infer.add(infer_ns)
         response.empty_response.add(infer_ns)
 
     def record_sent(self, index: int, infer_ns: int, elapsed_ns: int, *, empty: bool, failed: bool) -> None:
-        """Response number ``index`` of a request, or its ``empty`` end, ``elapsed_ns`` after the request arrived."""
+        """Record response number ``index`` of a request, or its ``empty`` end, ``elapsed_ns`` after its arrival."""
         if empty:
             self.record_empty_response(index, infer_ns)
         else:
@@ -426,7 +429,7 @@ class ModelStatistics:
             self.record_first_response(elapsed_ns)
 
     def record_cancelled_response(self, index: int, infer_ns: int) -> None:
-        """A request was cancelled after ``index`` responses."""
+        """Record the cancellation of a request after ``index`` responses."""
         response = self._response(index)
         response.compute_infer.add(infer_ns)
         response.cancel.add(infer_ns)
@@ -439,7 +442,7 @@ class ModelStatistics:
         return response
 
     def snapshot(self) -> dict[str, Any]:
-        """One entry of ``model_stats`` as the statistics extension lays it out."""
+        """Return the entry of ``model_stats`` in the format of the statistics extension."""
         computed = self.success_count - self.cache_hit_count
         return {
             "name": self.name,

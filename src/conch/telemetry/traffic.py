@@ -1,4 +1,4 @@
-"""The metrics of connections and of what they make the server hold; whoever counts it gives the numbers."""
+"""Metrics of connections and of the memory that requests use; the counting code supplies the values."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CLOSED_CONNECTIONS: Final = Metric(
 )
 
 Protocol = Literal["http", "grpc"]
-#: Which limit a connection met: a head, a body or the reading of an answer took too long, or nothing happened on it,
-#: or there were too many; a gRPC client pinged too often, or made work for nothing.
+#: The limit that closed a connection: a head, a body or reading a response took too long, the connection was idle, or
+#: too many were open; a gRPC client pinged too often, or caused useless work.
 Reason = Literal["head", "body", "unread", "idle", "connections", "pings", "flood"]
 
 
@@ -39,7 +39,7 @@ class ConnectionCounts:
 
     @property
     def total(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return self._open.total()
 
     def opened(self, protocol: Protocol) -> None:
@@ -49,11 +49,11 @@ class ConnectionCounts:
         self._open[protocol] -= 1
 
     def closed_for(self, protocol: Protocol, reason: Reason) -> None:
-        """A limit of the server's closes a connection."""
+        """Count a connection closed by one of the server's limits."""
         self._closed[protocol, reason] += 1
 
     def families(self) -> Iterator[Family]:
-        """What the metrics page shows of connections."""
+        """Yield the families of connections for the metrics page."""
         yield CONNECTIONS, [MetricSample(label_text({"protocol": name}), count) for name, count in self._open.items()]
         yield (
             CLOSED_CONNECTIONS,

@@ -1,4 +1,4 @@
-"""The other models that a model under test calls: functions of the test."""
+"""Test functions that stand in for the other models that a model under test calls."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from conch.inference import InferRequest, InferResponse
 from conch.library.values import decode
 from conch.testing.tensors import to_tensor
 
-#: Takes the inputs as arrays by name; returns the outputs by name, or any number of such, as a decoupled model does.
+#: Takes inputs as arrays by name; returns outputs by name, or any number of such mappings, as a decoupled model does.
 FakeModel = Callable[..., Mapping[str, Any] | Iterable[Mapping[str, Any]]]
 
 
 class FakeModels:
-    """Answers calls as the server does; see :class:`conch.workers.host.bls.BlsServer`.
+    """Serves BLS calls as the server does; see :class:`conch.workers.host.bls.BlsServer`.
 
-    A ConchError or TritonModelException of a function is the error of its response; any other exception is a mistake in
-    the test, and given to ``on_mistake`` as well.
+    A ConchError or TritonModelException of a function becomes the error of its response.  Any other exception is a
+    mistake in the test, and is also passed to ``on_mistake``.
     """
 
     def __init__(self, models: Mapping[str, FakeModel], on_mistake: Callable[[BaseException], None]) -> None:

@@ -1,8 +1,8 @@
-"""What the code of a model does to its interpreter, undone whenever it does not run.
+"""Isolates the interpreter state of a model's code while the model does not run.
 
-Every model is a module ``1.model`` and may import files beside it by bare names; in a server it has a process of its
-own.  Here its modules, its path and its working directory are there while it is called or has requests under way, so
-that one test can load several models, and nothing of them is left for the next.
+Every model is a module ``1.model`` and may import neighboring files by bare names; in a server it has its own process.
+Here its modules, path and working directory are active only while it is called or has in-flight requests, so that one
+test can load several models without side effects on later tests.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import ClassVar, Final
 from conch.backends.python import pb_utils, runtime
 from conch.backends.python.runtime import Runtime
 
-#: What ``conch.backends.python.backend.prepare`` puts there.
+#: The modules that ``conch.backends.python.backend.prepare`` installs.
 _INTERFACE: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 
 
 class ModelImports:
-    """The modules of the model in ``directory``, which is that of its backend where it is a Python-based one.
+    """The modules of the model in ``directory``, which is its backend's for a Python-based backend.
 
-    Its directories go before all others: a namespace package such as ``1`` is looked for along the whole path, to which
-    pytest adds the directory of every test.  At any time the modules of one model at most are there: those of the one
-    that was entered last.  What its runtime serves, such as its logger, works until :meth:`forget` also in threads
-    that outlive its requests, unless another model has been entered since.
+    Its directories precede all others on the path, because a namespace package such as ``1`` is searched along the
+    whole path, to which pytest adds the directory of every test.  At most one model's modules are active at a time:
+    those of the model entered last.  Its runtime's services, such as its logger, work until :meth:`forget`, also in
+    threads that outlive its requests, unless another model has been entered since.
     """
 
     _entered: ClassVar[list[ModelImports]] = []
-    #: All models that are not closed; that which was entered last is the last.
+    #: All models that are not closed, the one entered last at the end.
     _loaded: ClassVar[list[ModelImports]] = []
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
@@ -48,7 +48,7 @@ class ModelImports:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """While this is entered, the model's modules are those that it imported before and imports now."""
+        """Activate the model's modules in a context; modules imported in it are kept."""
         self.enter()
         try:
             yield
@@ -56,7 +56,7 @@ class ModelImports:
             self.leave()
 
     def enter(self) -> None:
-        """Have the model's modules there, in any thread; as often as :meth:`leave`."""
+        """Activate the model's modules, from any thread.  Each call needs a call of :meth:`leave`."""
         with self._lock:
             if self._entered:
                 self._entered[-1]._take_away()
@@ -67,7 +67,7 @@ class ModelImports:
             self._put()
 
     def leave(self) -> None:
-        """Have them there no more, unless the model was entered more often; then those that were there before are."""
+        """Undo one call of :meth:`enter`; deactivates the modules and reactivates the previous model's, if any."""
         with self._lock:
             if self not in self._entered:
                 return
@@ -79,7 +79,7 @@ class ModelImports:
                 self._entered[-1]._put()
 
     def forget(self) -> None:
-        """Leave for good, however often it was entered: the model is closed."""
+        """Undo all calls of :meth:`enter`, because the model is closed."""
         with self._lock:
             while self in self._entered:
                 self.leave()
@@ -114,7 +114,7 @@ class ModelImports:
         sys.path[:] = self._outer_path
         sys.dont_write_bytecode = self._outer_bytecode
         self._runtime = runtime.install(None)
-        runtime.install(self._runtime)  # for threads that go on
+        runtime.install(self._runtime)  # for threads that continue to run
 
     def _has(self, module: ModuleType) -> bool:
         file = getattr(module, "__file__", None)
@@ -123,7 +123,7 @@ class ModelImports:
 
 
 def _change_directory(to: str | None) -> str | None:
-    """Change the working directory, unless ``to`` is None; returns the one before, None if it is gone."""
+    """Change the working directory unless ``to`` is None; returns the previous one, None if it no longer exists."""
     try:
         before = os.getcwd()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One instance of a model in this process: a backend at one end of a local channel, the server's model at the other."""
+"""One instance of a model in this process: a backend and the server's model, connected by a local channel."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from conch.workers.host.execution import description, response_of
 
 
 class LocalChannel:
-    """What a backend sees in place of a :class:`conch.workers.child.channel.Channel`.
+    """A local substitute for a backend's :class:`conch.workers.child.channel.Channel`.
 
-    ``on_frame`` gets every frame that the backend sends, in the thread that sends it.
+    ``on_frame`` is called with every frame that the backend sends, in the sending thread.
     """
 
     def __init__(self, on_frame: Callable[[Header, Packer], None]) -> None:
         self._on_frame = on_frame
         self._arrived = threading.Condition()
-        #: Set by the backend: takes cancellations and answers of other models.
+        #: Set by the backend: takes cancellations and responses of other models.
         self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
-        #: Set by the backend: makes what has to go before the next frame.
+        #: Set by the backend: returns the header to send before the next frame.
         self.ahead: Callable[[], Header | None] = lambda: None
         self.regions = RegionMap()
-        #: Serial numbers of requests that their client has given up.
+        #: Serial numbers of cancelled requests.
         self.cancelled: set[int] = set()
 
     def send(self, header: Header, packer: Packer | None = None) -> None:
@@ -55,34 +55,34 @@ class LocalChannel:
         self.post(header, packer)
 
     def send_ahead(self) -> None:
-        """Hand over what would go before the next frame."""
+        """Send the frame that must precede the next one, if any."""
         header = self.ahead()
         if header is not None:
             self.post(header)
 
     def post(self, header: Header, packer: Packer | None = None) -> None:
-        """Hand over a frame, and nothing before it."""
+        """Send a frame and nothing before it."""
         self._on_frame(header, packer or Packer())
 
     def deliver(self, header: Header, packer: Packer) -> None:
-        """Hand the backend an answer; its tensors are ``header["outputs"]``."""
+        """Deliver a response to the backend; its tensors are ``header["outputs"]``."""
         self.early(header, inline(header["outputs"], packer))
         with self._arrived:
             self._arrived.notify_all()
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until an answer has made ``done()`` true."""
+        """Wait until a delivered response has made ``done()`` true."""
         with self._arrived:
             self._arrived.wait_for(done)
 
     def poll(self) -> None:
-        """Tell the backend which requests have been cancelled."""
+        """Deliver the cancellations of requests to the backend."""
         for serial in self.cancelled:
             self.early({"op": "cancel", "serial": serial}, bytearray())
 
 
 class LocalUnpacker(Unpacker):
-    """Takes the tensors of a frame out of the packer that they were put in, as copies."""
+    """Copies the tensors of a frame from its packer."""
 
     def __init__(self, packer: Packer) -> None:
         super().__init__(b"", RegionMap())
@@ -96,20 +96,20 @@ class LocalUnpacker(Unpacker):
 
 
 def inline(descriptors: Sequence[Any], packer: Packer) -> bytearray:
-    """The payload of a frame with all its tensors, also the large ones, in the order of ``descriptors``."""
+    """Return the payload of a frame with all its tensors, including large ones, in the order of ``descriptors``."""
     unpacker = LocalUnpacker(packer)
     return bytearray(b"".join(unpacker.take(descriptor)[3] for descriptor in descriptors))
 
 
 _LEVELS: Final = {"VERBOSE": logging.DEBUG, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
-#: What the model's logger is told: everything, since the test's own logging chooses.
+#: The log levels for the model: all, because the test's own logging filters.
 _LOG_ALL: Final = {"info": True, "warning": True, "error": True, "verbose": 1}
 
 
 class LocalInstance:
     """Loads a model and runs batches of requests that :attr:`model` has accepted.
 
-    Raises what the model raises.
+    Raises the model's exceptions.
     """
 
     def __init__(self, files: ModelFiles, version: int, config: ModelConfig, models: Mapping[str, FakeModel]) -> None:
@@ -124,9 +124,9 @@ class LocalInstance:
         backend = files.backend_directory
         self._imports = ModelImports(backend or files.directory, backend or files.version_directory(version))
         self._executor = _Waiting()
-        #: Requests for which the model's modules are kept after ``execute``, by serial number.
+        #: Requests for which the model's modules stay active after ``execute``, by serial number.
         self._under_way: set[int] = set()
-        #: Held while a batch is made and run, as only one runs at a time in a worker.
+        #: Held while a batch is made and run, because a worker runs one at a time.
         self.lock = threading.RLock()
         try:
             with self._imports.active():
@@ -145,7 +145,7 @@ class LocalInstance:
                 raise
             self._failures.append(error)
         self.raise_failure()
-        #: Accepts requests as a server's does.
+        #: Accepts requests as a server's model does.
         self.model = Model(effective, version, self._executor, ModelStatistics(files.name, version), labels)
 
     def config_json(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class LocalInstance:
         return loaded
 
     def execute(self) -> None:
-        """Run the requests that have been accepted since the last call, in one batch."""
+        """Run the requests accepted since the last call in one batch."""
         requests = self._executor.take()
         packer = Packer()
         described = [description(request, packer) for request in requests]
@@ -170,7 +170,7 @@ class LocalInstance:
         self.raise_failure()
 
     def end(self, request: InferRequest) -> None:
-        """Note that nobody waits for responses to the request any more; cancels it where it has not ended."""
+        """Stop waiting for responses to the request; cancels it if it has not ended."""
         if not request.finished:
             self.cancel(request)
         self._running.pop(request.serial, None)
@@ -179,14 +179,14 @@ class LocalInstance:
             self._imports.leave()
 
     def give_up(self) -> None:
-        """Forget the requests that have been accepted and not run."""
+        """Discard accepted requests that have not run."""
         self._executor.take()
 
     def cancel(self, request: InferRequest) -> None:
         self._channel.cancelled.add(request.serial)
 
     def close(self) -> None:
-        """Finalise the model, and end the threads that its backend has started."""
+        """Finalize the model, and end its backend's threads."""
         try:
             with self._imports.active():
                 self.backend.stop()
@@ -197,7 +197,7 @@ class LocalInstance:
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raise what the model has raised since the last call, as if it had been called from here."""
+        """Raise the exception that the model has raised since the last call, with its own traceback."""
         if not self._failures:
             return
         failure, *_ = self._failures
@@ -213,7 +213,7 @@ class LocalInstance:
         return backend
 
     def _received(self, header: Header, packer: Packer) -> None:
-        """Take a frame of the backend, in any thread."""
+        """Handle a frame from the backend, in any thread."""
         unpacker = LocalUnpacker(packer)
         match header["op"]:
             case "done":
@@ -248,7 +248,7 @@ class LocalInstance:
 
 
 class _Waiting:
-    """Keeps the requests that the model has accepted until they are taken."""
+    """Stores the requests that the model has accepted."""
 
     ready = True
     processes = ()
@@ -269,30 +269,30 @@ class _Waiting:
 
     @property
     def away(self) -> str:
-        """The test runs its requests."""
+        """Always empty, because the test runs the requests."""
         return ""
 
     @property
     def sequences(self) -> int:
-        """A model under test is given what the test gives it, sequences or not."""
+        """Always 0, because the test decides what a sequence model gets."""
         return 0
 
     def continues(self, request: InferRequest) -> bool:
         return False
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
-        """Ignore levels: the test's own logging chooses."""
+        """Ignore levels, because the test's own logging filters."""
 
     def retire(self) -> None: ...
 
     def abandon(self) -> None: ...
 
     async def stop(self, seconds: float | None) -> None:
-        """End nothing: the instance is closed by the test."""
+        """Do nothing, because the test closes the instance."""
 
 
 def _run(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that never waits to its end."""
+    """Run a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration:

@@ -1,4 +1,4 @@
-"""From a model's directory to a model that a test can call: as the server loads one, but in this process."""
+"""Loads a model's directory in the test's process, as the server does."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def load(
     version: int | None = None,
     timeout: float = 60.0,
 ) -> ModelUnderTest:
-    """Load the model in the directory ``path`` and initialise it; leave it as a context manager, or close it.
+    """Load the model in the directory ``path`` and initialize it; use as a context manager, or close it.
 
-    ``models`` are functions that stand for other models, by name: they get inputs as arrays by name and return outputs
-    by name, or any number of such where they are called as decoupled models; another loaded model will do.
-    ``parameters`` go before those of the configuration, ``version`` before its policy.  ``timeout`` is how long a
-    response may be waited for (s) after ``execute`` has returned.
+    ``models`` are functions that stand in for other models, by name.  They get inputs as arrays by name and return
+    outputs by name, or any number of such mappings if called as decoupled models; another loaded model works too.
+    ``parameters`` override those of the configuration, ``version`` overrides its policy.  ``timeout`` limits the wait
+    for a response (s) after ``execute`` has returned.
 
-    Raises what the model raises, and :class:`conch.errors.ConchError` for what the server would not load.
+    Raises the model's exceptions, and :class:`conch.errors.ConchError` for a model that the server would not load.
     """
     directory = Path(path).resolve()
     if not directory.is_dir():
@@ -49,7 +49,7 @@ def load(
 
 
 def _configured(files: ModelFiles, parameters: Mapping[str, str]) -> ModelConfig:
-    """The configuration before the model has completed it."""
+    """Return the configuration before the model completes it."""
     written = copied(files.config)
     for name, value in parameters.items():
         if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A model that runs in the process of a test: its requests, its replies, and its end."""
+"""A model that runs in a test's process: its requests, its responses, and its end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from conch.testing.tensors import input_tensors
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request with more than inputs; inputs are arrays, or lists and texts, by name.
+    """A request with more than inputs; inputs are arrays, lists or texts, by name.
 
-    ``outputs`` are those wanted, all by default; ``timeout`` is in microseconds.  A ``cancelled`` request's client has
-    hung up before the model looks.
+    ``outputs`` are the requested ones, all by default; ``timeout`` is in microseconds.  The client of a ``cancelled``
+    request has disconnected before the model runs.
     """
 
     inputs: Mapping[str, Any]
@@ -40,9 +40,9 @@ class ModelRequest:
 
 
 class ModelReply(Mapping[str, NDArray[Any]]):
-    """One response: its outputs as arrays by name (``bytes`` as objects for text), or an error.
+    """One response: its outputs as arrays by name (``bytes`` objects for text), or an error.
 
-    Reading an output of a response with an error raises the error.
+    Reading an output of an error response raises the error.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ModelReply(Mapping[str, NDArray[Any]]):
         return f"ModelReply({what})"
 
     def texts(self, output: str) -> list[str]:
-        """The elements of a BYTES output as texts, in row-major order."""
+        """Return the elements of a BYTES output as texts, in row-major order."""
         return [element.decode() for element in self[output].ravel()]
 
     def _checked(self) -> Mapping[str, NDArray[Any]]:
@@ -78,15 +78,15 @@ class ModelReply(Mapping[str, NDArray[Any]]):
         return self._outputs
 
 
-#: A request, or its inputs by name.
+#: A request, or only its inputs by name.
 Request = ModelRequest | Mapping[str, Any]
 
 
 class ModelUnderTest:
-    """A loaded model.  Call it with its inputs by name; see :func:`conch.testing.load`, which makes it.
+    """A loaded model.  Call it with its inputs by name; created by :func:`conch.testing.load`.
 
-    Whatever the model raises, these methods raise, with its own traceback.  ConchError is raised for what the server
-    would refuse, with its words, and for a response that does not fit the configuration.
+    Methods raise the model's exceptions with their own tracebacks.  They raise ConchError, with the server's messages,
+    for requests that the server would refuse and for responses that do not fit the configuration.
     """
 
     def __init__(
@@ -103,28 +103,28 @@ class ModelUnderTest:
 
     @property
     def signature(self) -> ModelSignature:
-        """Its name, version, inputs and outputs, completed."""
+        """Name, version, inputs and outputs of the completed model."""
         return self._instance.model.signature
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration in force, as ``GET /v2/models/<name>/config`` shows it."""
+        """The completed configuration, as in ``GET /v2/models/<name>/config``."""
         return self._instance.config_json()
 
     @property
     def python_model(self) -> Any:
-        """The ``TritonPythonModel`` object; None for a model of another backend."""
+        """The ``TritonPythonModel`` object; None for other backends."""
         return getattr(self._instance.backend, "instance", None)
 
     def __call__(self, request: Request | None = None, /, **inputs: Any) -> ModelReply:
-        """The response to one request, given as one or by its inputs; raises its error."""
+        """Return the response to one request or its inputs; raises its error."""
         (reply,) = self.batch([_request(request, inputs)])
         if reply.error is not None:
             raise reply.error
         return reply
 
     def batch(self, requests: Sequence[Request]) -> list[ModelReply]:
-        """The responses to several requests in one call of ``execute``; one with an error does not raise it."""
+        """Return the responses to several requests in one call of ``execute``; errors are not raised."""
         if self.signature.decoupled:
             raise TypeError(
                 f"model '{self.signature.name}' is decoupled: read its responses with stream() or streams()"
@@ -132,11 +132,11 @@ class ModelUnderTest:
         return [next(responses) for responses in self.streams(requests)]
 
     def stream(self, request: Request | None = None, /, **inputs: Any) -> Iterator[ModelReply]:
-        """The responses to one request as they are sent; closing the iterator cancels the request."""
+        """Yield the responses to one request as they are sent; closing the iterator cancels the request."""
         return self.streams([_request(request, inputs)])[0]
 
     def streams(self, requests: Sequence[Request]) -> list[Iterator[ModelReply]]:
-        """The responses to each of several requests in one call of ``execute``, which has returned."""
+        """Call ``execute`` with several requests; returns an iterator of responses for each."""
         if self._closed:
             raise internal(f"model '{self.signature.name}' has been closed")
         with self._instance.lock:
@@ -150,7 +150,7 @@ class ModelUnderTest:
         return [self._replies(request, responses) for request, responses in asked]
 
     def close(self) -> None:
-        """Finalise the model."""
+        """Finalize the model."""
         if not self._closed:
             self._closed = True
             self._instance.close()

@@ -1,4 +1,4 @@
-"""What a test writes as tensors: arrays as they are, lists and texts as the library of clients takes them."""
+"""Converts a test's values to tensors: arrays unchanged, lists and texts as in the client library."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from conch.tensors import WireTensor
 
 
 def input_tensors(signature: ModelSignature, values: Mapping[str, Any]) -> dict[str, WireTensor]:
-    """The tensors of a request; those that do not fit are left to the server's own checks.
+    """Return the tensors of a request; invalid ones are left to the server's checks.
 
-    An array keeps its shape and type.  Lists, texts and numbers become what the model declares, where that keeps what
-    they say, else INVALID_ARG is raised; they may leave out the batch dimension, and dimensions of 1 at their end.
+    An array keeps its shape and type.  Lists, texts and numbers are converted to the declared type; raises INVALID_ARG
+    if that would change their values.  They may omit the batch dimension and trailing dimensions of 1.
     """
     plain = {
         name: value for name, value in values.items() if name in signature.inputs and not isinstance(value, np.ndarray)
@@ -27,12 +27,12 @@ def input_tensors(signature: ModelSignature, values: Mapping[str, Any]) -> dict[
     tensors = {name: encoded.get(name) or to_tensor(name, value) for name, value in values.items()}
     for name, tensor in tensors.items():
         if tensor.datatype == "UINT16" and name in signature.inputs and signature.inputs[name].datatype == "BF16":
-            tensor.datatype = "BF16"  # NumPy has no such type, so its bits are given
+            tensor.datatype = "BF16"  # NumPy has no BF16, so its bits are given as UINT16
     return tensors
 
 
 def to_tensor(name: str, value: Any) -> WireTensor:
-    """The tensor for an array, or for what NumPy makes an array of; TypeError for types that no model takes."""
+    """Return the tensor for an array or an array-like; raises TypeError for types that no model takes."""
     array = np.asarray(value)
     if array.dtype.kind in "SU":
         array = np.asarray(value, np.object_)

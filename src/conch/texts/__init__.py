@@ -1,1 +1,1 @@
-"""Built-in texts, and mixes of request shapes: what models are compared on and measured with."""
+"""Built-in texts, and mixes of request shapes, for comparing and measuring models."""

@@ -13,7 +13,7 @@ _DATA: Final = Path(__file__).with_name("data")
 
 @dataclass(frozen=True, slots=True)
 class QuestionedPassage:
-    """A passage, and questions about it; the last one of some has no answer there."""
+    """A passage with questions about it; the passage may not answer the last question."""
 
     context: str
     questions: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Shapes of requests, batch x tokens, and how often each comes.  Pure."""
+"""Request shapes (batch x tokens) and their frequencies. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXPECTED: Final = re.compile(r"(\d+)x(\d+)(?::(\d+(?:\.\d+)?))?")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Shape:
-    """Rows of a batch, and tokens of each."""
+    """The batch size of a request, and the number of tokens of each row."""
 
     batch: int
     tokens: int
@@ -24,14 +24,14 @@ class Shape:
         return f"{self.batch}x{self.tokens}"
 
 
-#: Shapes of requests, and the share of all requests that each has.
+#: Request shapes, and the fraction of the requests of each.
 Mix = Mapping[Shape, float]
 
 
 def parse_mix(text: str) -> Mix:
-    """``1x16:0.9,32x128:0.1``: batch x tokens, each with its weight (1 where there is none).
+    """Parse ``1x16:0.9,32x128:0.1``: batch x tokens, each with a weight (default 1).
 
-    Raises INVALID_ARG for anything else.
+    Raises INVALID_ARG for other text.
     """
     mix: dict[Shape, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -1,1 +1,1 @@
-"""Translation between the vocabulary and what clients send: no I/O, no event loop."""
+"""Translates between requests or responses and their wire formats, without I/O or an event loop."""

@@ -1,6 +1,7 @@
-"""The classification extension: an output as its best classes instead of its values.
+"""The classification extension: returns the best classes of an output instead of its values.
 
-Called by :mod:`conch.wire.json.infer` and :mod:`conch.wire.grpc.infer` for outputs whose client asks for it; pure.
+Called by :mod:`conch.wire.json.infer` and :mod:`conch.wire.grpc.infer` for outputs with ``classification``; does no
+I/O.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import numpy as np
 from conch.errors import invalid
 from conch.tensors import NATIVE_FORMAT, WireTensor, pack_bytes
 
-#: How many values are looked at, and how many of them are written.
+#: Maximum number of values read, and of classes written.
 MAX_ELEMENTS: Final = 1_000_000
 MAX_CLASSES: Final = 50_000
 
 
 def classify(tensor: WireTensor, count: int, labels: Sequence[str] | None, batched: bool) -> WireTensor:
-    """The ``count`` largest values of an output, or of each of its rows if the model batches.
+    """Return the ``count`` largest values of an output, or of each of its rows if the model batches.
 
-    The result is BYTES of ``<value>:<index>`` or ``<value>:<index>:<label>``, largest first, of
-    shape ``[min(count, n)]`` behind the batch dimension.  Raises INVALID_ARG for datatypes that have no order.
+    The result is BYTES of ``<value>:<index>`` or ``<value>:<index>:<label>``, largest first, of shape ``[min(count,
+    n)]`` after the batch dimension. Raises INVALID_ARG for datatypes without an order and for too many values or
+    classes.
     """
     code = NATIVE_FORMAT.get(tensor.datatype)
     if code is None or code == "?":
@@ -38,7 +40,7 @@ def classify(tensor: WireTensor, count: int, labels: Sequence[str] | None, batch
     elements: list[bytes] = []
     if classes:
         rows = np.frombuffer(tensor.data, np.dtype(code)).reshape(-1, classes)
-        # Sorted from the end of each row, then reversed: of equal values the first one comes first.
+        # Sorted from the end of each row, then reversed: of equal values, the first comes first.
         best = classes - 1 - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
         values = np.take_along_axis(rows, best, axis=1).tolist()
         for row, indices in zip(values, best.tolist(), strict=True):

@@ -1,6 +1,6 @@
-"""Compresses and decompresses HTTP bodies as ``Accept-Encoding`` and ``Content-Encoding`` say.
+"""Compresses and decompresses HTTP bodies according to ``Accept-Encoding`` and ``Content-Encoding``.
 
-Called by the HTTP front end; pure.  Decompression is bounded, so that a small body cannot become a huge one.
+Called by the HTTP front end; does no I/O. Decompression is limited, so that a small body cannot become a huge one.
 ``deflate`` is the zlib format.
 """
 
@@ -13,20 +13,20 @@ from typing import Final
 from conch.errors import invalid, unsupported
 from conch.tensors import Buffer
 
-#: The ``Accept-Encoding`` header of the 501 response to an encoding that is not supported.
+#: The ``Accept-Encoding`` header of the 501 response to an unsupported encoding.
 ACCEPTED: Final = "gzip, deflate"
 UNSUPPORTED_COMPRESSION: Final = "Unsupported compression type"
 
-#: Either format is accepted whatever the header says, as Triton does.
+#: Accepts either format regardless of the header, as Triton does.
 _EITHER: Final = 32 + zlib.MAX_WBITS
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 def decompress(body: Buffer, encoding: str, limit: int) -> Buffer:
-    """The body as it was before ``encoding`` (the value of ``Content-Encoding``, empty for none).
+    """Return the decompressed body; ``encoding`` is the value of ``Content-Encoding``, empty if missing.
 
-    Raises UNSUPPORTED for an unknown encoding, INVALID_ARG for more than ``limit`` bytes and for
-    data that is damaged, cut short or followed by something else.
+    Raises UNSUPPORTED for an unknown encoding, INVALID_ARG for more than ``limit`` bytes and for data that is damaged,
+    truncated or followed by other data.
     """
     if is_identity(encoding):
         return body
@@ -40,12 +40,12 @@ def decompress(body: Buffer, encoding: str, limit: int) -> Buffer:
 
 
 def is_identity(encoding: str) -> bool:
-    """Whether ``Content-Encoding`` leaves a body as it is."""
+    """Whether ``Content-Encoding`` means an uncompressed body."""
     return encoding.strip().lower() in ("", "identity")
 
 
 def decompress_at_most(body: Buffer, encoding: str, limit: int) -> bytes | None:
-    """A compressed body as it was, None for more than ``limit`` bytes.  Raises as :func:`decompress` does."""
+    """Return the decompressed body, None if it exceeds ``limit`` bytes. Raises the errors of :func:`decompress`."""
     encoding = encoding.strip().lower()
     if encoding not in _WINDOW_BITS:
         raise unsupported(UNSUPPORTED_COMPRESSION)
@@ -53,7 +53,7 @@ def decompress_at_most(body: Buffer, encoding: str, limit: int) -> bytes | None:
         raise invalid("nothing to be decompressed")
     decompressor = zlib.decompressobj(_EITHER)
     try:
-        # One byte more than allowed is enough to know that there is more.
+        # One byte more than allowed is enough to detect an excess.
         data = decompressor.decompress(body, limit + 1)
     except zlib.error as error:
         raise invalid(f"failed to decompress the request body ({encoding}): {error}") from None
@@ -73,9 +73,9 @@ def check_identity(encoding: str) -> None:
 
 
 def negotiate(accept: str) -> str:
-    """The encoding for a response by the request's ``Accept-Encoding``: ``gzip``, ``deflate`` or ``identity``.
+    """Return the encoding for a response to ``Accept-Encoding``: ``gzip``, ``deflate`` or ``identity``.
 
-    The one of highest weight wins, of equal ones the first; without a match nothing is compressed.
+    The highest weight wins, among equal weights the first. Without a match, the response is not compressed.
     """
     best, highest = "identity", 0.0
     for item in accept.split(","):
@@ -98,7 +98,7 @@ def _weight(parameters: str) -> float:
 
 
 def compress(parts: Iterable[Buffer], encoding: str) -> bytes:
-    """A response's body, given in parts, compressed with ``gzip`` or ``deflate``."""
+    """Return the parts of a response body compressed with ``gzip`` or ``deflate``."""
     compressor = zlib.compressobj(wbits=_WINDOW_BITS[encoding])
     chunks = [compressor.compress(part) for part in parts]
     chunks.append(compressor.flush())

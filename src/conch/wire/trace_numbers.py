@@ -1,4 +1,4 @@
-"""The texts of trace settings, which are the same over HTTP and gRPC; raises INVALID_ARG in Triton's words.  Pure."""
+"""Parses the trace settings common to HTTP and gRPC; raises INVALID_ARG with Triton's messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 from conch.errors import invalid, unsupported
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
-#: The settings that are numbers, in the order in which they are read, and the greatest of each.
+#: The numeric settings in the order in which they are read, and the maximum of each.
 NUMBERS: Final = {"trace_rate": 2**32 - 1, "trace_count": 2**31 - 1, "log_frequency": 2**32 - 1}
 
 _NUMBER: Final = re.compile(r"\s*([+-]?[0-9]+)")
 
 
 def read_levels(names: Iterable[str]) -> tuple[str, ...]:
-    """The levels of a setting, none for OFF; unknown names are ignored, as in Triton."""
+    """Return the levels of a setting, none for OFF; unknown names are ignored, as in Triton."""
     names = list(names)
     if "OFF" in names:
         if len(names) > 1:
@@ -26,7 +26,7 @@ def read_levels(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_number(setting: str, text: str) -> int:
-    """The number of ``trace_rate``, ``trace_count`` or ``log_frequency``, as C's functions read one."""
+    """Return the number of ``trace_rate``, ``trace_count`` or ``log_frequency``, parsed as in C."""
     match = _NUMBER.match(text)
     if match is None:
         raise invalid(f"Unable to parse '{setting}', got: {text}")
@@ -39,10 +39,10 @@ def read_number(setting: str, text: str) -> int:
 
 
 def refuse_file() -> Any:
-    """A client may not say where the server writes."""
+    """Raise UNSUPPORTED: clients may not choose the file to which the server writes."""
     raise unsupported("trace file location can not be updated through network protocol")
 
 
 def field(setting: str) -> str:
-    """The name of the setting's field in :class:`conch.telemetry.tracing.values.OwnValues`."""
+    """Return the setting's field name in :class:`conch.telemetry.tracing.values.OwnValues`."""
     return setting.removeprefix("trace_")

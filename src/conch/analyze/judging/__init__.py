@@ -1,1 +1,1 @@
-"""What is wanted of a configuration, and how good the measured ones are: figures, scores, the ranking.  Pure."""
+"""The goals of an analysis, and the figures, scores and ranking of the measured configurations. Pure."""

@@ -1,6 +1,6 @@
-"""What is wanted of a configuration: objectives with weights, and constraints, by model.
+"""The goals of an analysis: weighted objectives and constraints, by model.
 
-Pure.  Read by the settings; :mod:`conch.analyze.judging.objectives` computes with them.
+Pure. The settings create them; :mod:`conch.analyze.judging.objectives` evaluates them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class WeightedObjective:
-    """A figure to make good: ``metric`` as :mod:`conch.analyze.judging.metrics` names it; ``weight`` beside others."""
+    """A figure to optimize, by its name in :mod:`conch.analyze.judging.metrics`, with a relative weight."""
 
     metric: str
     weight: float = 1.0
@@ -19,7 +19,7 @@ class WeightedObjective:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A bound of a figure, in its base unit (seconds, bytes, inferences a second, shares of 1); both ends included."""
+    """Inclusive bounds of a figure, in its base unit (seconds, bytes, inferences per second, fractions of 1)."""
 
     metric: str
     minimum: float | None = None
@@ -28,7 +28,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class ModelGoals:
-    """What is wanted of one model, and its ``weight`` beside the models that are profiled at the same time."""
+    """The goals of one model, and its ``weight`` relative to the models profiled at the same time."""
 
     objectives: tuple[WeightedObjective, ...] = (WeightedObjective("throughput"),)
     constraints: tuple[Constraint, ...] = ()
@@ -37,10 +37,10 @@ class ModelGoals:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What an hour costs, in any currency: the machine as a whole, or by what is used of it.
+    """The price of an hour in any currency: of the whole ``machine``, or of the resources used.
 
-    The defaults are no prices: a core counts 1 and memory as much as clouds charge for it beside a core, so that cost
-    is in core hours.
+    The defaults are relative: a core is 1, and memory is priced relative to a core as in clouds, so that the cost is in
+    core hours.
     """
 
     machine: float = 0.0
@@ -58,7 +58,7 @@ class Goals:
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """The percentiles of latency that are needed, besides the usual ones."""
+        """The latency percentiles that the goals need."""
         metrics = [objective.metric for wanted in self.models.values() for objective in wanted.objectives]
         metrics += [constraint.metric for wanted in self.models.values() for constraint in wanted.constraints]
         return tuple(

@@ -1,6 +1,6 @@
-"""The figures that goals name: their names here and in model analyzer, their units, and how a point gives them.
+"""The figures that goals can name: their names here and in model analyzer, their units and their values at a point.
 
-Pure.  Values are in base units: seconds, bytes, inferences a second, shares of 1, watts, cores.
+Pure. Values are in base units: seconds, bytes, inferences per second, fractions of 1, watts, cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PERCENTILE: Final = re.compile(r"latency_p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: whether more of it is better, the unit that it is written in, and that unit in base units."""
+    """A figure: its direction, the unit for display, and that unit in base units (``scale``)."""
 
     name: str
     more_is_better: bool
@@ -30,12 +30,12 @@ class Figure:
     scale: float
 
     def shown(self, value: float) -> str:
-        """A value for people, as ``12.3 ms``."""
+        """Format a value: ``12.3 ms``."""
         amount = value / self.scale
         return f"{amount:,.{0 if amount >= 100 else 1 if amount >= 10 else 2}f} {self.unit}".rstrip()
 
 
-#: All but the percentiles.
+#: All figures except percentiles.
 KNOWN: Final[Mapping[str, Figure]] = {
     one.name: one
     for one in (
@@ -59,17 +59,17 @@ KNOWN: Final[Mapping[str, Figure]] = {
 
 @cache
 def metric(name: str) -> Figure | None:
-    """The figure of a name, None for no figure's; any percentile is one, as ``latency_p99`` or ``latency_p99.9``."""
+    """Return the figure of a name, or None; any latency percentile is a figure, such as ``latency_p99.9``."""
     if _PERCENTILE.fullmatch(name):
         return Figure(name, False, "ms", 1e-3)
     return KNOWN.get(name)
 
 
 def value_of(name: str, point: Point, model: str, price: Price) -> float | None:
-    """The figure of a model at a point; None where it was not measured."""
+    """Return the figure of a model at a point; None if it was not measured."""
     figures = point.models.get(model)
     if figures is not None and not figures.requests and name != "throughput":
-        return None  # what answered nothing was not fast
+        return None  # no latency without completed requests
     percentile = _percentile(name)
     if figures is not None and percentile is not None:
         return figures.percentiles.get(percentile)
@@ -84,7 +84,7 @@ def value_of(name: str, point: Point, model: str, price: Price) -> float | None:
 
 @cache
 def _percentile(name: str) -> float | None:
-    """The number in the name of a percentile."""
+    """Return the number in the name of a percentile."""
     found = _PERCENTILE.fullmatch(name)
     return float(found[1]) if found else None
 
@@ -99,7 +99,7 @@ def _gpu_utilisation(resources: ResourceFigures) -> float | None:
 
 
 def _cost(point: Point, price: Price) -> float | None:
-    """What a million inferences cost while the server is as busy as at this point."""
+    """Return the price of a million inferences at the utilization of this point."""
     if not point.throughput:
         return None
     hourly = price.machine
@@ -127,7 +127,7 @@ _OF_SERVER: Final[Mapping[str, Callable[[ResourceFigures], float | None]]] = {
     "gpu_power": lambda resources: sum(one.power for one in resources.gpus.values()) if resources.gpus else None,
 }
 
-#: Model analyzer's names (``docs/config.md`` there) by ours; its latencies are in ms and its memory in MB.
+#: Our names by model analyzer's (its ``docs/config.md``). Its latencies are in ms, and its memory in MB.
 MODEL_ANALYZERS: Final[Mapping[str, str]] = {
     "perf_throughput": "throughput",
     "perf_latency_avg": "latency_average",
@@ -147,5 +147,5 @@ MODEL_ANALYZERS: Final[Mapping[str, str]] = {
     "cpu_used_ram": "memory",
 }
 
-#: Other names for figures, as people write them.
+#: Common other names of figures.
 ALIASES: Final[Mapping[str, str]] = {"latency": "latency_average", "average": "latency_average", "ram": "memory"}

@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from conch.analyze.results import ModelFigures, Point
 
-#: Figures that differ by less than this share are equal, even if windows agree better: the next run on the same machine
-#: may differ by as much.
+#: Figures that differ by less than this fraction are equal, even if windows agree better: the next run on the same
+#: machine may differ by as much.
 NOISE: Final = 0.02
 
 
 def standard_error(point: Point, model: str, metric: str) -> float:
-    """The relative standard error of a figure; for cost, which is per inference, that of the throughput."""
+    """Return the relative standard error of a figure; cost is per inference, so its error is that of the throughput."""
     known = point.models[model].noise if model in point.models else {}
     return known.get("throughput" if metric == "cost" else metric, 0.0)
 
 
 def tolerance(point: Point, model: str, metric: str) -> float:
-    """The share by which a figure may be off: two standard errors, at least ``NOISE``."""
+    """Return the relative tolerance of a figure: two standard errors, at least ``NOISE``."""
     return max(NOISE, 2 * standard_error(point, model, metric))
 
 

@@ -1,7 +1,7 @@
-"""How good a point is: its score under the goals, and by how much it breaks the constraints.
+"""Scores a point under the goals, and measures by how much it violates the constraints.
 
-Pure.  A score is a ratio to a reference: 1.2 says that the weighted geometric mean of all objectives is 1.2 times as
-good as there.  (A mean of ratios would depend on which of the two is divided by which; this one does not.)
+Pure. A score is relative to a reference point: 1.2 means that the weighted geometric mean of the objectives is 1.2
+times as good. (An arithmetic mean of ratios would depend on which point is the denominator.)
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from conch.analyze.judging.noise import tolerance
 from conch.analyze.judging.wording import title
 from conch.analyze.results import Point
 
-#: The share of requests that may fail at a point that counts as valid.
+#: The fraction of requests that may fail at a valid point.
 FAILURES = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A constraint that a point breaks: of which model, its value (None: not known), and the ``excess`` over the bound
-    as a share of it."""
+    """A violated constraint of a model.
+
+    ``value`` is the figure (None: unknown), and ``excess`` the relative difference to the bound.
+    """
 
     model: str
     constraint: Constraint
@@ -45,7 +47,7 @@ class Violation:
 
 
 def score(point: Point, reference: Point, goals: Goals) -> float:
-    """How many times as good as ``reference`` a point is; 0 where it answered nothing or an objective is not known."""
+    """Return the score of a point relative to ``reference``; 0 if it is invalid or lacks the figure of an objective."""
     weighted, weights = 0.0, 0.0
     for model, wanted in goals.models.items():
         total = sum(objective.weight for objective in wanted.objectives)
@@ -58,7 +60,7 @@ def score(point: Point, reference: Point, goals: Goals) -> float:
             if not valid(point) or here is None:
                 return 0.0
             if not there:
-                # A reference that answered nothing, or a figure of 0: any value is as good as any other beside it.
+                # The reference has no responses, or the figure is 0: there is no ratio.
                 continue
             if not here:
                 return 0.0 if figure.more_is_better else inf
@@ -67,7 +69,7 @@ def score(point: Point, reference: Point, goals: Goals) -> float:
 
 
 def valid(point: Point) -> bool:
-    """Whether every model answered, and no more than a few requests in a thousand failed."""
+    """Return whether every model has responses, and at most the fraction ``FAILURES`` of its requests failed."""
     return bool(point.models) and all(
         model.requests > 0 and model.failed <= FAILURES * (model.requests + model.failed)
         for model in point.models.values()
@@ -75,7 +77,7 @@ def valid(point: Point) -> bool:
 
 
 def knows_objectives(point: Point, goals: Goals) -> bool:
-    """Whether a point has all figures that are to be good."""
+    """Return whether a point has the figures of all objectives."""
     return not any(
         value_of(objective.metric, point, model, goals.price) is None
         for model, wanted in goals.models.items()
@@ -84,19 +86,18 @@ def knows_objectives(point: Point, goals: Goals) -> bool:
 
 
 def excess_known(point: Point, goals: Goals) -> float:
-    """By how much the constraints are broken of which it is known, as shares of their bounds."""
+    """Return the total relative violation of the constraints with known values."""
     return sum(violation.excess for violation in violations(point, goals) if violation.value is not None)
 
 
 def unknown(point: Point, goals: Goals) -> list[str]:
-    """The figures that goals need and a point has not got, in words."""
+    """Return the names of the figures that the goals need and the point lacks."""
     missing = [violation.constraint.metric for violation in violations(point, goals) if violation.value is None]
     return [name.replace("_", " ") for name in dict.fromkeys(missing)]
 
 
 def violations(point: Point, goals: Goals) -> Iterator[Violation]:
-    """The constraints that a point breaks, or of which it is not known whether it does; and as bounds of nothing,
-    objectives that are not known."""
+    """Yield the violations of constraints, including unknown values; the unknown value of an objective is one too."""
     for model, wanted in goals.models.items():
         for objective in wanted.objectives:
             if value_of(objective.metric, point, model, goals.price) is None:
@@ -114,8 +115,7 @@ def violations(point: Point, goals: Goals) -> Iterator[Violation]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Worth:
-    """How good a point is beside others, the worst first: whether it keeps the constraints, by how little it breaks
-    them (``excess``), and its score."""
+    """The order of points, compared field by field: constraints satisfied, ``closeness`` (negative excess), score."""
 
     satisfied: bool
     closeness: float
@@ -123,12 +123,12 @@ class Worth:
 
     @property
     def excess(self) -> float:
-        """By how much the constraints are broken in all, as shares of their bounds."""
+        """The total relative violation of the constraints."""
         return -self.closeness
 
 
 def worth(point: Point | None, reference: Point | None, goals: Goals) -> Worth:
-    """The worth of a point; of none, the least."""
+    """Return the worth of a point; the lowest worth if there is none."""
     if point is None or reference is None:
         return Worth(False, -inf, 0.0)
     over = excess(point, goals)
@@ -136,12 +136,12 @@ def worth(point: Point | None, reference: Point | None, goals: Goals) -> Worth:
 
 
 def satisfied(point: Point, goals: Goals) -> bool:
-    """Whether a point is valid and keeps all constraints."""
+    """Return whether a point is valid and satisfies all constraints."""
     return valid(point) and not any(True for _ in violations(point, goals))
 
 
 def undecided(point: Point, goals: Goals) -> bool:
-    """Whether a valid point breaks constraints only by noise, so that another measurement may keep them."""
+    """Return whether a valid point violates constraints only by noise, so that another measurement may satisfy them."""
     broken = list(violations(point, goals)) if valid(point) else []
     return bool(broken) and all(
         violation.value is not None
@@ -151,10 +151,10 @@ def undecided(point: Point, goals: Goals) -> bool:
 
 
 def acceptable(point: Point, goals: Goals) -> bool:
-    """Whether a point is valid and breaks no constraint by more than noise."""
+    """Return whether a point is valid and violates no constraint by more than noise."""
     return satisfied(point, goals) or undecided(point, goals)
 
 
 def excess(point: Point, goals: Goals) -> float:
-    """By how much the constraints are broken in all, as shares of their bounds; 0 where they are kept."""
+    """Return the total relative violation of the constraints; 0 if all are satisfied."""
     return sum(violation.excess for violation in violations(point, goals)) if valid(point) else inf

@@ -1,10 +1,10 @@
-"""When a measurement may end early: its point cannot win any more.
+"""Decides whether a measurement may end early, because its point cannot win.
 
-Pure.  Asked after every window of a measurement that has a rival.  The rule: windows that are accepted as agreeing lie
-within the stability share s (``conch perf -s``, 10 %) of their mean.  Taking s for the standard deviation of a window,
-which is far more than it is, the mean of n windows and that of the rival's three are three standard errors apart when
-they differ by more than 3 s sqrt(1/n + 1/3): by 35 % after one window, by 27 % after two.  What is worse by more is not
-worse by accident.  A server that is still getting faster is given time.
+Pure. Called after every window of a measurement with a rival. Windows that agree lie within the fraction s (``conch
+perf -s``, 10 %) of their mean. If s is taken as the standard deviation of a window, which is far too high, then the
+mean of n windows and the mean of the rival's three are three standard errors apart when they differ by more than 3 s
+sqrt(1/n + 1/3): 35 % after one window, 27 % after two. A point that is worse by more is not worse by accident. A server
+that is still getting faster continues.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import excess_known, knows_objectives, satisfied, score, valid
 from conch.analyze.results import Point
 
-#: The share that windows may be from their mean.
+#: The relative deviation of windows from their mean.
 STABILITY: Final = 0.1
-#: How many windows the rival was measured in.
+#: Number of windows of the rival.
 _RIVALS: Final = 3
 
 
 def hopeless(windows: Sequence[Point], rival: Point | None, goals: Goals, *, stability: float = STABILITY) -> bool:
-    """Whether the point that is being measured is clearly worse than ``rival``, or breaks a constraint beyond doubt.
+    """Return whether the point being measured is clearly worse than ``rival``, or clearly violates a constraint.
 
-    ``windows`` are what it measured so far, each as if it were the whole point; of memory and of the server's stages
-    they say nothing, which is no fault of theirs.  Without a rival that keeps the constraints, nothing is hopeless:
-    what comes nearest to them has to be known.
+    ``windows`` are its windows so far, each as a whole point; they have neither memory nor server stages, which are
+    ignored. Without a rival that satisfies the constraints the result is False, because the candidate nearest to the
+    constraints must be known.
     """
     if not windows or rival is None or not satisfied(rival, goals):
         return False
@@ -40,5 +40,5 @@ def hopeless(windows: Sequence[Point], rival: Point | None, goals: Goals, *, sta
 
 
 def _rising(windows: Sequence[Point], stability: float) -> bool:
-    """Whether the last window is better than the first by more than windows differ."""
+    """Return whether the last window is better than the first by more than windows differ."""
     return len(windows) > 1 and windows[-1].throughput > windows[0].throughput * (1 + stability)

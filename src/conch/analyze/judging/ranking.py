@@ -1,8 +1,7 @@
-"""Which configuration is best, and how sure that is.
+"""Ranks the configurations.
 
-Pure.  Candidates are compared by their best points: one that keeps the constraints before one that does not, an
-undisturbed one before a disturbed one, then by score.  Scores within the noise of the best are tied, and of
-those the simplest configuration wins.
+Pure. Candidates are compared by their best points: points that satisfy the constraints come first, then undisturbed
+points, then higher scores. Scores within the noise of the best are tied; of the tied configurations, the simplest wins.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from conch.analyze.results import CandidateResult, Point
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A candidate at its place: its best point, and the score of that beside the default's best point.
+    """A ranked candidate with its best point, and the score of that point relative to the default's best point.
 
-    ``violations`` are the constraints that the point breaks; ``tied`` says that its score is within the noise of the
+    ``violations`` are the constraints that the point violates; ``tied`` is whether its score is within the noise of the
     winner's.
     """
 
@@ -40,16 +39,16 @@ class Ranked:
 
     @property
     def satisfied(self) -> bool:
-        """Whether its best point is valid and keeps the constraints."""
+        """Whether the best point is valid and satisfies the constraints."""
         return valid(self.point) and not self.violations
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All candidates that were measured, the best first; ``winner`` is None where none keeps the constraints.
+    """All measured candidates, the best first; ``winner`` is None if none satisfies the constraints.
 
-    ``notes`` are sentences: what decided the ranking, or why there is no winner; ``cautions`` are those that cast doubt
-    on it which its rows do not show.
+    ``notes`` are sentences with the reason for the ranking or for the lack of a winner. ``cautions`` are sentences with
+    doubts about the ranking that its rows do not show.
     """
 
     rows: tuple[Ranked, ...]
@@ -60,7 +59,7 @@ class Ranking:
 
 
 def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
-    """The ranking of what was measured; that of nothing has no rows, and a note that says why."""
+    """Rank the results; without any point, the ranking has no rows and a note with the reason."""
     reference = _reference(results, goals)
     if reference is None:
         return Ranking((), None, None, ("There is no valid point: nothing was measured.", *_failures(results)))
@@ -79,12 +78,12 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
 
 
 def best_point(result: CandidateResult, reference: Point, goals: Goals) -> Point:
-    """The point that speaks for a candidate: an undisturbed one where there is one that is as valid."""
+    """Return the best point of a candidate; undisturbed points are preferred among equally valid ones."""
     return max(result.points, key=lambda point: _preference(point, worth(point, reference, goals)))
 
 
 def _reference(results: Sequence[CandidateResult], goals: Goals) -> Point | None:
-    """The best point of the default; of another candidate where it has none; None where no point is valid."""
+    """Return the best point of the default, or else of another candidate; None if no point is valid."""
     for candidates in ([result for result in results if result.candidate.is_default], results):
         points = [point for candidate in candidates for point in candidate.points if valid(point)]
         if points:
@@ -106,7 +105,7 @@ def _order(row: Ranked, reference: Point, goals: Goals) -> tuple[bool, bool, flo
 
 
 def _tied(rows: Sequence[Ranked], goals: Goals) -> list[Ranked]:
-    """Those at the top whose scores differ by no more than noise."""
+    """Return the rows at the top whose scores differ only by noise."""
     first = rows[0]
     if not first.satisfied:
         return []
@@ -120,7 +119,7 @@ def _tied(rows: Sequence[Ranked], goals: Goals) -> list[Ranked]:
 
 
 def _uncertainty(one: Point, other: Point, goals: Goals) -> float:
-    """How far the scores of two points may be apart by noise alone: two standard errors of their difference."""
+    """Return the relative difference of two scores that noise explains: two standard errors of their difference."""
     variance, weights = 0.0, 0.0
     for model, wanted in goals.models.items():
         total = sum(objective.weight for objective in wanted.objectives)
@@ -132,11 +131,11 @@ def _uncertainty(one: Point, other: Point, goals: Goals) -> float:
 
 
 def _complexity(row: Ranked) -> tuple[int, int, int, str]:
-    """What makes a configuration dearer to run and to understand: instances, memory, and fields that differ."""
+    """Return the sort key of a configuration's complexity: instances, memory, number of overrides."""
     models = {*row.point.models, *row.result.configs, *row.result.candidate.overrides}
     instances = sum(_instances(row.result, model) for model in models)
     memory = row.point.resources.memory + row.point.resources.gpu_memory if row.point.resources is not None else 0
-    # Memory is never the same twice; a twentieth is no reason.
+    # Rounded to 64 MB, because measured memory always varies a little.
     return instances, round(memory / 64e6), _leaves(row.result.candidate.overrides), row.name
 
 
@@ -171,7 +170,7 @@ def _notes(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
 
 
 def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
-    """What looked better than the winner and was disturbed, and a winner of which little is known."""
+    """Yield doubts: better but disturbed candidates, and a winner with few measurements."""
     if winner is None:
         return
     if winner.point.stopped:

@@ -1,6 +1,6 @@
 """The recommendation of a search: use the winner, or keep the repository's configuration.
 
-Pure.  A configuration is recommended only if it beat the default in the final rounds.
+Pure. A configuration is recommended only if it was better than the default in the final rounds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from conch.analyze.judging.ranking import Ranked, Ranking, rank
 from conch.analyze.judging.rounds import DefaultComparison, FinalRounds, compare
 from conch.analyze.results import CandidateResult
 
-#: ``use``: the winner is better.  ``keep``: the default is as good, or better.  ``unproven``: no evidence yet that
-#: the winner is better.  ``none``: no configuration keeps the constraints.
+#: ``use``: the winner is better. ``keep``: the default is as good, or better. ``unproven``: no evidence yet that the
+#: winner is better. ``none``: no configuration satisfies the constraints.
 Advice = Literal["use", "keep", "unproven", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """``winner`` is the best candidate, None if no configuration keeps the constraints.  ``reason`` is a sentence
-    without a full stop that explains why the winner is not recommended, empty if it is."""
+    """The advice with its ranking and comparison.
+
+    ``reason`` is a sentence without a full stop that explains why the winner is not recommended; empty if it is.
+    """
 
     advice: Advice
     ranking: Ranking
@@ -31,7 +33,7 @@ class Recommendation:
 
     @property
     def winner(self) -> Ranked | None:
-        """The best candidate of the search."""
+        """The best candidate of the search, None if no configuration satisfies the constraints."""
         return self.ranking.winner
 
 

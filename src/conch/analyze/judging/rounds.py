@@ -18,7 +18,7 @@ from conch.analyze.judging.ranking import Ranking
 from conch.analyze.results import Point
 from conch.perf.figures.confidence import Interval, ratio_interval
 
-#: Undisturbed rounds that are enough; with fewer, the disturbed ones count as well.
+#: Number of undisturbed rounds that suffices; with fewer, the disturbed rounds count too.
 ENOUGH: Final = 2
 
 
@@ -45,12 +45,11 @@ class FinalRounds:
 
 @dataclass(frozen=True, slots=True)
 class DefaultComparison:
-    """How many times as good as the default the winner is: the mean over the rounds, and its 95 % interval (None for a
-    single round).
+    """The ratio of the winner to the default: the mean over the rounds, and its 95 % interval.
 
-    ``winner`` and ``default`` are the pooled points; the default's is at its better load.  ``kept``: the winner breaks
-    no constraint by more than noise.  ``unrivalled``: the default breaks one by more than noise at every load.
-    ``disturbed``: disturbed rounds are included.
+    ``interval`` is None for a single round. ``winner`` and ``default`` are the pooled points; the default's is at its
+    better load. ``kept``: the winner violates no constraint by more than noise. ``unrivalled``: the default violates
+    one by more than noise at every load. ``disturbed``: disturbed rounds are included.
     """
 
     ratio: float

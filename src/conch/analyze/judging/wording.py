@@ -1,4 +1,4 @@
-"""Goals in words, as ``highest throughput with p99 latency at most 100 ms``.  Pure."""
+"""Formats goals as text, such as ``highest throughput with p99 latency at most 100 ms``. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from conch.analyze.judging.goals import Constraint, Goals, ModelGoals
 from conch.analyze.judging.metrics import Figure, metric
 
-#: What is wanted of figures that are amounts.
+#: Figures described as "least" rather than "lowest", because they are amounts.
 _LEAST: Final = ("memory", "gpu_memory", "cores")
 
 
 def in_words(goals: Goals) -> str:
-    """What is wanted: of all models in one phrase where it is the same, else of each."""
+    """Return the goals as text: one phrase if all models have the same goals, otherwise one per model."""
     phrases = {name: _phrase(wanted) for name, wanted in goals.models.items()}
     if len(set(phrases.values())) == 1:
         return next(iter(phrases.values()))
@@ -21,7 +21,7 @@ def in_words(goals: Goals) -> str:
 
 
 def title(figure: Figure) -> str:
-    """A figure's name in a sentence, as ``p99 latency``."""
+    """Return the name of a figure for sentences: ``p99 latency``."""
     name = figure.name
     if name.startswith("latency_p"):
         return f"{name.removeprefix('latency_')} latency"
@@ -42,7 +42,7 @@ def _phrase(wanted: ModelGoals) -> str:
 
 
 def bounds(constraint: Constraint) -> list[str]:
-    """A constraint in words: ``p99 latency at most 100 ms``."""
+    """Return a constraint as text: ``p99 latency at most 100 ms``."""
     figure = _figure(constraint.metric)
     ends = (("at least", constraint.minimum), ("at most", constraint.maximum))
     return [f"{title(figure)} {end} {figure.shown(value)}" for end, value in ends if value is not None]

@@ -1,1 +1,1 @@
-"""What an analysis is told: its options, from the command line and from a file."""
+"""The options of an analysis, from the command line and from a file."""

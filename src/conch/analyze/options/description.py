@@ -1,4 +1,4 @@
-"""Options and their values in words, for reports.  Pure."""
+"""Formats options and their values for reports. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from conch.analyze.judging.goals import Constraint, Price, WeightedObjective
 from conch.analyze.judging.wording import bounds
 from conch.analyze.options.models import ModelSettings
 
-#: Options that are given in milliseconds and kept in seconds.
+#: Options that are given in milliseconds and stored in seconds.
 _MILLISECONDS: Final = ("latency_budget",)
 
 
 def described(name: str, value: Any) -> str:
-    """The value of the option ``name``, as people would write it."""
+    """Format the value of the option ``name`` as a user would write it."""
     if name in _MILLISECONDS:
         return f"{1000 * value:g} ms"
     match value:

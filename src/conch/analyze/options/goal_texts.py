@@ -1,6 +1,6 @@
-"""Reads objectives and constraints, as model analyzer's files write them and as people say them.
+"""Parses objectives and constraints in model analyzer's syntax and in short forms.
 
-Pure.  Objectives: ``throughput``, ``latency:p99``, ``memory=2``, or ``{perf_throughput: 10}``.  Constraints:
+Pure. Objectives: ``throughput``, ``latency:p99``, ``memory=2``, or ``{perf_throughput: 10}``. Constraints:
 ``p99<100ms``, ``memory<4GB``, or ``{perf_latency_p99: {max: 100}}``.
 """
 
@@ -30,7 +30,7 @@ _UNITS: Final[Mapping[str, tuple[str, float]]] = {
 
 
 def named(option: str, text: Any) -> Figure:
-    """The figure that a text names.  Raises INVALID_ARG, with the nearest name, for none."""
+    """Return the figure of a name; raises INVALID_ARG with the nearest name if there is none."""
     name = str(text).strip().lower().replace(":", "_").replace("utilization", "utilisation")
     name = MODEL_ANALYZERS.get(str(text).strip(), ALIASES.get(name, name))
     if re.fullmatch(r"p\d{1,2}(\.\d+)?", name):
@@ -44,7 +44,7 @@ def named(option: str, text: Any) -> Figure:
 
 
 def objectives(name: str, value: Any) -> tuple[WeightedObjective, ...]:
-    """Objectives: a mapping to weights, a list, or texts as ``throughput`` and ``memory=2``."""
+    """Parse objectives: a mapping to weights, a list, or texts such as ``throughput`` and ``memory=2``."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     else:
@@ -62,7 +62,7 @@ def objectives(name: str, value: Any) -> tuple[WeightedObjective, ...]:
 
 
 def constraints(name: str, value: Any) -> tuple[Constraint, ...]:
-    """Constraints: model analyzer's mapping, or texts as ``p99<100ms``."""
+    """Parse constraints: model analyzer's mapping, or texts such as ``p99<100ms``."""
     if isinstance(value, Mapping):
         found = [_listed(name, key, bounds) for key, bounds in value.items()]
     else:
@@ -78,7 +78,7 @@ def constraints(name: str, value: Any) -> tuple[Constraint, ...]:
 
 
 def joined(name: str, found: Sequence[Constraint]) -> tuple[Constraint, ...]:
-    """One constraint for each figure, as narrow as all together.  Raises INVALID_ARG where nothing can satisfy them."""
+    """Intersect the constraints of each figure; raises INVALID_ARG if nothing can satisfy them."""
     joined: dict[str, Constraint] = {}
     for one in found:
         known = joined.get(one.metric, Constraint(one.metric))

@@ -1,6 +1,6 @@
-"""What is said of one model in ``profile_models``: a name, or a mapping with its sweeps and goals.
+"""Reads the entries of ``profile_models``: names, or mappings with sweeps and goals.
 
-Pure; keys are model analyzer's.
+Pure. Keys are model analyzer's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from conch.errors import did_you_mean, invalid
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """What is said of one model: its sweeps, its goals, and how it is asked.
+    """The options of one model: its sweeps, goals and requests.
 
-    ``config`` is the nested ``model_config_parameters`` (:mod:`conch.analyze.search.searches`).
-    Loads, sizes and goals that are empty stand for those of the whole analysis.
+    ``config`` is the nested ``model_config_parameters`` (:mod:`conch.analyze.search.searches`). Empty loads, sizes and
+    goals default to those of the whole analysis.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ModelSettings:
     weighting: float = 1.0
 
 
-#: By key of the file: the field that it gives, and how its value is read.
+#: The field and the reader of each key in the file.
 _KEYS: Mapping[str, tuple[str, values.Reader]] = {
     "model_config_parameters": ("config", values.mapping),
     "perf_analyzer_flags": ("perf_flags", values.mapping),
@@ -51,7 +51,7 @@ _PARAMETERS: Mapping[str, values.Reader] = {
 
 
 def models(name: str, value: Any) -> tuple[ModelSettings, ...]:
-    """The models of a list of names, of ``{name: what is said of it}``, or of a list of both."""
+    """Read models: a list of names, a mapping of names to options, or a list of both."""
     if isinstance(value, str):
         value = values.names(name, value)
     listed: list[tuple[Any, Any]] = []

@@ -1,4 +1,4 @@
-"""Unsupported model analyzer options: why they have no effect, or why they are refused.
+"""Unsupported model analyzer options: the reasons why they have no effect, or are refused.
 
 Source: model analyzer's ``docs/config.md`` and the flags of ``model-analyzer profile --help``, release 1.58.
 """
@@ -50,13 +50,13 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "client_max_retries": "perf_analyzer_timeout limits how long the analysis waits for a server",
 }
 
-#: Refused, because the results would differ from the request; ``{}`` stands for the value.
+#: Refused, because the results would differ from the request.
 REFUSED: Final[Mapping[str, str]] = {
     "gpus": "choose GPUs for the server by CUDA_VISIBLE_DEVICES in triton_server_environment",
     "model_type": "only model_type generic is measured; 'conch perf' measures tokens of language models",
     "genai_perf_flags": "requests are those of 'conch perf': give its flags under perf_analyzer_flags",
 }
-#: Values of refused options that ask for nothing that conch does not do.
+#: Values of refused options that match the behaviour of conch.
 _HARMLESS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "gpus": lambda value: value in ("all", ["all"]),
     "model_type": lambda value: str(value).lower() == "generic",
@@ -64,5 +64,5 @@ _HARMLESS: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 def harmless(name: str, value: Any) -> bool:
-    """Whether a refused option's value may be given all the same."""
+    """Return whether the value of a refused option is accepted."""
     return name in _HARMLESS and _HARMLESS[name](value)

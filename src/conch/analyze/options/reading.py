@@ -1,6 +1,6 @@
-"""From what the command line and the file say to :class:`AnalyzeSettings`.
+"""Reads :class:`AnalyzeSettings` from the command line and a file.
 
-Pure but for reading the file.  The command line's word goes before the file's.
+Pure, except for reading the file. The command line takes precedence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conch.errors import ConchError, did_you_mean, invalid, one_line
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """The content of a file, and the line of each key by its path, as ``profile_models.add.parameters``."""
+    """The content of a file, and the line of each key by its path, such as ``profile_models.add.parameters``."""
 
     path: Path
     content: Mapping[str, Any]
@@ -28,9 +28,9 @@ class SettingsFile:
 
 
 def read_document(path: Path) -> SettingsFile:
-    """The options in a file.
+    """Read the options in a file.
 
-    Raises INVALID_ARG for one that cannot be read or is no mapping, UNSUPPORTED where PyYAML is missing.
+    Raises INVALID_ARG for a file that cannot be read or is not a mapping, and UNSUPPORTED if PyYAML is missing.
     """
     yaml = extras.load(f"reading {path}", "yaml")
     try:
@@ -55,17 +55,17 @@ def read_document(path: Path) -> SettingsFile:
 
 
 def _note(path: Path, root: Any) -> dict[str, int]:
-    """The lines of all keys by their paths.  Raises INVALID_ARG for a key that is twice in one mapping."""
+    """Return the lines of all keys by their paths; raises INVALID_ARG for a duplicate key in a mapping."""
     lines: dict[str, int] = {}
     noted: set[int] = set()
 
     def note(node: Any, where: str) -> None:
         if isinstance(node.value, str) or id(node) in noted:
             return
-        noted.add(id(node))  # an alias stands for one node at several places
+        noted.add(id(node))  # an alias is one node at several places
         names: dict[str, int] = {}
         for child in node.value:
-            # An element of a list has the path of the list, so that a model is found by its name in either form.
+            # An element of a list has the path of the list, so that both forms of a model have the same path.
             key, value = child if isinstance(child, tuple) else (child, child)
             line = key.start_mark.line + 1
             if not isinstance(key.value, str):
@@ -84,14 +84,14 @@ def _note(path: Path, root: Any) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The settings, and a sentence for each option that has no effect."""
+    """The settings, and a sentence for each option without effect."""
 
     settings: AnalyzeSettings
     warnings: tuple[str, ...] = ()
 
 
 def _keys() -> dict[str, str]:
-    """The name of the option by each key that a file may have for it: its own, and its long flags."""
+    """Return the option of each key that a file may use: the option's name, or one of its long flags."""
     keys: dict[str, str] = {}
     for name, one in OPTIONS.items():
         flags = [flag for flag in one.metadata["flags"] if flag.startswith("--")]
@@ -103,9 +103,9 @@ KEYS: Final[Mapping[str, str]] = _keys()
 
 
 def read_settings(given: Mapping[str, Any], file: Path | None = None) -> Read:
-    """The settings that options (by name, texts of the command line) and a file make together.
+    """Merge options of the command line (texts by name) and of a file into settings.
 
-    Raises INVALID_ARG, naming the option, and for the file the line, and UNSUPPORTED for a file without PyYAML.
+    Raises INVALID_ARG, naming the option and the line of the file, and UNSUPPORTED for a file if PyYAML is missing.
     """
     chosen: dict[str, Any] = {}
     warnings: list[str] = []
@@ -122,7 +122,7 @@ def read_settings(given: Mapping[str, Any], file: Path | None = None) -> Read:
 
 
 def flag_of(name: str) -> str:
-    """An option as the command line writes it: by its shorter name where it has one."""
+    """Return the command-line flag of an option: its short name if it has one."""
     others = OPTIONS[name].metadata["flags"] if name in OPTIONS else ()
     return next((flag for flag in others if flag.startswith("--")), f"--{name.replace('_', '-')}")
 
@@ -141,7 +141,7 @@ def _take(chosen: dict[str, Any], warnings: list[str], key: str, value: Any, *, 
 
 
 def _placed(document: SettingsFile, error: ConchError, key: str) -> ConchError:
-    """The error with the file, and the line of what it is about."""
+    """Return the error with the file name and the line of its key."""
     where = error.where if isinstance(error, OptionProblem) else key
     while where and where not in document.lines:
         where = where.rpartition(".")[0]

@@ -1,7 +1,7 @@
-"""Every option of ``conch analyze``, declared once: name, type, default, help.
+"""The options of ``conch analyze``, each declared once: name, type, default, help.
 
-The command line and the file (``-f``) read these declarations; both names are model analyzer's, with dashes on the
-command line.  :mod:`conch.analyze.options.reading` makes the settings from texts.
+The command line and the file (``-f``) use these declarations. Names are model analyzer's, with dashes on the command
+line. :mod:`conch.analyze.options.reading` parses them.
 """
 # ruff: noqa: RUF009 (``option`` is ``dataclasses.field``, with names for its metadata)
 
@@ -23,7 +23,7 @@ from conch.reports.writing import NO_PDF
 SearchMode = Literal["brute", "quick", "optuna"]
 LaunchMode = Literal["local", "remote"]
 
-#: What can be swept, for ``--sweep``.
+#: The dimensions that ``--sweep`` can name.
 SWEPT: Final = ("instances", "batch", "delay", "preferred", "variant", "threads")
 
 _MODELS: Final = "Models"
@@ -38,10 +38,10 @@ def option(
     default: Any, group: str, read: Reader, metavar: str, help: str, *,
     flags: tuple[str, ...] = (), common: bool = False, several: bool = False,
 ) -> Any:  # fmt: skip
-    """Declare an option: ``read`` makes its value of a text of the command line or of what the file holds.
+    """Declare an option; ``read`` parses its value from the command line or a file.
 
-    ``flags`` are further names on the command line; ``common`` ones head the help; one of ``several`` may be given more
-    than once, and then its reader gets the list.
+    ``flags`` are further names on the command line. ``common`` options come first in the help. An option with
+    ``several`` may be repeated; its reader then gets a list.
     """
     metadata = {
         "group": group, "read": read, "metavar": metavar, "help": help, "flags": flags, "common": common,
@@ -53,7 +53,7 @@ def option(
 
 
 def _formats(name: str, value: Any) -> tuple[str, ...]:
-    """The formats of the reports."""
+    """Read the formats of the reports."""
     if "pdf" in (format.strip().lower() for format in values.names(name, value)):
         raise OptionProblem(f"{name}: {NO_PDF}", name)
     formats: tuple[str, ...] = values.some_of("html", "csv", "json")(name, value)
@@ -62,7 +62,7 @@ def _formats(name: str, value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeSettings:
-    """All that an analysis is told.
+    """The options of an analysis.
 
     Raises INVALID_ARG for options that contradict each other.
     """
@@ -213,24 +213,24 @@ class AnalyzeSettings:
 
     @property
     def loads_are_rates(self) -> bool:
-        """Whether loads are requests a second."""
+        """Whether loads are request rates."""
         return bool(self.request_rate) or self.request_rate_search_enable
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoint."""
+        """The directory of the journal."""
         return self.checkpoint_directory or self.export_path / "checkpoints"
 
     def batch_size_of(self, model: str) -> int:
-        """How many inferences a request to a model has."""
+        """Return the number of inferences in a request to a model."""
         return (self.model(model).batch_sizes or self.batch_sizes)[0]
 
     def stays_on_cpu(self, model: str) -> bool:
-        """Whether a model is kept on the CPU, whatever its configuration says."""
+        """Return whether a model is kept on the CPU, regardless of its configuration."""
         return self.cpu_only or self.model(model).cpu_only or model in self.cpu_only_composing_models
 
     def goals(self, names: Sequence[str]) -> Goals:
-        """What is wanted of models that are profiled together: of each its own goals, else those of the analysis.
+        """Return the goals of models that are profiled together: each model's own, or those of the analysis.
 
         Raises INVALID_ARG for constraints that contradict each other.
         """
@@ -251,11 +251,11 @@ class AnalyzeSettings:
 
     @property
     def endpoint(self) -> str:
-        """Where the running server of remote mode is asked."""
+        """The address of the server in remote mode."""
         return self.triton_grpc_endpoint if self.client_protocol == "grpc" else self.triton_http_endpoint
 
     def given(self) -> Iterator[tuple[str, str]]:
-        """The options that differ from their defaults, by name, for reports."""
+        """Yield the options that differ from their defaults, by name, for reports."""
         for name, one in OPTIONS.items():
             value = getattr(self, name)
             default = (
@@ -265,7 +265,7 @@ class AnalyzeSettings:
                 yield name, described(name, value)
 
     def model(self, name: str) -> ModelSettings:
-        """What is said of a model, measured or composing."""
+        """Return the options of a measured or composing model."""
         known = (*self.profile_models, *self.bls_composing_models, *self.ensemble_composing_models)
         return next((one for one in known if one.name == name), ModelSettings(name=name))
 

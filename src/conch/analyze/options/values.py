@@ -1,6 +1,6 @@
-"""Readers of option values: of what a text of the command line or a YAML file holds, to what the settings keep.
+"""Readers of option values from the command line or a YAML file.
 
-Pure.  A reader takes the option's name, for messages, and the value; it raises INVALID_ARG for a wrong one.
+Pure. A reader takes the option's name, for messages, and the value; it raises INVALID_ARG for a wrong one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from conch.errors import Code, ConchError, did_you_mean, invalid
 
 Reader = Callable[[str, Any], Any]
 
-#: The longest list that a range may stand for; a thousand loads would take days.
+#: Maximum length of a list that a range expands to; a thousand loads would take days.
 _LONGEST = 1000
 
 
 class OptionProblem(ConchError):
-    """A value or a key that is wrong; ``where`` is its path, as ``profile_models.add.weighting``."""
+    """An invalid value or key; ``where`` is its path, such as ``profile_models.add.weighting``."""
 
     def __init__(self, message: str, where: str) -> None:
         super().__init__(message, Code.INVALID_ARG)
@@ -28,37 +28,37 @@ class OptionProblem(ConchError):
 
 
 def wrong(name: str, value: Any, expected: str) -> OptionProblem:
-    """The error for a value that is not as expected."""
+    """Return the error for an unexpected value."""
     return OptionProblem(f"{name}: {shown(value)} is not {expected}", name)
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    """Format a value for a message; long values are cut."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def text(name: str, value: Any) -> str:
-    """A text that is not empty."""
+    """Read a nonempty text."""
     if isinstance(value, str) and value.strip():
         return value.strip()
     raise wrong(name, value, "a text")
 
 
 def path(name: str, value: Any) -> Path:
-    """The path of a file or folder."""
+    """Read the path of a file or directory."""
     return Path(text(name, value)).expanduser()
 
 
 def directory(name: str, value: Any) -> Path:
-    """The path of a model repository, which no URL is."""
+    """Read the path of a model repository, which must not be a URL."""
     if "://" in text(name, value):
         raise wrong(name, value, "a directory: copy the models that are analysed out of the store first")
     return path(name, value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """A truth value: YAML's, or ``true`` and ``false`` as text."""
+    """Read a Boolean: YAML's, or the text ``true`` or ``false``."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
@@ -67,7 +67,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def one_of(*names: str) -> Reader:
-    """The reader of one name of a few."""
+    """Return a reader of one of ``names``."""
 
     def read(name: str, value: Any) -> str:
         if isinstance(value, str) and value.strip().lower() in names:
@@ -79,13 +79,13 @@ def one_of(*names: str) -> Reader:
 
 
 def some_of(*known: str) -> Reader:
-    """The reader of some names of a few."""
+    """Return a reader of a list of ``known`` names."""
     one = one_of(*known)
     return lambda name, value: tuple(one(name, each) for each in names(name, value))
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:
-    """Names as a list, or in a text with commas between them."""
+    """Read names from a list or a comma-separated text."""
     if isinstance(value, str):
         value = [part for part in value.split(",") if part.strip()]
     if isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value):
@@ -94,7 +94,7 @@ def names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def number(name: str, value: Any) -> int:
-    """A whole number that is not negative."""
+    """Read a nonnegative integer."""
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 12:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -103,7 +103,7 @@ def number(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """A whole number of at least 1."""
+    """Read an integer of at least 1."""
     found = number(name, value)
     if found < 1:
         raise wrong(name, value, "a whole number of at least 1")
@@ -111,7 +111,7 @@ def count(name: str, value: Any) -> int:
 
 
 def instances(name: str, value: Any) -> int:
-    """A number of instances: each is a process or holds the model's memory."""
+    """Read a number of instances, limited because each one is a process or holds the model's memory."""
     found = count(name, value)
     if found > _LONGEST:
         raise wrong(name, value, f"a number of instances of at most {_LONGEST}")
@@ -119,7 +119,7 @@ def instances(name: str, value: Any) -> int:
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite number above 0."""
+    """Read a finite number above 0."""
     try:
         found = float(value) if not isinstance(value, bool) else 0.0
     except (TypeError, ValueError):
@@ -130,7 +130,7 @@ def positive(name: str, value: Any) -> float:
 
 
 def percentage(name: str, value: Any) -> float:
-    """A number above 0 and at most 100."""
+    """Read a number above 0 and at most 100."""
     found = positive(name, value)
     if found > 100:
         raise wrong(name, value, "a percentage of at most 100")
@@ -138,12 +138,12 @@ def percentage(name: str, value: Any) -> float:
 
 
 def milliseconds(name: str, value: Any) -> float:
-    """Milliseconds, as seconds."""
+    """Read milliseconds; return seconds."""
     return positive(name, value) / 1000
 
 
 def seconds(name: str, value: Any) -> float:
-    """A time, as ``5m``, ``90s`` or ``1h``; a number alone is seconds."""
+    """Read a time such as ``5m``, ``90s`` or ``1h``; a plain number is in seconds."""
     text = str(value).strip().lower()
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     unit = units.get(text[-1:])
@@ -154,12 +154,12 @@ def seconds(name: str, value: Any) -> float:
 
 
 def counts(name: str, value: Any) -> tuple[int, ...]:
-    """Whole numbers of at least 1, rising: one, a list, a range ``a:b:s`` or ``{start, stop, step}``."""
+    """Read integers of at least 1, in ascending order: a number, list, range ``a:b:s`` or ``{start, stop, step}``."""
     return _rising(name, value, count)
 
 
 def rates(name: str, value: Any) -> tuple[float, ...]:
-    """Numbers above 0, rising, in the forms of :func:`counts`."""
+    """Read numbers above 0 in ascending order, in the forms of :func:`counts`."""
     return _rising(name, value, positive)
 
 
@@ -190,7 +190,7 @@ def _span(name: str, parts: Sequence[Any], one: Reader) -> list[Any]:
 
 
 def launch_mode(name: str, value: Any) -> str:
-    """``local`` or ``remote``; model analyzer's other two are refused with the reason."""
+    """Read ``local`` or ``remote``; model analyzer's other modes are refused with the reason."""
     if value == "docker":
         raise invalid(f"{name}: conch does not start containers; start one yourself and use remote, or use local")
     if value == "c_api":
@@ -199,7 +199,7 @@ def launch_mode(name: str, value: Any) -> str:
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """Values by name: a mapping, or ``NAME=VALUE`` as texts."""
+    """Read values by name: a mapping, or texts ``NAME=VALUE``."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)
     texts = [value] if isinstance(value, str) else value
@@ -209,7 +209,7 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
 
 
 def price(name: str, value: Any) -> Price:
-    """A price an hour: a number for the machine, or parts, as ``core=0.04,gb=0.005,gpu=2``."""
+    """Read a price per hour: a number for the machine, or parts such as ``core=0.04,gb=0.005,gpu=2``."""
     if isinstance(value, str) and "=" in value:
         value = mapping(name, value.split(","))
     if not isinstance(value, Mapping):

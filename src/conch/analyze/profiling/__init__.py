@@ -1,1 +1,1 @@
-"""Serves and measures one candidate after the other, until the search has ended."""
+"""Serves and measures the candidates of each search."""

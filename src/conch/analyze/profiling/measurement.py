@@ -1,7 +1,7 @@
-"""Measures one candidate, which a server has loaded, at one load after the other: points.
+"""Measures a loaded candidate at a series of loads; each measurement is a point.
 
-All models that are profiled together are sent requests at the same time, each by processes of its own, which live as
-long as the candidate does.
+All models that are profiled together receive requests at the same time, each from its own sending processes, which live
+as long as the candidate.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.run import CALLERS_PER_PROCESS, Measurement
 
-#: Called with what was measured so far, as if each window were the point; True ends the measurement.
+#: Receives the windows so far, each as if it were the point; returns True to end the measurement.
 Hopeless = Callable[[Sequence[Point]], bool]
 
 
 class CandidateMeasurement:
-    """Requests to the models of ``plans`` (by name), which a server has loaded; ``rate`` says that loads are rates.
+    """Sends requests to the loaded models of ``plans`` (by name); ``rate`` is whether loads are request rates.
 
-    A context: when it is left, nothing is sent any more.
+    A context manager: on exit, all requests stop.
     """
 
     def __init__(self, plans: Mapping[str, PerfPlan], *, rate: bool) -> None:
@@ -50,16 +50,15 @@ class CandidateMeasurement:
         self.close()
 
     def close(self) -> None:
-        """End the processes that send."""
+        """End the sending processes."""
         self._open = {}
         self._stack.close()
         self._size = 0
 
     def measure(self, load: float, hopeless: Hopeless | None = None) -> Point:
-        """The point at ``load``; ``hopeless`` may end it early.
+        """Measure the point at ``load``; ``hopeless`` may end it early.
 
-        Raises what :class:`Measurement` does for a model that cannot be asked, and INTERNAL where no request of a model
-        was answered.
+        Raises the errors of :class:`Measurement`, and INTERNAL if a model completed no request.
         """
         self._connect(load)
         windows = WindowsSoFar(load, self._open, hopeless)
@@ -72,7 +71,7 @@ class CandidateMeasurement:
             try:
                 wait(running.values())
             except BaseException:
-                # Ctrl+C: the threads end with their windows, and nobody waits for the others.
+                # At Ctrl+C, the threads end with their windows without waiting for each other.
                 windows.stop()
                 together.abort()
                 raise
@@ -86,7 +85,7 @@ class CandidateMeasurement:
         return _point(load, measured, stopped=windows.stopped)
 
     def _connect(self, load: float) -> None:
-        """Have as many processes as the load is worth."""
+        """Start the number of sending processes that the load requires."""
         size = ceil(load / CALLERS_PER_PROCESS) if not self._rate else 1
         if size == self._size:
             return
@@ -97,7 +96,7 @@ class CandidateMeasurement:
 
 
 def _measure(measurement: Measurement, load: float, on_window: OnWindow, together: Barrier) -> Measured:
-    """One model's part; what it sends goes on until all models have been measured."""
+    """Measure one model, and keep its requests running until all models are measured."""
 
     def wait_for_others() -> None:
         with suppress(BrokenBarrierError):
@@ -111,7 +110,7 @@ def _measure(measurement: Measurement, load: float, on_window: OnWindow, togethe
 
 
 class WindowsSoFar:
-    """What the models have measured so far: whether it is of use to measure on is asked when all have a new window."""
+    """The windows of all models so far; ``hopeless`` is called when every model has a new window."""
 
     def __init__(self, load: float, models: Mapping[str, object], hopeless: Hopeless | None) -> None:
         self._load, self._hopeless = load, hopeless
@@ -120,16 +119,16 @@ class WindowsSoFar:
         self.stopped = False
 
     def stop(self) -> None:
-        """End the measurement with the windows that are being taken."""
+        """End the measurement with the current windows."""
         self.stopped = True
 
     def observer(self, name: str) -> Callable[[WindowFigures], bool]:
-        """Takes the windows of one model; True ends its measurement."""
+        """Return a function that receives the windows of one model, and returns True to end its measurement."""
 
         def observe(window: WindowFigures) -> bool:
             with self._lock:
                 if window.interference is not None and window.interference.disturbs:
-                    return self.stopped  # which says nothing of the candidate
+                    return self.stopped  # a disturbed window is no evidence about the candidate
                 self._windows[name].append(window)
                 points = self._points()
                 if self._hopeless is not None and points and self._hopeless(points):
@@ -177,7 +176,7 @@ def _figures(window: WindowFigures) -> ModelFigures:
 
 
 def _noise(measured: Measured) -> Mapping[str, float]:
-    """The standard errors of the figures, as shares of them."""
+    """Return the relative standard errors of the figures."""
     confidence, latency = measured.confidence, measured.figures.latency
     if confidence is None or latency is None:
         return {}
@@ -197,16 +196,16 @@ def _noise(measured: Measured) -> Mapping[str, float]:
 
 
 def share_of_error(interval: Interval, value: float, count: int) -> float:
-    """The standard error of the mean of ``count`` numbers, as a share of it, from its interval.
+    """Return the relative standard error of the mean of ``count`` numbers, from its confidence interval.
 
-    An interval that would begin below 0 is cut there; then ``value``, the mean, says how wide it is.
+    An interval that would begin below 0 is cut there; its width then follows from ``value``, the mean.
     """
     half = (interval.high - interval.low) / 2 if interval.low > 0 else interval.high - value
     return half / (interval.high - half) / student(count - 1)
 
 
 def _stages(name: str, measured: Measured) -> Mapping[str, float]:
-    """The averages of the server's stages of a model, over its versions by their number of inferences."""
+    """Return the averages of a model's server stages over its versions, weighted by their counts."""
     found: dict[str, tuple[int, float]] = {}
     for one in measured.server:
         if one.model == name:

@@ -1,7 +1,7 @@
-"""How a model is asked while it is measured: the settings as plans of ``conch perf``.
+"""Converts the settings into plans of ``conch perf``.
 
-Pure.  ``perf_analyzer_flags`` are those of ``conch perf`` and perf_analyzer that say what is sent and how long windows
-are; where, to which model and at which load is the analysis's own business.
+Pure. ``perf_analyzer_flags`` are the flags of ``conch perf`` and perf_analyzer for the data of requests and the length
+of windows; the analysis sets the address, the model and the load.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from conch.perf.plan import Levels, PerfPlan
 from conch.perf.senders.channels.connecting import Address
 from conch.texts.shapes import Mix, parse_mix
 
-#: The length of a window where nothing is said (s); shorter than perf_analyzer's, as there are many points to measure.
+#: Default length of a window (s); shorter than perf_analyzer's, as there are many points to measure.
 INTERVAL: Final = 2.0
-#: How many windows are taken at most where there is a budget.
+#: Maximum number of windows with a budget.
 _TRIALS: Final = 5
 
 
 def _shapes(name: str, value: Any) -> Mapping[str, tuple[int, ...]]:
-    """``INPUT:D,D``, or a list of them."""
+    """Read ``INPUT:D,D``, or a list of such texts."""
     found = {}
     for one in [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ():
         tensor, _, dims = str(one).rpartition(":")
@@ -50,7 +50,7 @@ def _share(name: str, value: Any) -> float:
     return values.positive(name, value) / 100
 
 
-#: By flag: where its value goes, and how it is read.
+#: The field and the reader of each flag.
 _OF_DATA: Final[Mapping[str, tuple[str, Reader]]] = {
     "input-data": ("source", values.text),
     "shape": ("shapes", _shapes),
@@ -71,16 +71,16 @@ _OF_PLAN: Final[Mapping[str, tuple[str, Reader]]] = {
     "model-version": ("version", _text),
     "endpoint": ("endpoint", values.text),
 }
-#: What perf_analyzer's users write for short.
+#: Short flags of perf_analyzer.
 _SHORT: Final = {"p": "measurement-interval", "s": "stability-percentage", "r": "max-trials", "x": "model-version"}
 
 
 def plan_of(
     settings: AnalyzeSettings, model: str, address: Address, percentiles: Sequence[float] = ()
 ) -> PerfPlan:  # fmt: skip
-    """How ``model`` is asked, at a load that is put in later; ``percentiles`` are those that goals need.
+    """Return the plan for ``model`` without its load; ``percentiles`` are those that the goals need.
 
-    Raises INVALID_ARG for flags that are not known.
+    Raises INVALID_ARG for unknown flags.
     """
     fields, data = _read({**settings.perf_analyzer_flags, **settings.model(model).perf_flags})
     plan = PerfPlan(
@@ -88,19 +88,19 @@ def plan_of(
         data=DataOptions(**data), further_percentiles=percentiles,
     )  # fmt: skip
     if settings.budget is not None:
-        # Some 30 measurements, of which a third are of the final rounds.
+        # For about 30 measurements, a third of them in the final rounds.
         plan = replace(plan, interval=min(INTERVAL, max(0.5, settings.budget / 300)), trials=_TRIALS)
     return replace(plan, **fields)
 
 
 def at_load(plan: PerfPlan, load: float, *, rate: bool) -> PerfPlan:
-    """The plan for one load: requests a second, or callers."""
+    """Return the plan for one load: requests per second, or callers."""
     levels = Levels(load, load, 1.0)
     return replace(plan, rates=levels) if rate else replace(plan, concurrency=levels)
 
 
 def _read(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of a plan and of its data."""
+    """Return the fields of the plan and of its data."""
     fields: dict[str, Any] = {}
     data: dict[str, Any] = {}
     for given, value in flags.items():

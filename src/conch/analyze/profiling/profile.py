@@ -1,4 +1,4 @@
-"""Takes an analysis from settings to rankings: a server, a checkpoint, and one search after the other."""
+"""Runs an analysis: starts the server, opens the journal, and makes one search after the other."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from conch.repository.scan import ModelRepository
 
 
 def facts_of(repository: ModelRepository | None, configs: Configs, address: Address) -> Mapping[str, ModelFacts]:
-    """What is known of models whose completed configurations are ``configs``; the server listens at ``address``.
+    """Return the facts about the models of the completed ``configs``; the server listens at ``address``.
 
-    How many cores a server has that runs elsewhere is not known.
+    The number of cores of a server on another machine is unknown.
     """
     threads = usable_cores() if find_server(address).pids else 1
     return {
@@ -45,9 +45,9 @@ def facts_of(repository: ModelRepository | None, configs: Configs, address: Addr
 
 
 def check_requests(settings: AnalyzeSettings, server: AnalyzedServer, models: Sequence[str]) -> None:
-    """Raise what ``conch perf`` does for a model whose requests need more than is said, before anything is measured.
+    """Raise the errors of ``conch perf`` for models whose requests need further options, before the measurement.
 
-    The models are loaded as their repository has them; batches are left to each candidate.
+    The models are loaded with the repository's configuration; batch sizes are left to each candidate.
     """
     with ExitStack() as closing:
         api: ServerApi = (
@@ -62,7 +62,7 @@ def check_requests(settings: AnalyzeSettings, server: AnalyzedServer, models: Se
 
 
 def _variants(repository: ModelRepository | None, model: str) -> tuple[tuple[str, ...], str]:
-    """The variants of a converted model's latest version that may serve, and the one that does; none for others."""
+    """Return the usable variants of a converted model's latest version, and the default one; none for other models."""
     try:
         files = repository.describe(model) if repository is not None else None
         manifest = Manifest.read(files.version_directory(files.versions[-1])) if files and files.versions else None
@@ -73,15 +73,15 @@ def _variants(repository: ModelRepository | None, model: str) -> tuple[tuple[str
     return tuple(variant.name for variant in manifest.variants if variant.usable), manifest.auto
 
 
-#: The time that a budget leaves for starting and for the reports (s), and the largest share of the budget for it.
+#: Time of the budget reserved for startup and reports (s), and its maximum as a fraction of the budget.
 _REPORTS: Final = 10.0
 _MOST: Final = 0.2
 
 
 class Profile:
-    """An analysis, from ``run`` on; what it found so far is in ``outcomes``, whatever ended it.
+    """An analysis; ``outcomes`` has the results so far, even after an error.
 
-    A context: when it is left, the server is as it was before, and nothing runs any more.
+    A context manager: on exit, the server is restored and everything is stopped.
     """
 
     def __init__(self, settings: AnalyzeSettings, observer: ProfileObserver) -> None:
@@ -107,11 +107,11 @@ class Profile:
 
     @property
     def outcomes(self) -> Sequence[SearchOutcome]:
-        """The searches so far, the one that runs as far as it is."""
+        """The searches so far, including the current one."""
         return [*self._done, *([self._running.outcome()] if self._running is not None else [])]
 
     def run(self) -> Sequence[SearchOutcome]:
-        """Make all searches.  Raises ConchError where nothing can be measured, ServerLost where nothing more can be."""
+        """Make all searches; raises ConchError if nothing can be measured, and ServerLost if the server is lost."""
         settings = self._settings
         budget = settings.budget if settings.budget is not None else inf
         end = time.monotonic() + budget - min(_REPORTS, _MOST * budget)
@@ -138,11 +138,11 @@ class Profile:
         return self._done
 
     def changes(self, candidate: Candidate) -> Overrides:
-        """What a candidate changes in the repository's files, by model."""
+        """Return the changes of a candidate to the repository's files, by model."""
         return changes_of(candidate, self.configs)
 
     def _keep(self, candidate: Candidate) -> None:
-        """Write the candidate's repository where the user wants to have it."""
+        """Write the candidate's repository to the directory of the user's choice."""
         folder = self._settings.output_model_repository_path
         if folder is not None and self._repository is not None:
             write_repository(folder / candidate.name, self._repository, self.changes(candidate))

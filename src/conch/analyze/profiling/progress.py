@@ -1,4 +1,4 @@
-"""How far an analysis is, how long it will take, and who is told.  Pure: it is told the time."""
+"""The progress of an analysis, the estimate of its remaining time, and its observer. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final, Protocol
 from conch.analyze.results import Point
 from conch.analyze.search.strategies.strategy import Trial
 
-#: Measurements may take so many times as long as earlier ones.
+#: Factor by which measurements may take longer than earlier ones.
 _SPARE: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """Measurements ``done`` of those ``expected``, and the ``left`` seconds."""
+    """The number of measurements done and expected, and the remaining time (s)."""
 
     done: int
     expected: int
@@ -23,10 +23,10 @@ class SearchProgress:
 
 
 class Pace:
-    """Notes how long measurements take.  What a checkpoint brings counts as done and takes no time."""
+    """Records the duration of measurements; those from the journal count as done and take no time."""
 
     def __init__(self, now: float, guess: float) -> None:
-        """``guess`` is how long a measurement takes as long as none is done (s)."""
+        """Start at ``now``; ``guess`` is the duration of a measurement until one is done (s)."""
         self._guess = guess
         self._started = now
         self._now = now
@@ -34,7 +34,7 @@ class Pace:
         self._measured = 0
 
     def add(self, now: float, *, measured: bool = True) -> None:
-        """Note that one more is done at ``now`` (seconds of any clock that does not jump)."""
+        """Record a measurement that ended at ``now`` (s, monotonic)."""
         self._done += 1
         if measured:
             self._measured += 1
@@ -43,35 +43,35 @@ class Pace:
             self._started = self._now = now
 
     def progress(self, expected: int) -> SearchProgress:
-        """How far it is, where ``expected`` measurements are needed in all."""
+        """Return the progress; ``expected`` is the total number of measurements."""
         expected = max(expected, self._done)
         return SearchProgress(self._done, expected, self.each * (expected - self._done))
 
     @property
     def each(self) -> float:
-        """How long a measurement takes on average (s)."""
+        """The average duration of a measurement (s)."""
         return (self._now - self._started) / self._measured if self._measured else self._guess
 
 
 class Costs:
-    """Estimates how long measurements will take: loading the candidates, and their windows."""
+    """Estimates the duration of further measurements: loading the candidates, and their windows."""
 
     def __init__(self, guess: float) -> None:
-        """``guess`` is how long a measurement takes as long as none is done (s)."""
+        """Start without measurements; ``guess`` is the duration of one until one is done (s)."""
         self._guess = guess
         self._loading: dict[str, float] = {}
         self._measuring: list[float] = []
 
     def loaded(self, candidate: str, seconds: float) -> None:
-        """Note how long it took to load a candidate."""
+        """Record how long a candidate took to load (s)."""
         self._loading[candidate] = seconds
 
     def measured(self, seconds: float) -> None:
-        """Note how long a measurement took, without the loading."""
+        """Record how long a measurement took without loading (s)."""
         self._measuring.append(seconds)
 
     def of(self, trials: Sequence[Trial], loaded: str | None) -> float:
-        """How long the trials will take in their order (s); ``loaded`` is the candidate that the server has."""
+        """Return the estimated duration of the trials in order (s); ``loaded`` is the server's current candidate."""
         longest = max(self._loading.values(), default=0.0)
         each = sum(self._measuring) / len(self._measuring) if self._measuring else self._guess
         total = len(trials) * each
@@ -83,16 +83,16 @@ class Costs:
 
 
 class ProfileObserver(Protocol):
-    """Is told how an analysis goes on, in its thread."""
+    """Receives the events of an analysis, in its thread."""
 
     def say(self, line: str) -> None:
-        """Something that people want to read once."""
+        """Show a line to the user."""
 
     def measuring(self, trial: Trial, progress: SearchProgress) -> None:
-        """A measurement begins."""
+        """Handle the start of a measurement."""
 
     def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
-        """A point is there; ``before`` says that the checkpoint had it."""
+        """Handle a point that was measured, or read from the journal (``before``)."""
 
     def failed(self, trial: Trial, error: str, *, before: bool) -> None:
-        """The candidate could not be served or measured."""
+        """Handle a candidate that could not be served or measured."""

@@ -1,7 +1,7 @@
-"""Makes one search: one candidate after the other is served, measured and noted.
+"""Runs one search: serves, measures and records one candidate after the other.
 
-The strategies say what is measured next; this module has the hands.  Every point is in the checkpoint before the next
-one is measured.
+The strategies choose the measurements; this module performs them. Every point is in the journal before the next one is
+measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.errors import ConchError, invalid
 from conch.perf.figures.stability import WINDOWS
 
-#: How often a disturbed point is measured, and a failing candidate is tried.
+#: Maximum number of attempts for a disturbed point, and for a failing candidate.
 ATTEMPTS: Final = 2
 #: Overhead of a measurement besides its windows and warm-up: loading, and finishing requests (s).
 _BESIDE: Final = 2.0
@@ -42,8 +42,10 @@ _BESIDE: Final = 2.0
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """A search with what its candidates measured, the default's first; ``complete`` says that it came to its end, and
-    ``final`` are the final rounds of its winner, where there were any."""
+    """A search with the results of its candidates, the default first.
+
+    ``complete`` is whether the search reached its end; ``final`` are the final rounds of its winner, if any.
+    """
 
     search: Search
     results: Sequence[CandidateResult]
@@ -52,18 +54,18 @@ class SearchOutcome:
 
     @property
     def recommendation(self) -> Recommendation:
-        """The candidates, the best first, and whether the best is better than the default."""
+        """The ranking of the candidates, and the advice based on the comparison with the default."""
         return recommend(self.results, self.search.goals, self.final, complete=self.complete)
 
 
 class SearchRun:
-    """One search: what is loaded, what is measured, and what came out."""
+    """A running search: the loaded candidate, its measurement, and the results."""
 
     def __init__(
         self, settings: AnalyzeSettings, search: Search, server: AnalyzedServer, checkpoint: AnalysisCheckpoint,
         observer: ProfileObserver, configs: Configs, deadline: float = inf,
     ) -> None:  # fmt: skip
-        """``deadline`` is the end of all measurements (``time.monotonic``)."""
+        """Create the run; ``deadline`` is the end of all measurements (``time.monotonic``)."""
         self._settings, self._search, self._server = settings, search, server
         self._checkpoint, self._observer, self._configs = checkpoint, observer, configs
         self._strategy = strategy_of(settings, search)
@@ -71,10 +73,10 @@ class SearchRun:
         plan = plan_of(settings, search.models[0], server.address)
         guess = plan.warm_up + WINDOWS * plan.interval + _BESIDE
         self._pace, self._costs = Pace(time.monotonic(), guess), Costs(guess)
-        #: Configurations in force, and what went wrong, by candidate.
+        #: Configurations in force, and errors, by candidate.
         self._loaded_configs: dict[str, Configs] = {}
         self._errors: dict[str, str] = {}
-        #: How often a trial was answered, by candidate and load; in final rounds by finalist.
+        #: Number of completed measurements, by candidate, load and finalist (in final rounds).
         self._answered: Counter[tuple[str, float, str]] = Counter()
         self._loaded: str | None = None
         self._measurement: CandidateMeasurement | None = None
@@ -109,7 +111,7 @@ class SearchRun:
         return replace(progress, left=max(0.0, min(progress.left, self._deadline - time.monotonic())))
 
     def _fits(self, trials: Sequence[Trial]) -> bool:
-        """Whether there is time for measurements; the first one is always made, so that there is a result."""
+        """Return whether there is time for measurements; the first one always runs, so that there is a result."""
         if self._deadline == inf or not self._answered:
             return True
         return self._costs.of(trials, self._loaded) <= self._deadline - time.monotonic()
@@ -129,7 +131,7 @@ class SearchRun:
             )
 
     def outcome(self) -> SearchOutcome:
-        """What is known so far; a candidate that is being measured for the first time is not."""
+        """Return the results so far, without a candidate whose first measurement is in progress."""
         results = []
         for result in self._strategy.results:
             error = self._errors.get(result.candidate.name, "")
@@ -139,13 +141,13 @@ class SearchRun:
         return SearchOutcome(self._search, results, self._complete, self._strategy.final)
 
     def close(self) -> None:
-        """Send no more."""
+        """Stop all requests."""
         if self._measurement is not None:
             self._measurement.close()
             self._measurement = None
 
     def _take(self, trial: Trial) -> None:
-        """One measurement, or what the checkpoint says of it."""
+        """Measure a trial, or take its result from the journal."""
         models = tuple(self._search.space.configs)
         known = self._checkpoint.points(models, trial.candidate, trial.load, trial.finalist)
         usable = [point for point in known if self._answers(point, trial)]
@@ -161,7 +163,7 @@ class SearchRun:
         try:
             point = self._twice(trial)
         except ServerLost:
-            raise  # which says nothing of the candidate
+            raise  # says nothing about the candidate
         except ConchError as problem:
             self._loaded = None
             if trial.finalist is None:
@@ -172,7 +174,7 @@ class SearchRun:
         self._note(trial, point, before=False)
 
     def _answers(self, point: Point, trial: Trial) -> bool:
-        """Whether a point of the checkpoint says what is asked now: it may have been measured for other goals."""
+        """Return whether a point in the journal answers a trial: it may have been measured for other goals."""
         if set(point.models) != set(self._search.models):
             return False
         needed = set(self._search.goals.percentiles)
@@ -182,7 +184,7 @@ class SearchRun:
             return False
         if not point.stopped:
             return True
-        # It stands for all its windows, however many there were.
+        # A stopped point stands for all its windows, however many there were.
         return trial.rival is not None and hopeless([point] * 10, trial.rival, self._search.goals)
 
     def _twice(self, trial: Trial) -> Point:
@@ -243,13 +245,13 @@ class SearchRun:
             raise
         except ConchError as error:
             told = self._server.complaints()
-            # A model that hangs would keep the next candidate waiting until it can be unloaded.
+            # A model that hangs would delay the next candidate until it can be unloaded.
             self.close()
             self._server.restart()
             raise ConchError(f"{error.message}\n{told}" if told else error.message, error.code) from error
 
     def _serve(self, candidate: Candidate) -> None:
-        """Have the server serve the candidate, and processes that send it requests."""
+        """Load the candidate, and start the processes that send requests."""
         if self._loaded == candidate.name:
             return
         self.close()
@@ -276,7 +278,7 @@ class SearchRun:
         self._check_known(point)
 
     def _check_known(self, point: Point) -> None:
-        """Raise INVALID_ARG where figures that the goals need are not known of this server."""
+        """Raise INVALID_ARG if figures that the goals need are unavailable for this server."""
         missing = unknown(point, self._search.goals) if valid(point) else []
         if missing:
             raise invalid(

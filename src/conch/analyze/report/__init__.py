@@ -1,1 +1,1 @@
-"""Writers of what an analysis found: the terminal, CSV and JSON, pages and documents; all from one ``Analysis``."""
+"""Reports of an ``Analysis``: terminal output, CSV, JSON and HTML."""

@@ -1,6 +1,6 @@
-"""What the reports of an analysis are written from: the candidates in their order, what was wanted, and where.
+"""The data of all reports of an analysis: the ranked candidates, the goals, and the circumstances.
 
-Pure.  Made by the command from the ranking; times are seconds, memory bytes.
+Pure. Made from the ranking. Times are in seconds, memory in bytes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from conch.analyze.results import CandidateResult, LoadKind, ModelFigures, Point
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A candidate at its place: its best point, None where it has none that counts.
+    """A ranked candidate with its best point (None if it has no valid one).
 
-    ``passing`` are the loads at which it keeps the constraints, ``broken`` the constraints that its best point does
-    not keep, in words; ``score`` is how many times as good as the default it is (0: not known); ``tied`` says that it
-    is within the noise of the first.
+    ``passing`` are the loads at which it satisfies the constraints, and ``broken`` the constraints that its best point
+    violates, as text. ``score`` is relative to the default (0: unknown). ``tied`` is whether the score is within the
+    noise of the first candidate's.
     """
 
     result: CandidateResult
@@ -36,27 +36,27 @@ class Placed:
 
     @property
     def satisfied(self) -> bool:
-        """Whether its best point keeps the constraints."""
+        """Whether the best point satisfies the constraints."""
         return self.point is not None and self.point.load in self.passing
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes used the machine while its best point was measured."""
+        """Whether other processes used the machine during the measurement of the best point."""
         return self.point is not None and self.point.disturbed
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the repository's own configuration."""
+        """Whether this is the repository's own configuration."""
         return self.result.candidate.is_default
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """``placed`` has every candidate, the best first; ``wanted`` says what best means, as ``highest throughput with
-    p99 latency at most 100 ms``.
+    """The result of one search; ``placed`` has every candidate, the best first.
 
-    ``latency_limit`` is the longest p99 latency that is allowed (None: any).  ``notes`` are sentences that cast doubt
-    on the result; ``machine`` and ``settings`` are facts by name; ``reproduce`` and ``apply`` are commands.
+    ``wanted`` are the goals as text, such as ``highest throughput with p99 latency at most 100 ms``. ``latency_limit``
+    is the maximum p99 latency (None: no limit). ``notes`` are sentences with doubts about the result. ``machine`` and
+    ``settings`` are facts by name; ``reproduce`` and ``apply`` are commands.
     """
 
     models: Sequence[str]
@@ -68,7 +68,7 @@ class Analysis:
     notes: Sequence[str] = ()
     #: Whether throughput is the only objective.
     only_throughput: bool = False
-    #: Whether to use the best one, why not, and the final rounds in which it was compared with the default.
+    #: The advice, the reason against the best configuration, and its comparison with the default in the final rounds.
     advice: Advice = "use"
     reason: str = ""
     comparison: DefaultComparison | None = None
@@ -77,12 +77,12 @@ class Analysis:
     settings: Sequence[tuple[str, str]] = ()
     reproduce: str = ""
     apply: str = ""
-    #: By UUID, what GPUs used with the server running and no model loaded: memory (bytes), utilisation (0 to 1), W.
+    #: By UUID, the use of GPUs by the server without loaded models: memory (bytes), utilization (0 to 1), power (W).
     server_only: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
 
     @property
     def best(self) -> Placed | None:
-        """The first that keeps the constraints."""
+        """The first configuration that satisfies the constraints."""
         return next((one for one in self.placed if one.satisfied), None)
 
     @property
@@ -99,39 +99,39 @@ class Analysis:
 
     @property
     def default(self) -> Placed | None:
-        """The repository's own configuration, where it was measured."""
+        """The repository's own configuration, if it was measured."""
         return next((one for one in self.placed if one.is_default), None)
 
     @property
     def measured(self) -> list[Placed]:
-        """Those that have a point that counts."""
+        """The candidates with a best point."""
         return [one for one in self.placed if one.point is not None]
 
     @property
     def has_gpus(self) -> bool:
-        """Whether anything is known of GPUs."""
+        """Whether any point has figures of GPUs."""
         return any(point.resources and point.resources.gpus for one in self.placed for point in one.result.points)
 
 
 def load_text(analysis: Analysis, load: float) -> str:
-    """``concurrency 64``, ``100 requests a second``."""
+    """Format a load: ``concurrency 64``, ``100 requests a second``."""
     return f"concurrency {load:g}" if analysis.load_kind == "concurrency" else f"{load:g} requests a second"
 
 
 def slowest(point: Point) -> ModelFigures | None:
-    """The figures of the model whose 99th percentile is the longest."""
+    """Return the figures of the model with the highest p99 latency."""
     return max(point.models.values(), key=lambda one: one.percentiles.get(99, 0.0), default=None)
 
 
 def memory_of(point: Point) -> int | None:
-    """Memory in use at most: of the GPUs where there are some, else of the processes."""
+    """Return the maximum memory in use: of the GPUs if there are any, otherwise of the processes."""
     if point.resources is None:
         return None
     return point.resources.gpu_memory if point.resources.gpus else point.resources.memory
 
 
 def utilisation_of(point: Point) -> float | None:
-    """The average share of busy time of the GPUs."""
+    """Return the average utilization of the GPUs."""
     if point.resources is None or not point.resources.gpus:
         return None
     return sum(one.utilisation for one in point.resources.gpus.values()) / len(point.resources.gpus)

@@ -1,4 +1,4 @@
-"""From what was measured to what the reports show: the ranking, with the goals in words.  Pure."""
+"""Converts the results of a search into the data of its reports. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conch.analyze.storage.saved_results import Circumstances, SavedSearch
 
 
 def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = "") -> Analysis:
-    """The analysis of one search; ``apply`` is the command that puts the best configuration into the repository."""
+    """Return the analysis of a search; ``apply`` is the command that applies the best configuration."""
     found = recommend(search.results, search.goals, search.final, complete=search.complete)
     ranking = found.ranking
     limits = [

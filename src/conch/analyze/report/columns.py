@@ -1,4 +1,4 @@
-"""The tables of an analysis: their columns and cells, for the terminal and for pages.  Pure.
+"""The tables of an analysis, for the terminal and for pages. Pure.
 
 Headings are those of model analyzer's reports.
 """
@@ -15,7 +15,7 @@ from conch.reports.numbers import NONE, megabytes, milliseconds, significant
 from conch.reports.page import Column, Row, Table
 
 STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
-#: Between the figures of several models in a cell.
+#: Separates the figures of several models in a cell.
 _BETWEEN: Final = " / "
 
 _TEXTUAL: Final = ("Model Config Name", "Dynamic Batching", "Total Instance Count", "Preferred Sizes", "Also Changed")
@@ -24,7 +24,7 @@ _Cell = Callable[[Placed], str]
 
 
 def ranking_table(analysis: Analysis, placed: Sequence[Placed], *, targets: bool = False) -> Table:
-    """The candidates with the figures of their best points; ``targets`` has their names lead to their sections."""
+    """Return the candidates with the figures of their best points; with ``targets``, names link to their sections."""
     columns = _columns(analysis)
     rows = [
         Row(
@@ -89,7 +89,7 @@ def _resources(gpus: bool, point: Callable[[Callable[[Point], str]], _Cell]) -> 
 
 
 def load_table(analysis: Analysis, one: Placed) -> Table:
-    """A candidate by load, the highest first: what clients see, the server's stages, what it used."""
+    """Return the points of a candidate, the highest load first: client latency, server stages and resources."""
     several = len(analysis.models) > 1
     gpus = analysis.has_gpus
     level = "Request Concurrency" if analysis.load_kind == "concurrency" else "Request Rate"
@@ -138,7 +138,7 @@ def load_table(analysis: Analysis, one: Placed) -> Table:
 
 
 def starred(point: Point) -> str:
-    """An asterisk for a disturbed point."""
+    """Return an asterisk for a disturbed point."""
     return "*" if point.disturbed else ""
 
 

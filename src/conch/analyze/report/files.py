@@ -1,4 +1,4 @@
-"""The figures of an analysis in files: tables in model analyzer's columns, and JSON with everything.  Pure."""
+"""The figures of an analysis as CSV in model analyzer's columns, and as complete JSON. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from conch.analyze.report.analysis import Analysis, Placed
 from conch.analyze.report.traits import traits_of
 from conch.analyze.results import Point
 
-#: The version of the JSON; it counts up when a reader of the one before would go wrong.
+#: The version of the JSON format; incremented by changes that break existing readers.
 FORMAT: Final = 2
 SERVER_ONLY: Final = ("Model", "GPU UUID", "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)")
 
 
 def tables(analysis: Analysis) -> Mapping[str, str]:
-    """The files by model analyzer's names; those of GPUs are there where something is known of GPUs."""
+    """Return the CSV files by model analyzer's names; those of GPUs only if there are figures of GPUs."""
     level = "Concurrency" if analysis.load_kind == "concurrency" else "Request Rate"
     inference = (
         "Model", "Batch", level, "Model Config Path", "Instance Group", "Max Batch Size", "Satisfies Constraints",
@@ -42,7 +42,7 @@ def tables(analysis: Analysis) -> Mapping[str, str]:
 
 
 def json(analysis: Analysis) -> str:
-    """Everything that is known: seconds, bytes, shares from 0 to 1."""
+    """Return the whole analysis as JSON; units are seconds, bytes and fractions from 0 to 1."""
     document = {
         "format": FORMAT,
         "models": list(analysis.models),
@@ -78,7 +78,7 @@ def _candidate(one: Placed) -> dict[str, Any]:
 
 
 def _points(analysis: Analysis) -> Iterator[tuple[Placed, Point, str, str]]:
-    """Every point with what the columns share: whether it satisfies, and the instances."""
+    """Yield every point with the shared columns: whether it satisfies the constraints, and the instances."""
     for one in analysis.placed:
         for point in one.result.points:
             instances = " / ".join(

@@ -1,4 +1,4 @@
-"""The page of an analysis: the result in words, the ranking, curves, and a section for each configuration.  Pure."""
+"""The HTML page of an analysis: result, ranking, charts, and a section per configuration. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from conch.reports.page import (
     Tone,
 )
 
-#: How many configurations have curves, and how many sections of their own (the default always has).
+#: Number of configurations with curves, and with their own sections (the default always has one).
 _CURVES: Final = 3
 _DETAILS: Final = 12
 _STAGE_NAMES: Final = {
@@ -37,7 +37,7 @@ _STAGE_NAMES: Final = {
 
 
 def page(analysis: Analysis, footer: str = "") -> Page:
-    """The whole report; charts need the extra ``report``."""
+    """Return the whole report; charts need the extra ``report``."""
     detailed = _with_default(analysis, analysis.measured[:_DETAILS])
     sections = [
         *_ranking(analysis, detailed),
@@ -75,7 +75,7 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
 
 
 def _about_grey(analysis: Analysis) -> Iterator[str]:
-    """Why rows of the ranking are grey."""
+    """Yield the reasons for grey rows in the ranking."""
     if not all(measurement.satisfied for measurement in analysis.measured):
         yield "Grey configurations do not keep the constraints."
     if any(measurement.disturbed for measurement in analysis.measured):
@@ -83,8 +83,10 @@ def _about_grey(analysis: Analysis) -> Iterator[str]:
 
 
 def _tiles(analysis: Analysis) -> list[Block]:
-    """The figures of the best configuration beside the default's; none that were disturbed, and no ratio that is not
-    proven."""
+    """Return tiles with the figures of the best configuration and the default.
+
+    Disturbed figures and unproven ratios are left out.
+    """
     best, default, final = analysis.best, analysis.default, analysis.comparison
     if best is None or best.point is None or analysis.disturbed:
         return []

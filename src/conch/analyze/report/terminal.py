@@ -1,4 +1,4 @@
-"""An analysis on the terminal: the result in words, and the ranking as a table of any width."""
+"""The terminal output of an analysis: the result in sentences, and the ranking as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-#: How many configurations the table shows; files have them all.
+#: Maximum number of configurations in the table; files have all of them.
 _SHOWN: Final = 10
 #: Narrower terminals get short headings.
 _WIDE: Final = 130
@@ -28,7 +28,7 @@ _CELLS: Final = {"Enabled": "on", "Disabled": "off"}
 
 
 def shown(analysis: Analysis, width: int) -> Iterator[RenderableType]:
-    """What to print, from the top down, on a terminal of ``width`` columns."""
+    """Yield the output from top to bottom, for a terminal of ``width`` columns."""
     from rich.text import Text
 
     if analysis.measured:
@@ -52,7 +52,7 @@ def shown(analysis: Analysis, width: int) -> Iterator[RenderableType]:
 
 
 def ranking(analysis: Analysis, width: int) -> Table:
-    """The best configurations; terminals of few columns get short headings, and names without the model's."""
+    """Return a table of the best configurations; narrow terminals get short headings, and names without the model's."""
     from rich.table import Table
     from rich.text import Text
 
@@ -64,7 +64,7 @@ def ranking(analysis: Analysis, width: int) -> Table:
     )  # fmt: skip
     for column in content.columns:
         heading = _SHORT.get(column.heading, column.heading) if narrow else column.heading
-        # Headings are taller, so that cells stay on one line.
+        # Headings take several lines, so that cells fit on one.
         text = Text(heading.replace(" ", "\n"))
         table.add_column(text, justify="right" if column.number else "left", no_wrap=column.number, overflow="fold")
     prefix = f"{analysis.models[0]}_" if narrow and len(analysis.models) == 1 else ""

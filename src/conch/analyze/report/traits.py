@@ -1,4 +1,4 @@
-"""What a model's configuration says about batches and instances, read from ``GET /v2/models/M/config``.  Pure."""
+"""The batching and instances of a model's configuration, from ``GET /v2/models/M/config``. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from conch.analyze.results import CandidateResult
 
-#: What has a column of its own, and is not among the other changes.
+#: Fields with their own columns, which are left out of the other changes.
 _SHOWN: Final = ("instance_group", "max_batch_size", "dynamic_batching", "name")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigTraits:
-    """``instances`` by kind (``GPU``, ``CPU``); ``delay`` is how long the queue may hold a request (µs)."""
+    """Batching and instances of a model: ``instances`` by kind (``GPU``, ``CPU``), queue ``delay`` (µs)."""
 
     max_batch_size: int
     batching: bool
@@ -25,7 +25,7 @@ class ConfigTraits:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, gpus: bool = False) -> ConfigTraits:
-        """Of a configuration in JSON; ``gpus`` says what groups are that leave their kind to the server."""
+        """Return the traits of a JSON configuration; ``gpus`` is whether groups without a kind run on GPUs."""
         batching = config.get("dynamic_batching")
         found: Counter[str] = Counter()
         for group in config.get("instance_group") or [{}]:
@@ -45,23 +45,23 @@ class ConfigTraits:
 
     @property
     def instance_text(self) -> str:
-        """``3:GPU``, as model analyzer writes it."""
+        """The instances in model analyzer's format: ``3:GPU``."""
         return " + ".join(f"{count}:{kind}" for kind, count in self.instances.items())
 
     @property
     def total(self) -> int:
-        """Instances of all kinds."""
+        """The number of instances of all kinds."""
         return sum(self.instances.values())
 
 
 def traits_of(result: CandidateResult, model: str, *, gpus: bool) -> ConfigTraits:
-    """Of the configuration in force, else of what the candidate says."""
+    """Return the traits of the configuration in force, or else of the candidate's overrides."""
     config = result.configs.get(model) or result.candidate.overrides.get(model) or {}
     return ConfigTraits.of(config, gpus=gpus)
 
 
 def other_changes(result: CandidateResult, model: str) -> str:
-    """What else the candidate changes, as ``precision=int8, threads=2``; empty for nothing."""
+    """Return the candidate's other changes, such as ``precision=int8, threads=2``; empty if there are none."""
     overrides = result.candidate.overrides.get(model, {})
     rest = {name: value for name, value in overrides.items() if name not in _SHOWN}
     return ", ".join(f"{name}={value}" for name, value in _flat("", rest))
@@ -69,7 +69,7 @@ def other_changes(result: CandidateResult, model: str) -> str:
 
 def _flat(prefix: str, of: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in of.items():
-        # Parameters are {"threads": {"string_value": "2"}}: the names around the value say nothing.
+        # In {"threads": {"string_value": "2"}}, the names around the value are redundant.
         whole = prefix if name == "string_value" else name if prefix in ("", "parameters") else f"{prefix}.{name}"
         if isinstance(value, Mapping):
             yield from _flat(whole, value)

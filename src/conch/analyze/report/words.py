@@ -1,4 +1,4 @@
-"""What an analysis found, in sentences: what is best, by how much and why, and how sure that is.  Pure."""
+"""The result of an analysis in sentences: the best configuration, its advantage, the reasons and the doubts. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from conch.analyze.report.traits import ConfigTraits, other_changes, traits_of
 from conch.analyze.results import ModelFigures, Point
 from conch.reports.numbers import bytes_of, count, duration, significant, times
 
-#: A change of less than this share is not worth a sentence.
+#: Changes below this fraction are not mentioned.
 _WORTH: Final = 0.05
 
 
 def title(analysis: Analysis) -> str:
-    """The result as a title."""
+    """Return the result as a title."""
     models = _names(analysis)
     if not analysis.measured:
         return f"No configuration of {models} could be measured"
@@ -29,7 +29,7 @@ def title(analysis: Analysis) -> str:
 
 
 def headline(analysis: Analysis) -> str:
-    """The result in one or two sentences."""
+    """Return the result in one or two sentences."""
     best, default = analysis.best, analysis.default
     if not analysis.measured:
         return (
@@ -67,7 +67,7 @@ def headline(analysis: Analysis) -> str:
 
 
 def _beside(analysis: Analysis, best: Point) -> str:
-    """The default's figures, and the ratio to them."""
+    """Return the default's figures, and the ratio to them."""
     point = analysis.comparison.default if analysis.comparison is not None else None
     if point is None and analysis.default is not None:
         point = analysis.default.point
@@ -83,7 +83,7 @@ def _beside(analysis: Analysis, best: Point) -> str:
 
 
 def reasons(analysis: Analysis) -> Iterator[str]:
-    """What the best one changes, and what follows from it."""
+    """Yield the changes of the best configuration, and their effects."""
     best, default = analysis.best, analysis.default
     if best is None or best.point is None or best.is_default:
         return
@@ -107,7 +107,7 @@ def reasons(analysis: Analysis) -> Iterator[str]:
 
 
 def doubts(analysis: Analysis) -> Iterator[str]:
-    """What is not certain: disturbed measurements, configurations that are as good."""
+    """Yield the doubts: disturbed measurements, and configurations that are as good."""
     best = analysis.best
     yield from analysis.notes
     if best is not None and best.point is not None:
@@ -127,7 +127,7 @@ def doubts(analysis: Analysis) -> Iterator[str]:
 
 
 def missing(analysis: Analysis) -> Iterator[str]:
-    """What was not measured, or failed, and why."""
+    """Yield what was not measured or failed, with the reasons."""
     for one in analysis.placed:
         if one.result.error:
             yield f"{one.name}: {one.result.error.rstrip('.')}."
@@ -143,7 +143,7 @@ def missing(analysis: Analysis) -> Iterator[str]:
 
 
 def _as_good(analysis: Analysis, found: DefaultComparison) -> str:
-    """``has 2.9 times the throughput of the default (2.7 to 3.1 with 95 % confidence)``."""
+    """Return ``has 2.9 times the throughput of the default (2.7 to 3.1 with 95 % confidence)``."""
     ratio = significant(found.ratio)
     what = "has {} times the throughput of" if analysis.only_throughput else "is {} times as good as"
     within = found.interval
@@ -180,7 +180,7 @@ def _changes(before: ConfigTraits | None, after: ConfigTraits) -> Iterator[str]:
 
 
 def _effects(analysis: Analysis, best: Placed, default: Placed, model: str, of: str) -> Iterator[str]:
-    """The two at the same load: where the time goes."""
+    """Yield the differences in stage times of the best configuration and the default at the same load."""
     assert best.point is not None
     other = next((point for point in default.result.points if point.load == best.point.load), None)
     if other is None or model not in other.models or model not in best.point.models:

@@ -1,1 +1,1 @@
-"""What is searched, and in which order: the space of configurations, and strategies to explore it.  Pure."""
+"""The search space of configurations, and the strategies that explore it. Pure."""

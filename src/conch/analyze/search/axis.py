@@ -1,4 +1,4 @@
-"""The loads at which candidates are compared: callers at a time, or requests a second.
+"""The loads at which candidates are compared: concurrent callers, or requests per second.
 
 Pure.
 """
@@ -14,53 +14,53 @@ from conch.analyze.judging.objectives import violations
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.results import Point
 
-#: Latencies come this close to a bound when the load is chosen by what a higher one gave.
+#: Target of a latency as a fraction of its bound when a load is corrected from a higher one.
 _NEAR: Final = 0.95
-#: Loads whose ratio is less than this are not worth another measurement between them.
+#: Loads with a smaller ratio are not worth another measurement between them.
 FINEST: Final = 1.15
-#: The figures that less load makes better.
+#: The figures that a lower load improves.
 WAITING: Final = ("latency_", "client_wait", "queue")
 
 
 class LoadAxis:
-    """The range of loads; ``given`` are the user's, and then there are no others."""
+    """The range of loads; if the user gave loads (``given``), only those are used."""
 
     def __init__(self, least: float, most: float, given: Sequence[float] = (), *, rates: bool = False) -> None:
-        """``rates`` says that loads are requests a second."""
+        """Create the range; ``rates`` is whether loads are requests per second."""
         self.least, self.most, self.given, self.rates = least, most, tuple(given), rates
 
     def fitting(self, parallelism: int) -> float:
-        """The load at which a candidate that computes so many inferences at a time is busy.
+        """Return the load that keeps a candidate busy; ``parallelism`` is its number of concurrent inferences.
 
-        Twice as many callers keep every instance busy: while one batch is computed, the next gathers.  (Model
-        analyzer's quick search takes the same.)  Of rates it is the highest.
+        It is twice the number of concurrent inferences: while one batch is computed, the next one forms. (Model
+        analyzer's quick search uses the same.) For rates, it is the highest rate.
         """
         return self._allowed(2.0 * parallelism if not self.rates else self.most)
 
     def more(self, load: float) -> float | None:
-        """The next higher load: twice as much, or the next one given; None at the end."""
+        """Return the next higher load: twice as high, or the next given one; None at the end."""
         if self.given:
             return min((one for one in self.given if one > load), default=None)
         return self.bounded(2 * load) if load < self.most else None
 
     def less(self, load: float) -> float | None:
-        """The next lower load: half as much, or the next one given; None at the end."""
+        """Return the next lower load: half as high, or the next given one; None at the end."""
         if self.given:
             return max((one for one in self.given if one < load), default=None)
         return self._allowed(load / 2) if load > self.least else None
 
     def between(self, low: float, high: float) -> float | None:
-        """A load between two others; None if they are too close to distinguish."""
+        """Return a load between two others; None if they are too close to distinguish."""
         if self.given or high / low < FINEST:
             return None
         middle = sqrt(low * high) if self.rates else float(round(sqrt(low * high)))
         return middle if low < middle < high else None
 
     def corrected(self, load: float, point: Point, goals: Goals) -> float | None:
-        """A lower load that probably keeps the bounds of latency; None where latency is not what is wrong.
+        """Return a lower load that probably keeps the latency bounds; None if latency is not the problem.
 
-        Callers who wait for answers see latency in proportion to their number (Little's law).  At a rate above what a
-        server can do latency has no bound, so a rate just below that is next.
+        With concurrent callers, latency is proportional to their number (Little's law). At a request rate above the
+        server's capacity latency is unbounded, so the result is a rate just below it.
         """
         shares = [
             violation.constraint.maximum / violation.value
@@ -76,15 +76,14 @@ class LoadAxis:
         return lower if lower < load else None
 
     def climb(self, highest: float) -> int:
-        """How many loads are probably measured where throughput grows up to ``highest``: doubled from the least on,
-        until then and two more."""
+        """Estimate the number of loads of a climb: doubled from the lowest up to ``highest``, and two more."""
         if self.given:
             return len(self.given)
         last = min(4 * self.bounded(highest), self.most)
         return 1 + ceil(log2(max(1.0, last / self.least)))
 
     def bounded(self, load: float) -> float:
-        """The load in the range that is next to another."""
+        """Limit a load to the range."""
         return max(self.least, min(self.most, load))
 
     def _allowed(self, load: float) -> float:
@@ -96,7 +95,7 @@ class LoadAxis:
 
 
 def axis_of(settings: AnalyzeSettings, models: Sequence[str]) -> LoadAxis:
-    """The loads of models that are measured together: those of the settings, or of the first model that has its own."""
+    """Return the loads of models that are measured together: the first model's own loads, or those of the settings."""
     own = [settings.model(name) for name in models]
     if settings.loads_are_rates or any(one.request_rate for one in own):
         rates = next((one.request_rate for one in own if one.request_rate), settings.request_rate)

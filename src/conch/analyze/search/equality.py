@@ -1,8 +1,7 @@
-"""Which configurations a server treats the same, so that only one of them is measured.
+"""Finds configurations that a server treats the same, so that only one of them is measured.
 
-Pure.  Follows ``conch.server.scheduling`` (which scheduler a model gets, and what it reads) and the backends' use of
-threads.  A Python model is given its configuration and may read any field, so of its fields only those of the scheduler
-are compared.
+Pure. Follows ``conch.server.scheduling`` (the scheduler of a model and the fields that it reads) and the backends' use
+of threads. A Python model receives its configuration and may read any field, so only its scheduler fields are compared.
 """
 
 from __future__ import annotations
@@ -18,20 +17,23 @@ from conch.backends.table import BACKENDS, Backend, backend_of
 _PYTHON: Final = "python"
 _DELAY: Final = "max_queue_delay_microseconds"
 _PREFERRED: Final = "preferred_batch_size"
-#: Threads of ONNX Runtime as a configuration sets them, and as conch shows the number in force.
+#: The thread count of ONNX Runtime in a configuration, and the one in force as conch shows it.
 _THREADS: Final = "intra_op_thread_count"
 _RUNS_WITH: Final = "conch.threads"
 
 
 def as_served(config: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
-    """The configuration with all that has no effect left out or replaced by what takes effect: two configurations that
-    become equal give equal answers, equally fast, under the requests that ``facts`` describe."""
+    """Return the configuration without fields that have no effect, and with effective values for the others.
+
+    Configurations that become equal give the same responses with the same performance, under the requests that
+    ``facts`` describe.
+    """
     served = deepcopy(dict(config))
     served.pop("instance_group", None)
     groups = [dict(group) for group in config.get("instance_group") or ()]
     backend = _backend(config)
     if backend is not None and backend.generates:
-        # One engine per device composes its own batches.
+        # A single engine per device forms its own batches.
         served["instance_group"] = [group | {"count": 1} for group in groups]
         served["max_batch_size"] = min(1, _number(config, "max_batch_size"))
         _leave_out(served, _DELAY, _PREFERRED)
@@ -46,25 +48,25 @@ def as_served(config: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
 
 
 def _backend(config: Mapping[str, Any]) -> Backend | None:
-    """The backend that runs the model; None for one that is not among conch's own."""
+    """Return the backend that runs the model; None if it is not one of conch's own."""
     name = str(config.get("backend", ""))
     parameters = {key: _text(config, key) for key in config.get("parameters") or {}}
     return backend_of(name, parameters) if name in BACKENDS and not config.get("runtime") else None
 
 
 def _batch(served: dict[str, Any], facts: ModelFacts, backend: Backend | None) -> None:
-    """Replace in place the fields of batching by what the scheduler makes of them."""
+    """Replace the batching fields by their effective values, in place."""
     batching, largest = served.get("dynamic_batching"), _number(served, "max_batch_size")
     delay, preferred = _number(batching or {}, _DELAY), sorted(set((batching or {}).get(_PREFERRED) or ()))
     if backend is not None and backend.prepares:
-        # The batcher by length asks only whether a delayed batch is large enough; it counts sequences, of which
-        # requests may have several.
+        # The batcher by length only checks whether a delayed batch is large enough. It counts sequences; a request may
+        # have several.
         preferred = preferred[-1:] if delay else []
         reached: float = largest
     elif preferred not in ([], [largest]):
         reached = largest
     elif delay:
-        # A delayed batch waits until it is full; one that is never full waits for the whole delay.
+        # A delayed batch waits until it is full; if it never fills up, it waits for the whole delay.
         reached = min(largest, facts.most_waiting + facts.request_batch)
     else:
         reached = min(largest // facts.request_batch * facts.request_batch, facts.most_waiting)
@@ -78,14 +80,14 @@ def _batch(served: dict[str, Any], facts: ModelFacts, backend: Backend | None) -
 
 
 def _leave_out(served: dict[str, Any], *names: str) -> None:
-    """Take fields of ``dynamic_batching`` away, and itself where nothing is left of it."""
+    """Remove fields of ``dynamic_batching``, and the message itself if it becomes empty."""
     batching = served.pop("dynamic_batching", None) or {}
     if rest := {name: value for name, value in batching.items() if name not in names}:
         served["dynamic_batching"] = rest
 
 
 def _threads(config: Mapping[str, Any], facts: ModelFacts) -> str | None:
-    """The size of the pool that instances of ONNX Runtime share on the server's cores; None where that is not known."""
+    """Return the size of the thread pool that ONNX Runtime instances share on the server's cores; None if unknown."""
     groups = config.get("instance_group") or [{}]
     text = _text(config, _THREADS) or "0"
     if config.get("backend") != "onnxruntime" or len(groups) != 1 or groups[0].get("kind") != "KIND_CPU":

@@ -1,4 +1,4 @@
-"""What is known of a model before it is measured.  Pure."""
+"""The facts about a model that its search needs before it is measured. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What has to be known of a model to search it.
+    """The facts about a model.
 
-    ``config`` is its completed configuration, as the server shows it for the repository as it is; ``variants`` the
-    names in its ``conch.json`` that may serve, ``auto`` the one that does so unasked; ``threads`` the
-    cores that its server may use.  Each request has ``request_batch`` inferences, and at most ``most_waiting``
-    inferences are in flight.
+    ``config`` is its completed configuration, as the server shows it for the unchanged repository. ``variants`` are the
+    usable variants in its ``conch.json``, and ``auto`` the default one. ``threads`` is the number of cores that its
+    server may use. Each request has ``request_batch`` inferences, and at most ``most_waiting`` inferences are in
+    flight.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""What a candidate changes of a model's configuration: nested fields, set and read by their paths.
+"""Overrides of a model's configuration: nested fields, read and set by path.
 
-Pure; configurations are JSON as ``GET /v2/models/M/config`` shows it.
+Pure. Configurations are JSON as in ``GET /v2/models/M/config``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from google.protobuf import json_format
 from conch.config.schema import ModelConfig
 from conch.errors import invalid
 
-#: Where a value is: names of fields, keys of maps, and positions in lists.
+#: The path of a value: field names, map keys, and list indexes.
 Path = tuple[str | int, ...]
 
 
 def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with overrides: messages are merged, lists and values replaced, None takes a field away."""
+    """Apply overrides to a configuration: messages are merged, lists and values replaced, None removes a field."""
     result = deepcopy(dict(config))
     for name, value in overrides.items():
         if value is None:
@@ -35,7 +35,7 @@ def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def message(config: Mapping[str, Any]) -> ModelConfig:
-    """The configuration as the message that ``conch.config`` checks.  Raises INVALID_ARG for what is none."""
+    """Convert a configuration to the message that ``conch.config`` checks; raises INVALID_ARG if it is invalid."""
     try:
         return json_format.ParseDict(dict(config), ModelConfig())
     except json_format.ParseError as error:
@@ -43,7 +43,7 @@ def message(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def at(config: Any, path: Path) -> Any:
-    """The value at a path; None where there is none."""
+    """Return the value at a path; None if there is none."""
     for step in path:
         try:
             config = config[step]
@@ -53,7 +53,7 @@ def at(config: Any, path: Path) -> Any:
 
 
 def put(config: dict[str, Any], path: Path, value: Any) -> None:
-    """Set the value at a path in place; messages, maps and elements of lists that it goes through come into being."""
+    """Set the value at a path in place; missing messages, maps and list elements on the path are created."""
     holder: Any = config
     for step, below in pairwise(path):
         empty: Any = [] if isinstance(below, int) else {}
@@ -70,7 +70,7 @@ def put(config: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def difference(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides that make ``wanted`` of ``config``."""
+    """Return the overrides that turn ``config`` into ``wanted``."""
     changes: dict[str, Any] = {name: None for name in config if name not in wanted}
     for name, value in wanted.items():
         before = config.get(name)
@@ -83,5 +83,5 @@ def difference(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
 
 
 def key(overrides: Mapping[str, Any]) -> str:
-    """A text that two overrides share if and only if they are equal."""
+    """Return a text that is the same for equal overrides only."""
     return json.dumps(overrides, sort_keys=True)

@@ -1,6 +1,6 @@
-"""What is searched: the models that are measured together, their space and their goals.
+"""The searches of an analysis: the models that are measured together, their search space and their goals.
 
-Pure.  :mod:`conch.analyze.profiling.profile` reads the facts about the models, and runs a strategy for each search.
+Pure. :mod:`conch.analyze.profiling.profile` reads the facts about the models, and runs a strategy for each search.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from conch.analyze.search.space import BATCH, DELAY, INSTANCES, OFF, PREFERRED, 
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, did_you_mean, invalid
 
-# Pure. What a model cannot do is not tried: batches where ``max_batch_size`` is 0, dynamic batching of sequences,
-# delays of models that answer in several responses.
+# Automatic dimensions. Combinations that a model does not support are left out: batches if ``max_batch_size`` is 0,
+# dynamic batching of sequences, and batching of decoupled models.
 
 
-#: Queue delays (microseconds): requests leave at once, or wait for about as long as small, middling and large models
-#: compute.
+#: Queue delays (µs): no batching, no delay, and about the compute time of small, medium and large models.
 DELAYS: Final = (OFF, 0, 100, 500, 2000)
-#: Preferred sizes, as shares of the largest batch.
+#: Preferred batch sizes, as fractions of the largest batch.
 PREFERENCES: Final = (Shares(), Shares((1.0,)), Shares((0.5, 1.0)))
 
-#: By backend, the parameter that says how many cores the instances share.
+#: The parameter for the number of cores that the instances share, by backend.
 _THREADS: Final[Mapping[str, str]] = {
     "huggingface": "threads",
     "onnxruntime": "intra_op_thread_count",
@@ -43,7 +42,7 @@ _BY_DEFAULT: Final[Mapping[str, tuple[str, ...]]] = {"brute": ("instances", "bat
 
 
 def automatic_dimensions(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimension]:
-    """The dimensions of a model under the settings; none for an ensemble, which computes nothing itself."""
+    """Return the automatic dimensions of a model; none for an ensemble, which computes nothing itself."""
     if facts.config.get("ensemble_scheduling") or facts.config.get("platform") == "ensemble":
         return []
     if settings.run_config_search_disable or settings.reload_model_disable:
@@ -55,7 +54,7 @@ def automatic_dimensions(settings: AnalyzeSettings, facts: ModelFacts) -> list[D
         and any(one.path == BATCH for one in found)
         and facts.config.get("dynamic_batching") is None
     ):
-        # Larger batches are of no use to a model that gets each request alone.
+        # Larger batches do not help a model that gets each request alone.
         found.append(Dimension(facts.name, DELAY, (0,)))
     return found
 
@@ -74,7 +73,7 @@ def _automatic(settings: AnalyzeSettings, facts: ModelFacts) -> Iterator[Dimensi
     decoupled = bool((config.get("model_transaction_policy") or {}).get("decoupled"))
     if int(config.get("max_batch_size", 0)) > 0 and not config.get("sequence_batching") and not decoupled:
         least, most = settings.run_config_search_min_model_batch_size, settings.run_config_search_max_model_batch_size
-        # A request has to fit into a batch.
+        # A request must fit into a batch.
         least = max(least, settings.batch_size_of(name))
         yield _automatic_dimension(name, config, BATCH, doubled(least, max(least, most)))
         delay = int(at(config, DELAY) or 0) if config.get("dynamic_batching") is not None else OFF
@@ -91,7 +90,7 @@ def _automatic(settings: AnalyzeSettings, facts: ModelFacts) -> Iterator[Dimensi
 def _unsaid(
     model: str, config: Mapping[str, Any], parameter: str, values: Sequence[str], unsaid: str, *, ordered: bool
 ) -> Dimension:
-    """The dimension of a parameter that does the same as ``unsaid`` where the configuration does not say it."""
+    """Return the dimension of a parameter whose default is ``unsaid``."""
     path: Path = ("parameters", parameter, "string_value")
     own = at(config, path)
     tried = [None if own is None and value == unsaid else value for value in values]
@@ -99,7 +98,7 @@ def _unsaid(
 
 
 def doubled(least: int, most: int) -> list[int]:
-    """``least``, twice that, and so on, not above ``most``."""
+    """Return ``least``, twice that, and so on, up to ``most``."""
     found = [least]
     while found[-1] * 2 <= most:
         found.append(found[-1] * 2)
@@ -119,19 +118,18 @@ def _nearest(values: Sequence[Any], value: Any) -> int:
     return min(numbers, key=lambda index: abs(values[index] - value))
 
 
-# Pure. As in model analyzer, a list where the configuration has one value is a list of values to try; where the
-# configuration has a list (``preferred_batch_size``, ``instance_group``) it is that list, and a list of lists is
-# tried.
+# Manual dimensions. As in model analyzer, a list for a field with a single value has the values to try. For a list
+# field (``preferred_batch_size``, ``instance_group``), a list is one value, and a list of lists has the values to try.
 
 
-#: The longest list of alternatives of one field; a sweep of more would never end.
+#: Maximum number of values of a field; a longer sweep would never end.
 _MOST: Final = 1000
 
 
 def manual_dimensions(model: str, tree: Mapping[str, Any], config: Mapping[str, Any]) -> list[Dimension]:
-    """The dimensions of a model, one for each field that is named; a field with one value is set in every candidate.
+    """Return a dimension per field in ``tree``; a field with one value is set in every candidate.
 
-    ``config`` is the repository's.  Raises INVALID_ARG for a field that configurations have not, with the nearest one.
+    ``config`` is the repository's. Raises INVALID_ARG for an unknown field, with the nearest known one.
     """
     where = f"profile_models.{model}.model_config_parameters"
     fields = _fields(ModelConfig.DESCRIPTOR, tree, where)
@@ -156,7 +154,7 @@ def _manual_dimension(model: str, where: str, path: Path, values: list[Any], con
 
 
 def _fields(kind: Descriptor, tree: Any, where: str, path: Path = ()) -> Iterator[tuple[Path, list[Any]]]:
-    """Each field that is named below a message, with the values to try."""
+    """Yield each field below a message, with the values to try."""
     if not isinstance(tree, Mapping):
         raise wrong(where, tree, "a mapping of fields of a configuration")
     for key, value in tree.items():
@@ -172,8 +170,10 @@ def _fields(kind: Descriptor, tree: Any, where: str, path: Path = ()) -> Iterato
 
 
 def _entries(field: FieldDescriptor, tree: Any, where: str, path: Path) -> Iterator[tuple[Path, list[Any]]]:
-    """The entries of a map, as ``parameters: {threads: [1, 2]}``; a parameter's text may be written without its
-    ``string_value``."""
+    """Yield the entries of a map, such as ``parameters: {threads: [1, 2]}``.
+
+    The text of a parameter may be written without its ``string_value``.
+    """
     if not isinstance(tree, Mapping):
         raise wrong(where, tree, "a mapping")
     assert field.message_type is not None
@@ -191,7 +191,7 @@ def _entries(field: FieldDescriptor, tree: Any, where: str, path: Path) -> Itera
 
 
 def _alternatives(field: FieldDescriptor, value: Any, where: str) -> list[Any]:
-    """The values to try of a field that is not looked into: scalars, lists, and messages as a whole."""
+    """Return the values to try of a field without subfields: scalars, lists, and whole messages."""
     if _is_list(field):
         lists = value if isinstance(value, list) and value and all(isinstance(one, list) for one in value) else [value]
         return [list(chosen) for one in lists for chosen in _elements(field, one, where)]
@@ -200,7 +200,7 @@ def _alternatives(field: FieldDescriptor, value: Any, where: str) -> list[Any]:
 
 
 def _elements(field: FieldDescriptor, value: Any, where: str) -> Iterator[Sequence[Any]]:
-    """The lists that a list stands for, where its elements have values to try."""
+    """Yield the lists that a list expands to if its elements have several values to try."""
     if not isinstance(value, list):
         value = [value]
     return product(*(_values(field, one, where) for one in value))
@@ -242,9 +242,9 @@ def _is_list(field: FieldDescriptor) -> bool:
 
 @dataclass(frozen=True)
 class Search:
-    """Models that are measured together: all at the same time, or one after the other in searches of their own.
+    """Models that are measured together: several at the same time, or a single one.
 
-    ``models`` are sent requests; the space has their dimensions and those of the models that they use.
+    ``models`` receive requests; the space also has the dimensions of the models that they use.
     """
 
     models: tuple[str, ...]
@@ -254,14 +254,14 @@ class Search:
 
     @property
     def name(self) -> str:
-        """The name that those of the candidates begin with."""
+        """The prefix of the candidates' names."""
         return self.space.name
 
 
 def searches(settings: AnalyzeSettings, facts: Mapping[str, ModelFacts]) -> list[Search]:
-    """The searches to make, one after the other.  ``facts`` have every model that is measured or composing.
+    """Return the searches in order; ``facts`` include every measured or composing model.
 
-    Raises INVALID_ARG for a model that is not there, and for settings that a model cannot have.
+    Raises INVALID_ARG for an unknown model, and for settings that a model does not support.
     """
     names = [model.name for model in settings.profile_models]
     missing = [name for name in names if name not in facts]
@@ -289,9 +289,9 @@ def _search(settings: AnalyzeSettings, names: Sequence[str], facts: Mapping[str,
 
 
 def dimensions_of(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimension]:
-    """What is tried of a model: the fields that the settings name, and by itself what they leave open.
+    """Return the dimensions of a model: the fields named in the settings, and the automatic ones of other fields.
 
-    A full sweep of fields that are named leaves the others as they are, as model analyzer's does.
+    Like model analyzer's, a brute search of named fields leaves the others unchanged.
     """
     named = settings.model(facts.name).config
     manual = manual_dimensions(facts.name, named, facts.config)
@@ -309,7 +309,7 @@ def dimensions_of(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimensio
 
 
 def _base(settings: AnalyzeSettings, facts: ModelFacts) -> dict[str, Any]:
-    """What all candidates of a model have, the default too: instances on the CPU where that is wanted."""
+    """Return the overrides of all candidates, including the default: instances on the CPU if required."""
     groups = facts.config.get("instance_group") or []
     if not settings.stays_on_cpu(facts.name) or all(group.get("kind") == "KIND_CPU" for group in groups):
         return {}
@@ -320,7 +320,7 @@ def _base(settings: AnalyzeSettings, facts: ModelFacts) -> dict[str, Any]:
 
 
 def composing(settings: AnalyzeSettings, name: str, facts: Mapping[str, ModelFacts]) -> list[str]:
-    """The models that a measured one uses: an ensemble's steps, and for a BLS model those that the settings name."""
+    """Return the models that a measured model uses: an ensemble's steps, or a BLS model's composing models."""
     steps = (facts[name].config.get("ensemble_scheduling") or {}).get("step") or []
     if not steps:
         return [model.name for model in settings.bls_composing_models if model.name in facts]

@@ -1,6 +1,6 @@
-"""The search space: what is tried of each model's configuration, and the candidates that this makes.
+"""The search space: the values to try of each model's configuration, and the resulting candidates.
 
-Pure.  A choice has one index for each dimension; :meth:`SearchSpace.candidate` makes a candidate of it.  Choices that a
+Pure. A choice has one index per dimension; :meth:`SearchSpace.candidate` converts it into a candidate. Choices that a
 server treats the same (:func:`conch.analyze.search.equality.as_served`) give the same candidate.
 """
 
@@ -23,7 +23,7 @@ Choice = tuple[int, ...]
 #: The choices of a larger space are not compared with each other.
 _COMPARED: Final = 10_000
 
-#: The value of the dimension ``delay`` that stands for no dynamic batching at all.
+#: The value of the dimension ``delay`` for no dynamic batching.
 OFF: Final = "off"
 INSTANCES: Final[Path] = ("instance_group", 0, "count")
 BATCH: Final[Path] = ("max_batch_size",)
@@ -32,15 +32,15 @@ PREFERRED: Final[Path] = ("dynamic_batching", "preferred_batch_size")
 
 
 class Shares(tuple[float, ...]):
-    """Preferred sizes of batches, as shares of the largest."""
+    """Preferred batch sizes as fractions of the largest batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One thing that is tried: a field of a model's configuration at ``path``, and its ``values`` in their order.
+    """A searched field of a model's configuration: its ``path``, and the ``values`` to try in order.
 
-    The value None leaves the field as it is.  ``ordered`` ones have neighbours (numbers), others have none (engines).
-    ``start`` is the index nearest to the repository's own value.
+    The value None leaves the field unchanged. The values of an ``ordered`` dimension (numbers) have neighbours, others
+    (engines) have none. ``start`` is the index of the value nearest to the repository's own.
     """
 
     model: str
@@ -51,16 +51,16 @@ class Dimension:
 
     @property
     def name(self) -> str:
-        """The field, as people write it."""
+        """The field as users write it."""
         return ".".join(str(step) for step in self.path if step != 0 and step != "string_value")
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The dimensions, the repository's configurations (by model, completed), and the space's name.
+    """The dimensions, and the repository's completed configurations by model.
 
-    ``name`` begins the names of candidates: the models that are measured.  ``base`` are overrides that all candidates
-    have, also the default.  ``facts`` about the models tell which choices a server treats the same.
+    ``name``, made of the measured models, is the prefix of the candidates' names. ``base`` are overrides that all
+    candidates have, including the default. ``facts`` about the models determine which choices a server treats the same.
     """
 
     name: str
@@ -83,21 +83,24 @@ class SearchSpace:
 
     @property
     def size(self) -> int:
-        """How many choices there are."""
+        """The number of choices."""
         return prod(len(dimension.values) for dimension in self.dimensions)
 
     def choices(self) -> Iterator[Choice]:
-        """All choices, the last dimension fastest."""
+        """Iterate over all choices; the last dimension varies fastest."""
         return product(*(range(len(dimension.values)) for dimension in self.dimensions))
 
     @cached_property
     def distinct(self) -> int:
-        """How many choices a server treats differently; all of them where they are too many to compare."""
+        """The number of choices that a server treats differently; ``size`` if there are too many to compare."""
         return len({*map(self.key_of, self.choices())}) if self.size <= _COMPARED else self.size
 
     def candidate(self, choice: Choice) -> Candidate:
-        """The candidate of a choice.  Names are numbered in the order in which candidates are first requested; choices
-        that a server treats the same have the candidate of the first of them."""
+        """Return the candidate of a choice.
+
+        Names are numbered in the order of the first calls. Choices that a server treats the same share the candidate of
+        the first of them.
+        """
         key, overrides = self._described(choice)
         if key == self._default_key:
             return self.default
@@ -105,17 +108,17 @@ class SearchSpace:
         return self._candidates.setdefault(key, Candidate(name, overrides))
 
     def named(self, choice: Choice) -> str:
-        """The name of the candidate of a choice; empty if it has none yet."""
+        """Return the name of the candidate of a choice; empty if it has none yet."""
         key = self.key_of(choice)
         known = self.default if key == self._default_key else self._candidates.get(key)
         return known.name if known is not None else ""
 
     def key_of(self, choice: Choice) -> str:
-        """A text that choices share whose candidate is the same; nothing is named."""
+        """Return a text that choices with the same candidate share, without naming a candidate."""
         return self._described(choice)[0]
 
     def _described(self, choice: Choice) -> tuple[str, dict[str, Any]]:
-        """The key of a choice, and what its candidate changes, by model."""
+        """Return the key of a choice, and the overrides of its candidate by model."""
         if choice not in self._known:
             wanted = self._based()
             for dimension, index in zip(self.dimensions, choice, strict=True):
@@ -134,7 +137,7 @@ class SearchSpace:
         return self._known[choice]
 
     def _based(self) -> dict[str, dict[str, Any]]:
-        """The repository's configurations with what all candidates have, by model."""
+        """Return the repository's configurations with the base overrides, by model."""
         return {model: merged(config, self.base.get(model, {})) for model, config in self.configs.items()}
 
     @cached_property
@@ -150,7 +153,7 @@ class SearchSpace:
         )
 
     def parallelism(self, candidate: Candidate) -> int:
-        """How many inferences a candidate computes at a time: instances x batch, of the widest model."""
+        """Return the number of concurrent inferences of a candidate: instances x batch size, of the widest model."""
         widths = []
         for model, config in self.configs.items():
             changes = candidate.overrides.get(model, {})
@@ -178,7 +181,7 @@ def _set(config: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def _prefer(config: dict[str, Any], shares: Shares) -> None:
-    """Set preferred sizes."""
+    """Set the preferred batch sizes."""
     batching = config.get("dynamic_batching")
     if batching is None:
         return
@@ -189,7 +192,7 @@ def _prefer(config: dict[str, Any], shares: Shares) -> None:
 
 
 def _keep_groups(config: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Take the instance groups as they were where the ones wanted say nothing else: servers name and complete them."""
+    """Restore the original instance groups if the new ones are equal to them: servers name and complete groups."""
     wanted, before = config.get("instance_group") or [], own.get("instance_group") or []
     if (
         wanted
@@ -202,10 +205,10 @@ def _keep_groups(config: dict[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def _settle(config: dict[str, Any], *, batched: bool) -> None:
-    """Take away what has no effect, so that configurations that do the same are the same.
+    """Remove fields without effect, so that equivalent configurations are equal.
 
-    Without batches, dynamic batching is there or not as it was before (``batched``): servers may insist on it.  They
-    prefer the largest batch where nothing is said.
+    Without batches, ``dynamic_batching`` stays as it was (``batched``), because servers may require it. The largest
+    batch is the default preferred size.
     """
     most = int(config.get("max_batch_size", 0))
     if most <= 1 and batched:

@@ -1,1 +1,1 @@
-"""The servers that are measured: one that is started here, and one that runs already."""
+"""The measured servers: a local one started by the analysis, or a running remote one."""

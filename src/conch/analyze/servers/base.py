@@ -1,4 +1,4 @@
-"""What a server that is measured does, whoever started it."""
+"""The interface of measured servers."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from typing import Any, Protocol
 from conch.errors import ConchError
 from conch.perf.senders.channels.connecting import Address
 
-#: Changes to a model's configuration, by the model's name, as in ``Candidate.overrides``.
+#: Overrides by model name, as in ``Candidate.overrides``.
 Overrides = Mapping[str, Mapping[str, Any]]
-#: Configurations in force, by the model's name, as ``GET /v2/models/M/config`` shows them.
+#: Configurations in force by model name, as in ``GET /v2/models/M/config``.
 Configs = Mapping[str, Mapping[str, Any]]
 
 
 class ServerGone(ConchError):
-    """The server has ended, or answers no more; INTERNAL as what it did before cannot be known."""
+    """The server has ended or does not respond; INTERNAL because its previous actions are unknown."""
 
 
 class ServerLost(ConchError):
-    """The server has ended and does not come back: nothing more can be measured."""
+    """The server has ended and does not return: nothing more can be measured."""
 
 
 class AnalyzedServer(Protocol):
-    """Serves the profiled models under one configuration after the other."""
+    """A server that loads the profiled models under one configuration after the other."""
 
     @property
     def address(self) -> Address:
-        """Where requests are sent, in the protocol that is measured."""
+        """The address of requests, for the measured protocol."""
 
     def load(self, overrides: Overrides) -> Configs:
-        """Serve all models, those of ``overrides`` with these changes to the repository's configuration.
+        """Load all models, with ``overrides`` of the repository's configurations.
 
-        Returns the configurations in force, also those of the models that an ensemble is made of, before its own.
-        Raises ServerGone, and ConchError for a configuration that does not load.
+        Returns the configurations in force, including those of ensemble steps, which precede their ensemble. Raises
+        ServerGone, and ConchError for a configuration that does not load.
         """
 
     def check(self) -> None:
-        """Raise ServerGone for a server that is not there any more."""
+        """Raise ServerGone if the server cannot be reached."""
 
     def complaints(self) -> str:
-        """What the server has complained of since the last load; empty where its log is not known."""
+        """Return the server's errors since the last load; empty if its log is unavailable."""
 
     def restart(self) -> None:
-        """Have the server again after :class:`ServerGone`, or where a model answers nothing.
+        """Restart the server after :class:`ServerGone`, or if a model completes no request.
 
-        Raises ServerLost where it does not come back.  A server that somebody else has started is only waited for.
+        A server that was not started here is only waited for. Raises ServerLost if it does not return.
         """
 
     def close(self) -> None:
-        """Leave everything as it was before; raises INTERNAL, naming what could not be."""
+        """Restore the initial state; raises INTERNAL, naming models that could not be restored."""

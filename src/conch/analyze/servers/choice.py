@@ -1,4 +1,4 @@
-"""The server of an analysis, chosen once."""
+"""Opens the server and the model repository of an analysis, as selected by the settings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from conch.errors import invalid
 from conch.perf.plan import read_address
 from conch.repository.scan import ModelRepository
 
-#: The name of the server's log, in the folder of the reports.
+#: The name of the server's log, in the directory of the reports.
 LOG: Final = "server.log"
 
 
 def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, models: Sequence[str]) -> AnalyzedServer:
-    """The server that ``triton_launch_mode`` names, with ``models`` and those that they are made of.
+    """Return the server of ``triton_launch_mode``, with ``models`` and their ensemble steps.
 
-    Raises INVALID_ARG for settings that name none.
+    Raises INVALID_ARG for settings that do not define a server.
     """
     if settings.triton_launch_mode == "local":
         if repository is None:
@@ -46,7 +46,7 @@ def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, m
 
 
 def _flags(settings: AnalyzeSettings) -> list[str]:
-    """The further flags of ``conch serve``; those by which the server is found and told what to load are taken."""
+    """Return the additional flags of ``conch serve``; flags that the analysis sets itself are refused."""
     flags = []
     for name, value in settings.triton_server_flags.items():
         flag = name.lstrip("-").replace("_", "-")
@@ -57,7 +57,7 @@ def _flags(settings: AnalyzeSettings) -> list[str]:
 
 
 def repository_of(settings: AnalyzeSettings) -> ModelRepository | None:
-    """The user's models, None where a server that runs has them.  Raises INVALID_ARG for a folder without any."""
+    """Return the user's repository, or None for a remote server; raises INVALID_ARG for a directory without models."""
     if settings.model_repository is None:
         return None
     return ModelRepository([Path(os.path.abspath(settings.model_repository))])

@@ -1,4 +1,4 @@
-"""From a candidate to configurations: what it changes in files, and whether a server took it.
+"""Prepares the overrides of a candidate for files and servers, and checks that the server applied them.
 
 Pure.
 """
@@ -13,9 +13,9 @@ from conch.errors import internal
 
 
 def concise(overrides: Overrides, configs: Configs) -> Overrides:
-    """Overrides whose instance groups say only what differs from ``configs``, the completed ones of the repository.
+    """Reduce instance groups in overrides to the differences from ``configs``, the repository's completed ones.
 
-    A server names groups and fills in their GPUs; a file in which nobody did that is not to hold it afterwards.
+    A server names groups and fills in their GPUs; the user's file must not get these additions.
     """
     return {
         model: {
@@ -29,9 +29,9 @@ def concise(overrides: Overrides, configs: Configs) -> Overrides:
 
 
 def with_ensembles(overrides: Overrides, configs: Configs) -> Overrides:
-    """Overrides under which no ensemble allows larger batches than a model that it is made of: no server loads that."""
+    """Limit the batch size of ensembles to that of their steps, as servers refuse larger ones."""
     changed = {model: dict(changes) for model, changes in overrides.items()}
-    for model, config in configs.items():  # those that an ensemble is made of come before it
+    for model, config in configs.items():  # steps precede their ensemble
         steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
         sizes = [size for step in steps if (size := _batch(str(step["model_name"]), changed, configs))]
         own = _batch(model, changed, configs)
@@ -41,10 +41,10 @@ def with_ensembles(overrides: Overrides, configs: Configs) -> Overrides:
 
 
 def check_in_force(overrides: Overrides, configs: Configs) -> None:
-    """Raise INTERNAL where ``configs``, which are in force, are not what a candidate wants.
+    """Raise INTERNAL if ``configs``, which are in force, differ from a candidate's overrides.
 
-    A server completes configurations: what it adds by itself cannot be left out.  One that overlooks a change would be
-    measured under another candidate's name.
+    Servers complete configurations, so a field that they add cannot be removed. If a server ignored a change, the
+    measurement would be attributed to the wrong candidate.
     """
     for model, changes in overrides.items():
         found = configs.get(model, {})
@@ -58,7 +58,7 @@ def check_in_force(overrides: Overrides, configs: Configs) -> None:
 
 
 def _differences(wanted: Any, found: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
-    """The numbers and texts of ``wanted`` that are others in ``found``, with their places; lists may be completed."""
+    """Yield the values of ``wanted`` that differ in ``found``, with their paths; lists may have been completed."""
     if isinstance(wanted, Mapping):
         for name, value in wanted.items():
             yield from _differences(value, found.get(name) if isinstance(found, Mapping) else None, f"{where}.{name}")

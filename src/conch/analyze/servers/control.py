@@ -1,6 +1,6 @@
-"""Models of a running server, loaded and unloaded over the model control extension of the protocol.
+"""Loads and unloads the models of a running server with the model repository extension.
 
-The same calls over HTTP and gRPC; errors have the server's own words.
+The interface is the same over HTTP and gRPC; errors contain the server's message.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from conch.errors import ConchError, internal, unavailable
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.server.api import HttpApi
 
-#: How long questions that need no model may take (s).
+#: Timeout for calls that need no model (s).
 _SECONDS: Final = 10.0
-#: How often a state is asked for (s).
+#: Interval between queries of a state (s).
 _PAUSE: Final = 0.05
-#: What servers say, conch and NVIDIA's, where clients may not load models.
+#: The error of conch and Triton servers on which clients may not load models.
 _NOT_EXPLICIT: Final = "explicit model load / unload is not allowed"
 
 
 class ControlClient:
-    """Loads and unloads models; ``timeout`` is how long each may take (s).
+    """Loads and unloads models; ``timeout`` applies to each of them (s).
 
-    All methods raise ServerGone where no server answers, UNAVAILABLE for one that does not let clients load models or
-    takes too long, and INTERNAL with the server's reason for what it refuses.
+    All methods raise ServerGone if the server cannot be reached, UNAVAILABLE if it does not let clients load models or
+    exceeds the timeout, and INTERNAL with the server's reason if it refuses.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -39,23 +39,23 @@ class ControlClient:
         self.where = f"{address.host}:{address.port}"
 
     def config(self, model: str) -> Mapping[str, Any]:
-        """The configuration in force of a model that is loaded."""
+        """Return the configuration in force of a loaded model."""
         raise NotImplementedError
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
-        """Load a model, with ``config`` in place of the repository's configuration."""
+        """Load a model; ``config`` replaces the repository's configuration."""
         raise NotImplementedError
 
     def ask_unload(self, model: str) -> None:
-        """Have a model unloaded, now or soon."""
+        """Request the unloading of a model, which may complete later."""
         raise NotImplementedError
 
     def index(self) -> Iterable[Mapping[str, Any]]:
-        """``name``, ``version`` and ``state`` of every model of the repository."""
+        """Return ``name``, ``version`` and ``state`` of every model in the repository."""
         raise NotImplementedError
 
     def configs(self, models: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-        """The configurations in force of models that are loaded, those that an ensemble is made of before its own."""
+        """Return the configurations in force of loaded models; the steps of an ensemble precede it."""
         found: dict[str, Mapping[str, Any]] = {}
         for model in models:
             config = self.config(model)
@@ -65,15 +65,15 @@ class ControlClient:
         return found
 
     def ready(self) -> set[str]:
-        """The models that are loaded."""
+        """Return the loaded models."""
         return {str(entry["name"]) for entry in self.index() if entry.get("state") == "READY"}
 
     def known(self) -> set[str]:
-        """The models of the server's repository."""
+        """Return the models of the server's repository."""
         return {str(entry["name"]) for entry in self.index()}
 
     def unload(self, model: str) -> None:
-        """Unload a model and wait until it is gone."""
+        """Unload a model, and wait until it is unloaded."""
         self.ask_unload(model)
         end = time.monotonic() + self.timeout
         while any(one["name"] == model and one.get("state", "") not in ("", "UNAVAILABLE") for one in self.index()):
@@ -82,11 +82,11 @@ class ControlClient:
             time.sleep(_PAUSE)
 
     def too_slow(self, what: str) -> ConchError:
-        """The error for something that has not happened in time."""
+        """Return the error for a timeout."""
         return unavailable(f"the server has not answered after {self.timeout:g} s: {what}")
 
     def refused(self, what: str, reason: str) -> ConchError:
-        """The error for something that the server does not do."""
+        """Return the error for a refused call."""
         if _NOT_EXPLICIT in reason:
             return unavailable(
                 f"the server at {self.where} does not let clients load models:"
@@ -96,7 +96,7 @@ class ControlClient:
 
 
 class HttpControl(ControlClient):
-    """Over HTTP."""
+    """Model control over HTTP."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         super().__init__(address, timeout)
@@ -134,7 +134,7 @@ class HttpControl(ControlClient):
 
 
 class GrpcControl(ControlClient):
-    """Over gRPC, with NVIDIA's client."""
+    """Model control over gRPC, with NVIDIA's client."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         from tritonclient.grpc import InferenceServerClient
@@ -145,7 +145,7 @@ class GrpcControl(ControlClient):
     def config(self, model: str) -> Mapping[str, Any]:
         ask = self._client.get_model_config
         answer = self._ask(f"read the configuration of '{model}'", ask, model, client_timeout=_SECONDS)
-        # In the form that HTTP has: protobuf's own JSON writes numbers of 64 bits as texts, and leaves out defaults.
+        # In the form of HTTP: protobuf's own JSON has 64-bit numbers as strings, and omits defaults.
         found: Mapping[str, Any] = json.loads(render.to_json(answer.config))
         return found
 
@@ -177,7 +177,7 @@ class GrpcControl(ControlClient):
 
 
 def _message(error: HTTPError) -> str:
-    """The server's reason in the answer to a request that it refused."""
+    """Return the server's reason in the response to a refused request."""
     with error:
         try:
             return str(json.loads(error.read())["error"])

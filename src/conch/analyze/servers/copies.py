@@ -1,7 +1,7 @@
-"""The repository that a server of one's own serves: the user's models under other configurations.
+"""Writes the repository of a local server: the user's models under other configurations.
 
-What is written lies in a folder of its own; a user's repository is only read.  Everything but the configuration is
-linked, so that it costs no space and paths within a model stay as they are.
+The copy is a separate directory; the user's repository is only read. All files except configurations are links, so that
+they need no space and paths within a model stay valid.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from conch.repository.scan import ModelRepository
 
 
 def config_text(repository: ModelRepository, model: str) -> tuple[str, Path]:
-    """The configuration that a model has in its repository, empty without one, and the path of its file.
+    """Return the configuration of a model in its repository (empty if it has none), and the path of its file.
 
-    Raises INVALID_ARG for a model that is not there, INTERNAL for a file that is no text.
+    Raises INVALID_ARG for an unknown model, and INTERNAL for a file that is not text.
     """
     try:
         directory = repository.directory(model)
@@ -30,10 +30,9 @@ def config_text(repository: ModelRepository, model: str) -> tuple[str, Path]:
 
 
 def write_repository(folder: Path, source: ModelRepository, overrides: Overrides) -> None:
-    """Write the models of ``source`` into ``folder``, over what was there, with changes to the configurations.
+    """Write the models of ``source`` into ``folder`` with overrides, replacing models that are there.
 
-    A model that does not change is there as well: another one may call it.  Raises INVALID_ARG for a change that is
-    none to a configuration.
+    Unchanged models are included, because others may call them. Raises INVALID_ARG for an invalid override.
     """
     texts = {}
     for model, changes in overrides.items():
@@ -58,4 +57,4 @@ def _remove(path: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.is_dir():
-        shutil.rmtree(path)  # which follows no links
+        shutil.rmtree(path)  # rmtree does not follow links

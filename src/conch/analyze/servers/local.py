@@ -1,4 +1,4 @@
-"""A server of one's own: ``conch serve`` over a copy of the repository, in which configurations change."""
+"""A local server: ``conch serve`` with a copy of the repository, in which configurations change."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from conch.repository.scan import ModelRepository
 from conch.temporary import TemporaryFolder
 from conch.workers.child import guard
 
-# It leads a session of its own, so that Ctrl+C reaches the command alone; a guard kills it when the command is
-# killed.
+# The server leads its own session, so that Ctrl+C reaches only the analysis; a guard process kills it if the analysis
+# is killed.
 
 
 HOST: Final = "127.0.0.1"
-#: How long a server without models may take to start, and one with models to stop (s).
+#: Timeouts for the start of a server without models, and for the exit of one with models (s).
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
-#: How many lines of a log a message quotes.
+#: Number of log lines quoted in a message.
 _QUOTED: Final = 3
-#: An error in the log, whose line begins with its level, time and place.
+#: An error in the log; its line begins with level, time and place.
 _COMPLAINT: Final = re.compile(r"^[EF]\d[^\]]*\] (.*)$", re.MULTILINE)
-#: How the server's log tells where it listens.
+#: The log lines with the server's addresses.
 _LISTENING: Final = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) at [^ ,\"]*:(\d+)")
 
 
 class GuardedServer:
-    """A running ``command`` of ``conch serve``, from the start on until ``close``; ``log`` is its log, which is
-    appended to.
+    """A process of ``conch serve``, running from creation until ``close``; its output is appended to ``log``.
 
-    It runs in ``folder`` (by default this process's), with ``environment`` and nothing else where that is given.
+    It runs in ``folder`` (default: that of this process); ``environment`` replaces the whole environment.
     """
 
     def __init__(
@@ -71,24 +70,24 @@ class GuardedServer:
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Raise ServerGone where the server has ended."""
+        """Raise ServerGone if the server has ended."""
         if not self.alive:
             raise ServerGone(f"conch serve has ended with status {self._process.returncode}:\n{self.log_end()}")
 
     def log_size(self) -> int:
-        """How long its log is now (bytes)."""
+        """Return the size of the log (bytes)."""
         return self._log.stat().st_size
 
     def complaints(self, since: int = 0) -> str:
-        """The last errors in its log from the byte ``since`` on, without time and place; empty without any."""
+        """Return the last errors in the log from byte ``since`` on, without time and place; empty if none."""
         return "\n".join(_COMPLAINT.findall(self._text(since))[-_QUOTED:])
 
     def log_end(self) -> str:
-        """Its last errors, or the last lines of its log where it told of none."""
+        """Return the last errors in the log, or its last lines if there are none."""
         return self.complaints() or "\n".join(self._text().splitlines()[-_QUOTED:])
 
     def close(self) -> None:
-        """End it, with all that it has started."""
+        """End the server and all processes that it started."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -108,10 +107,10 @@ class GuardedServer:
 
 
 class ServerProcess(GuardedServer):
-    """A server over ``repository`` with no model loaded; ``log`` is its log.
+    """A server for ``repository`` without loaded models; its output is appended to ``log``.
 
-    ``flags`` are further ones of the command, ``environment`` what is set for it.  Raises ServerGone for one
-    that does not start.
+    ``flags`` are further flags of the command, ``environment`` further environment variables. Raises ServerGone if the
+    server does not start.
     """
 
     def __init__(self, repository: Path, log: Path, flags: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -129,7 +128,7 @@ class ServerProcess(GuardedServer):
             raise
 
     def address(self, protocol: str) -> Address:
-        """Where it listens for ``http`` or ``grpc``."""
+        """Return the address for ``http`` or ``grpc``."""
         return Address(HOST, self._ports["GRPCInferenceService" if protocol == "grpc" else "HTTPService"])
 
     def _wait_for_ports(self) -> dict[str, int]:
@@ -144,7 +143,7 @@ class ServerProcess(GuardedServer):
 
 
 def _guard_of(pid: int) -> subprocess.Popen[bytes]:
-    """A process that kills the group of ``pid`` when this process has ended, however it ends."""
+    """Start a process that kills the process group of ``pid`` when this process ends for any reason."""
     program = subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(guard.__file__))],
         bufsize=0,
@@ -158,14 +157,14 @@ def _guard_of(pid: int) -> subprocess.Popen[bytes]:
     return program
 
 
-#: How long a model may take to load (s): checkpoints are read, and compiled.
+#: Timeout for loading a model (s): checkpoints are read and compiled.
 PATIENCE: Final = 600.0
 
 
 class LocalServer:
-    """Serves ``models`` of ``source``, and those that they are made of; see :class:`AnalyzedServer`.
+    """Serves ``models`` of ``source`` and their ensemble steps; see :class:`AnalyzedServer`.
 
-    ``log`` is the server's log, ``timeout`` how long a model may take to load (s).
+    ``log`` is the server's log, ``timeout`` the limit for loading a model (s).
     """
 
     def __init__(
@@ -178,7 +177,7 @@ class LocalServer:
         self._environment = environment or {}
         self._home = TemporaryFolder("analyze")
         self._process: ServerProcess | None = None
-        #: How long the server's log was at the last load.
+        #: Size of the server's log at the last load (bytes).
         self._marked = 0
         try:
             log.unlink(missing_ok=True)
@@ -215,7 +214,7 @@ class LocalServer:
             raise ServerGone(f"the server has ended: {error.message}\n{process.log_end()}") from error
         except ConchError as error:
             self.check()
-            # The user's files are told of, not the links to them.
+            # Messages name the user's files, not the links to them.
             raise ConchError(
                 error.message.replace(str(self._home.path), str(self._source.paths[0])), error.code
             ) from None

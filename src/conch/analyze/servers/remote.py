@@ -1,4 +1,4 @@
-"""A server that runs already, conch or NVIDIA's, whose models are loaded with configurations of the analyzer's."""
+"""A running server, conch or Triton, whose models are loaded with the configurations of the analysis."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from conch.config.editing import merge
 from conch.errors import ConchError, internal, invalid
 from conch.perf.senders.channels.connecting import Address
 
-#: How often it is looked whether a server is there again (s).
+#: Interval between checks whether a server has returned (s).
 _PAUSE: Final = 0.5
 
 
 class RemoteServer:
-    """``models`` of a server and those that they are made of; see :class:`AnalyzedServer`.
+    """Measures ``models`` of a running server and their ensemble steps; see :class:`AnalyzedServer`.
 
-    Without ``reload`` they stay as they are.  What was loaded, and how, is so again after ``close``.
+    Without ``reload``, models stay as they are. ``close`` restores the loaded models and their configurations.
 
-    Raises UNAVAILABLE for a server that does not let clients load models, INVALID_ARG for one whose repository has not
-    got them.
+    Raises UNAVAILABLE for a server that does not let clients load models, and INVALID_ARG if its repository lacks a
+    model.
     """
 
     def __init__(self, control: ControlClient, address: Address, models: Sequence[str], *, reload: bool = True) -> None:
@@ -51,7 +51,7 @@ class RemoteServer:
                 control.load(model)
             self._base = control.configs(models)
         except BaseException:
-            with suppress(ConchError):  # what went wrong first says more
+            with suppress(ConchError):  # the first error is the relevant one
                 self.close()
             raise
 
@@ -64,7 +64,7 @@ class RemoteServer:
         self.close()
 
     def load(self, overrides: Overrides) -> Configs:
-        """See :meth:`AnalyzedServer.load`; what changes is what the server made of the repository's configuration."""
+        """See :meth:`AnalyzedServer.load`; overrides apply to the configurations as completed by the server."""
         if not self._reload:
             return self._control.configs(list(self._base))
         ready = self._control.ready()
@@ -76,7 +76,7 @@ class RemoteServer:
             self._load(model, overrides)
             loaded[model] = self._control.config(model)
         for model in self._base:
-            # An ensemble's load may have taken those that it is made of from the repository again.
+            # Loading an ensemble may have reloaded its steps from the repository.
             if overrides.get(model) and self._control.config(model) != loaded[model]:
                 self._load(model, overrides)
         return {model: self._control.config(model) for model in self._base}
@@ -88,7 +88,7 @@ class RemoteServer:
         return ""
 
     def restart(self) -> None:
-        """Wait until the server is there again; somebody else starts it."""
+        """Wait until the server returns; it is not started here."""
         end = time.monotonic() + self._control.timeout
         while True:
             try:
@@ -100,9 +100,9 @@ class RemoteServer:
                 time.sleep(_PAUSE)
 
     def close(self) -> None:
-        """Unload the models that were not there, and load the others as they were before, each whatever the rest did.
+        """Unload the models that were not loaded before, and restore the others.
 
-        Raises INTERNAL for those that are not as they were.
+        A failure does not stop the rest. Raises INTERNAL, naming the models that could not be restored.
         """
         if not self._reload:
             return
@@ -133,7 +133,7 @@ class RemoteServer:
 
 
 def _changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A configuration with changes, both as the server shows them."""
+    """Return a configuration with changes; both have the form that the server shows."""
     merged = merge(render.from_json(orjson.dumps(config).decode()), changes)
     found: Mapping[str, Any] = orjson.loads(render.to_json(merged))
     return found

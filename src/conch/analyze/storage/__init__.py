@@ -1,1 +1,1 @@
-"""What an analysis keeps in files: its checkpoint, and its results."""
+"""The files of an analysis: its journal and its results."""

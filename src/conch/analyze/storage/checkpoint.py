@@ -1,9 +1,8 @@
-"""What was measured so far, in a file: an analysis that was interrupted goes on from it.
+"""The journal of an analysis: the measurements so far in a file, from which an interrupted analysis resumes.
 
-JSON lines, appended and flushed to the disk one by one, so that whatever ends the process loses no point.  The first
-line of each start says what the conditions were: texts by name, of which ``measuring`` is a mapping in JSON.  A point
-counts again where all conditions that concern it are what they were: the machine, conch, how is measured, and the
-models' files.
+The file has JSON lines, each of them flushed to disk, so that no point is lost however the process ends. The first line
+of each start has the conditions: texts by name; ``measuring`` is a mapping in JSON. A point is reused if all conditions
+that concern it are unchanged: the machine, conch, the way of measuring, and the models' files.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from conch.perf.server.resources import GpuFigures, ResourceFigures
 
 try:
     import fcntl
-except ImportError:  # not on this system: two analyses at a time are not noticed
+except ImportError:  # on systems without fcntl, concurrent analyses are not detected
     fcntl = None  # type: ignore[assignment]
 
 FILENAME: Final = "checkpoint.jsonl"
 #: The version of the format.
 FORMAT: Final = 2
-#: Conditions of everything; others are a model's, ``model NAME``.
+#: Conditions of all points; others belong to a model (``model NAME``).
 _COMMON: Final = ("machine", "conch", "measuring")
 
 
 class AnalysisCheckpoint:
-    """The points of ``folder``, which is made if it is not there; ``conditions`` are texts by name, as they are now.
+    """The journal in ``folder``, which is created if necessary; ``conditions`` are the current ones, texts by name.
 
-    ``changes`` are sentences about the conditions that are not what they were.  Raises INVALID_ARG for a file of
-    something else, UNAVAILABLE while another analysis uses it.
+    ``changes`` are sentences about changed conditions. Raises INVALID_ARG for a file with other content, and
+    UNAVAILABLE while another analysis uses it.
     """
 
     def __init__(self, folder: Path, conditions: Mapping[str, str]) -> None:
@@ -66,11 +65,11 @@ class AnalysisCheckpoint:
         self.close()
 
     def __len__(self) -> int:
-        """How many points there are, those that do not count any more among them."""
+        """Return the number of points, including outdated ones."""
         return sum(map(len, self._points.values()))
 
     def close(self) -> None:
-        """Let others use the file."""
+        """Release the file for other analyses."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -78,31 +77,33 @@ class AnalysisCheckpoint:
     def points(
         self, models: Iterable[str], candidate: Candidate, load: float, finalist: Candidate | None = None
     ) -> Sequence[Point]:
-        """What ``candidate`` measured at ``load`` under the conditions of today, in the order of the measurements: in
-        the search, or in the final rounds of ``finalist``."""
+        """Return the points of ``candidate`` at ``load`` under the current conditions, in the order of measurement.
+
+        They are from the search, or from the final rounds of ``finalist``.
+        """
         return self._points.get((self._under(models), _key(candidate), load, _of(finalist)), ())
 
     def failure(self, models: Iterable[str], candidate: Candidate) -> str:
-        """Why the candidate could not be served or measured; empty where that is not known."""
+        """Return the reason why the candidate could not be served or measured; empty if there is none."""
         return self._failures.get((self._under(models), _key(candidate)), "")
 
     def configs(self, models: Iterable[str], candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
-        """The configurations that were in force with the candidate; empty where it was not loaded."""
+        """Return the configurations that were in force with the candidate; empty if it was not loaded."""
         return self._configs.get((self._under(models), _key(candidate)), {})
 
     def loaded(self, models: Iterable[str], candidate: Candidate, configs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep the configurations that are in force with a candidate."""
+        """Record the configurations that are in force with a candidate."""
         if self.configs(models, candidate) != configs:
             self._keep(models, candidate, configs=configs)
             self._configs[self._under(models), _key(candidate)] = configs
 
     def add(self, models: Iterable[str], candidate: Candidate, point: Point, finalist: Candidate | None = None) -> None:
-        """Keep a point."""
+        """Record a point."""
         self._keep(models, candidate, point=dataclasses.asdict(point), finalist=_of(finalist))
         self._points.setdefault((self._under(models), _key(candidate), point.load, _of(finalist)), []).append(point)
 
     def fail(self, models: Iterable[str], candidate: Candidate, error: str) -> None:
-        """Keep that a candidate failed."""
+        """Record the failure of a candidate."""
         self._keep(models, candidate, error=error)
         self._failures[self._under(models), _key(candidate)] = error
 
@@ -111,7 +112,7 @@ class AnalysisCheckpoint:
         self._append({"under": under, "candidate": candidate.name, "overrides": candidate.overrides, **what})
 
     def _under(self, models: Iterable[str]) -> str:
-        """The conditions that concern a search over ``models``, as a short text that equal ones share."""
+        """Return a hash of the conditions that concern a search over ``models``."""
         concerned = {
             name: self._conditions.get(name, "") for name in (*_COMMON, *(f"model {model}" for model in models))
         }
@@ -134,7 +135,7 @@ class AnalysisCheckpoint:
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
-            os.ftruncate(self._file, whole)  # a line that was being written when the process was ended
+            os.ftruncate(self._file, whole)  # an incomplete line from the end of the process
         before: Mapping[str, str] = {}
         for number, line in enumerate(content[:whole].splitlines(), 1):
             try:
@@ -180,7 +181,7 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]
 
 
 def _key(candidate: Candidate) -> str:
-    """A text that candidates share that do the same; their names follow from the order of a search."""
+    """Return a text that equivalent candidates share; their names depend on the order of a search."""
     return json.dumps(candidate.overrides, sort_keys=True)
 
 
@@ -189,7 +190,7 @@ def _of(finalist: Candidate | None) -> str:
 
 
 def read_point(values: Mapping[str, Any]) -> Point:
-    """A point from its JSON, as ``dataclasses.asdict`` gives it.  Raises what Python raises for a wrong shape."""
+    """Create a point from the JSON of ``dataclasses.asdict``; raises Python's own errors for invalid values."""
     resources = values["resources"]
     if resources is not None:
         gpus = {name: GpuFigures(**one) for name, one in resources["gpus"].items()}

@@ -1,4 +1,4 @@
-"""What points depend on besides the candidate: the machine, conch, how is measured, and the models' files."""
+"""The conditions of measurements besides the candidate: machine, conch version, way of measuring, and models' files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conch.machine.facts import MachineFacts
 from conch.perf.inputs.data import DataOptions
 from conch.repository.scan import ModelRepository
 
-#: The settings by which points differ; goals and the way of searching change no point.
+#: The settings that affect points; goals and the search mode do not.
 _MEASURING = (
     "triton_launch_mode", "triton_http_endpoint", "triton_grpc_endpoint", "triton_server_flags",
     "triton_server_environment", "client_protocol", "perf_analyzer_flags", "batch_sizes",
@@ -24,12 +24,12 @@ _MEASURING = (
 def conditions(
     settings: AnalyzeSettings, repository: ModelRepository | None, configs: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, str]:
-    """The conditions by name, as a checkpoint keeps them; ``configs`` are those of the repository, completed."""
+    """Return the conditions by name for the journal; ``configs`` are the completed ones of the repository."""
     names = [one for one in _MEASURING if settings.triton_launch_mode == "remote" or not one.endswith("_endpoint")]
     measuring = {name: getattr(settings, name) for name in names}
     measuring["default data"] = DataOptions().source
     if settings.budget is not None:
-        measuring["budget"] = settings.budget  # by which windows are shorter
+        measuring["budget"] = settings.budget  # a budget shortens windows
     measuring["loads"] = "rates" if settings.loads_are_rates else "callers"
     found = {
         "machine": str(MachineFacts.read()),
@@ -47,7 +47,7 @@ def conditions(
 
 
 def _files(repository: ModelRepository | None, model: str) -> Any:
-    """Times and sizes of a model's files, None where they are on another machine."""
+    """Return times and sizes of a model's files; None if they are on another machine."""
     if repository is None:
         return None
     try:

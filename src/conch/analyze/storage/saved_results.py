@@ -1,6 +1,7 @@
-"""A search as it ended, in a file: reports are written from it again, under other goals too, without measuring.
+"""Saves finished searches to a file, so that reports can be written again, also under other goals.
 
-``results.json`` is in the folder of the reports; ``conch analyze profile`` writes it, ``report`` and ``apply`` read it.
+``results.json`` is in the directory of the reports. ``conch analyze profile`` writes it; ``report`` and ``apply`` read
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FORMAT: Final = 2
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How all searches of an analysis were made: facts by name for the reports, and the command that repeats it."""
+    """The circumstances of an analysis: facts by name for the reports, and the command that repeats it."""
 
     load_kind: LoadKind = "concurrency"
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -38,8 +39,10 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class SavedSearch:
-    """The models that were measured together, what was wanted of them, and what came out, the default first; ``final``
-    are the final rounds of the winner, where there were any."""
+    """The models that were measured together, their goals, and the results, the default first.
+
+    ``final`` are the final rounds of the winner, if any.
+    """
 
     models: Sequence[str]
     goals: Goals
@@ -49,7 +52,7 @@ class SavedSearch:
 
 
 def save(folder: Path, circumstances: Circumstances, searches: Sequence[SavedSearch]) -> Path:
-    """Write the file, as a whole or not at all."""
+    """Write the file atomically."""
     document = {
         "format": FORMAT,
         "circumstances": asdict(circumstances),
@@ -63,7 +66,7 @@ def save(folder: Path, circumstances: Circumstances, searches: Sequence[SavedSea
 
 
 def load(folder: Path) -> tuple[Circumstances, list[SavedSearch]]:
-    """What was saved.  Raises NOT_FOUND where nothing was, INVALID_ARG for something else."""
+    """Read the file; raises NOT_FOUND if it does not exist, and INVALID_ARG if it has other content."""
     path = folder / FILENAME
     try:
         document = read_json(path)

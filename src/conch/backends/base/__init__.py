@@ -1,1 +1,1 @@
-"""The base of conch's own backends: one worker per model and device, a thread per instance."""
+"""The backend base, shared by the built-in backends: one worker per model and device, one thread per instance."""

@@ -1,4 +1,4 @@
-"""Requests, results and tensors as native backends see them: numpy arrays, and BYTES as flat lists.
+"""Requests, results and tensors of the built-in backends: numpy arrays, and flat lists for BYTES.
 
 Runs in workers and in ``conch convert``.
 """
@@ -19,7 +19,7 @@ from conch.workers.child.lending import OutputLoan
 
 Array = npt.NDArray[Any]
 
-#: numpy's type by protocol name; BF16 travels as its 16 bits.
+#: The numpy type of each protocol datatype; BF16 is represented by its 16 bits.
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),
@@ -39,13 +39,13 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 
 @dataclass(slots=True)
 class Strings:
-    """A BYTES tensor: its shape and its elements, row-major; ``str`` elements travel as UTF-8."""
+    """A BYTES tensor: its shape and its row-major elements; ``str`` elements are sent as UTF-8."""
 
     shape: tuple[int, ...]
     elements: Sequence[bytes | str]
 
     def packed(self) -> bytes:
-        """The elements in the wire format, each with its length before it."""
+        """Encode the elements in the wire format, each preceded by its length."""
         return pack_bytes(
             [text if isinstance(text, bytes) else text.encode("utf-8", "replace") for text in self.elements]
         )
@@ -53,20 +53,20 @@ class Strings:
 
 @dataclass(slots=True)
 class Result:
-    """The answer to one request: tensors by output name, with the batch dimension, and response parameters."""
+    """The response to one request: tensors by output name, with the batch dimension, and response parameters."""
 
     outputs: dict[str, Array | Strings]
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
 
 
-#: How many times as long as one text all texts of an input may be.
+#: Limit for the total size of an input's texts, as a multiple of ``text_limit``.
 TEXTS_TOGETHER: Final = 16
 
 
 class Request:
-    """One request in a worker; ``outputs`` are the names of the outputs that its response shall have.
+    """One request in a worker; ``outputs`` are the names of the requested outputs.
 
-    The methods that read an input raise INVALID_ARG, naming it, where the request does not have it.
+    Methods that read an input raise INVALID_ARG with its name if the request does not have it.
     """
 
     __slots__ = ("cancelled", "id", "inputs", "outputs", "parameters", "places", "rows", "serial", "text_limit")
@@ -91,14 +91,14 @@ class Request:
         #: The batch dimension; 1 for a model without one.
         self.rows = next((tensor.shape[0] for tensor in inputs.values() if tensor.shape), 1) if batched else 1
         self.cancelled = False
-        #: The longest text (bytes) that the model reads; 0 for no limit.
+        #: Maximum size of a text (bytes); 0 for no limit.
         self.text_limit = text_limit
-        #: Where outputs go that are not sent to the server, by name.
+        #: Loans of shared memory by output name; these outputs are written there instead of being sent to the server.
         self.places = places or {}
 
     @property
     def size(self) -> int:
-        """Bytes of all inputs."""
+        """The total size of the inputs (bytes)."""
         return sum([len(tensor.data) for tensor in self.inputs.values()])
 
     def has(self, name: str) -> bool:
@@ -109,19 +109,20 @@ class Request:
         return self._tensor(name).shape
 
     def array(self, name: str) -> Array:
-        """A fixed-size tensor in its shape, without a copy."""
+        """Return a tensor of fixed-size elements without copying it."""
         tensor = self._tensor(name)
         return array_of(tensor)
 
     def files(self, name: str) -> list[bytes]:
-        """The elements of a BYTES tensor, row-major."""
+        """Return the elements of a BYTES tensor in row-major order."""
         return split_bytes(self._tensor(name).data)
 
     def texts(self, name: str) -> list[str]:
-        """The elements of a BYTES tensor as text; invalid UTF-8 is refused with its position.
+        """Return the elements of a BYTES tensor as text.
 
-        So are texts longer than ``text_limit``, and all together beyond ``TEXTS_TOGETHER`` times as much: whatever
-        reads them takes longer than what refuses them afterwards.
+        Raises INVALID_ARG for invalid UTF-8, with its position, for a text longer than ``text_limit``, and if all texts
+        together exceed ``TEXTS_TOGETHER`` times that limit. The sizes are checked first, because reading the texts
+        takes longer than refusing them.
         """
         elements = self.files(name)
         if self.text_limit:
@@ -151,9 +152,9 @@ class Request:
             )
 
     def option(self, name: str, default: Any = None) -> Any:
-        """The value of an optional input of one element, which holds for the whole request; ``default`` without it.
+        """Return the value of an optional one-element input; ``default`` if it is absent.
 
-        BYTES are returned as text.  Raises INVALID_ARG where rows differ.
+        BYTES are returned as text. Raises INVALID_ARG if the rows have different values.
         """
         if name not in self.inputs:
             return default
@@ -172,19 +173,19 @@ class Request:
 
 
 def array_of(tensor: WireTensor) -> Array:
-    """A fixed-size tensor as an array over the same memory."""
+    """Return a tensor of fixed-size elements as an array over the same memory."""
     return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
 
 
 def value_of(tensor: WireTensor) -> Array | Strings:
-    """A tensor of any type in its shape, numbers without a copy."""
+    """Return the value of a tensor of any datatype; numbers are not copied."""
     if tensor.datatype == "BYTES":
         return Strings(tensor.shape, split_bytes(tensor.data))
     return array_of(tensor)
 
 
 def joined_rows(tensors: Sequence[WireTensor]) -> Array | Strings:
-    """Tensors that differ in their batch dimension alone, as one."""
+    """Concatenate tensors along the batch dimension."""
     if tensors[0].datatype == "BYTES":
         shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
         return Strings(shape, [element for tensor in tensors for element in split_bytes(tensor.data)])
@@ -192,7 +193,7 @@ def joined_rows(tensors: Sequence[WireTensor]) -> Array | Strings:
 
 
 def cut_rows(requests: Sequence[Request], outputs: Mapping[str, Array | Strings]) -> list[Result]:
-    """Each request's rows of the outputs.  Raises INTERNAL for an output without a row for each of the requests'."""
+    """Split batched outputs into one result per request. Raises INTERNAL for an output with a wrong number of rows."""
     total = sum(request.rows for request in requests)
     for name, value in outputs.items():
         if not value.shape or value.shape[0] != total:
@@ -215,7 +216,7 @@ def _rows(value: Array | Strings, part: slice) -> Array | Strings:
 
 
 def wire_tensor(name: str, datatype: str, value: Array | Strings) -> tuple[str, str, Sequence[int], Buffer]:
-    """Name, datatype, shape and bytes of an output, as a frame carries them.  Raises INTERNAL for another datatype."""
+    """Return the name, datatype, shape and bytes of an output. Raises INTERNAL if ``value`` does not fit."""
     if isinstance(value, Strings):
         if datatype != "BYTES" or prod(value.shape) != len(value.elements):
             raise internal(f"output '{name}' was given {len(value.elements)} strings for {datatype} {value.shape}")
@@ -227,5 +228,5 @@ def wire_tensor(name: str, datatype: str, value: Array | Strings) -> tuple[str, 
 
 
 def failure(error: BaseException) -> ConchError:
-    """``error`` itself if it is a ConchError, else an INTERNAL error that names its type."""
+    """Convert ``error`` to an INTERNAL error that names its type, unless it is a ConchError."""
     return error if isinstance(error, ConchError) else internal(f"{type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-"""The base classes of conch's own backends: frames become requests, results become frames.
+"""Base classes of the built-in backends: convert frames to requests and results to frames.
 
-Runs in workers; ``workers/child/worker.py`` calls it.
+Runs in workers; called by ``workers/child/worker.py``.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from conch.workers.child.outputs import OutputWatch
 from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame
 
-# Used in workers by backends that compute tensors, for models with ``allow_ragged_batch``, ``batch_input`` or
-# ``batch_output``. Source: the input collector and output responder of Triton's backends.
+# Ragged batches: ``allow_ragged_batch``, ``batch_input`` and ``batch_output``. Source: the input collector and the
+# output responder of Triton's backends.
 
 
 _Shapes = Sequence[tuple[int, ...]]
 
 
 def _item_shapes(shapes: _Shapes) -> Array:
-    """The shape of each row of each request, ``[rows, dimensions]``."""
+    """Return the shape of each row of each request, ``[rows, dimensions]``."""
     rows = [shape[1:] for shape in shapes for _ in range(shape[0])]
     return np.array(rows, np.int64).reshape(len(rows), len(shapes[0]) - 1)
 
 
-#: What each kind makes of the shapes that the requests give its source, batch dimension included.
+#: The value of each kind of batch input, computed from the shapes of its source input, batch dimension included.
 _MAKE: Final[Mapping[str, Callable[[_Shapes], Array]]] = {
     "BATCH_ELEMENT_COUNT": lambda shapes: np.array([*map(prod, shapes)]),
     "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.array([*accumulate(map(prod, shapes))]),
     "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.array([*accumulate(map(prod, shapes), initial=0)]),
-    # Its shape is what it says; Triton leaves whatever the memory holds in it.
+    # Only its shape carries information; in Triton, its memory is uninitialized.
     "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(max(map(prod, shapes)), np.int32),
     "BATCH_ITEM_SHAPE": _item_shapes,
     "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).ravel(),
@@ -65,10 +65,13 @@ _MAKE: Final[Mapping[str, Callable[[_Shapes], Array]]] = {
 
 
 class RaggedBatches:
-    """What a configuration says of ragged inputs, batch inputs and batch outputs, obeyed for each batch."""
+    """Joins and splits batches with ragged inputs, batch inputs and batch outputs, as the configuration declares."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Raises INVALID_ARG where an output has more dimensions than the input whose shape it should take."""
+        """Read a configuration.
+
+        Raises INVALID_ARG if a batch output has variable dimensions beyond those of its source input.
+        """
         inputs = {tensor["name"]: tensor for tensor in config.get("input", ())}
         outputs = {tensor["name"]: tensor for tensor in config.get("output", ())}
         self._ragged = frozenset(name for name, tensor in inputs.items() if tensor.get("allow_ragged_batch"))
@@ -93,11 +96,11 @@ class RaggedBatches:
 
     @property
     def needed(self) -> bool:
-        """Whether anything differs from batches whose requests are joined row by row."""
+        """Whether the configuration has ragged inputs, batch inputs or batch outputs."""
         return bool(self._ragged or self._made or self._scattered)
 
     def join(self, requests: Sequence[Request]) -> dict[str, Array | Strings]:
-        """The tensors of one run; a ragged input's elements lie end to end, in one dimension."""
+        """Return the input tensors of one run; the elements of a ragged input are concatenated in one dimension."""
         joined: dict[str, Array | Strings] = {}
         for name in requests[0].inputs:
             tensors = [request.inputs[name] for request in requests]
@@ -107,9 +110,10 @@ class RaggedBatches:
         return joined
 
     def split(self, requests: Sequence[Request], outputs: Mapping[str, Array | Strings]) -> list[Result]:
-        """Each request's outputs; a scattered one is as many elements as its shape has, one request after the other.
+        """Split the outputs of one run into one result per request.
 
-        Raises INTERNAL where an output has too few elements.
+        The elements of a batch output are assigned to the requests in order, as many as the shape of each part has.
+        Raises INTERNAL if an output has too few elements.
         """
         plain = {name: value for name, value in outputs.items() if name not in self._scattered}
         results = cut_rows(requests, plain)
@@ -126,7 +130,7 @@ def _resolved(dims: Sequence[int], given: Sequence[int]) -> tuple[int, ...]:
 
 
 def _cut(name: str, value: Array | Strings, shapes: _Shapes) -> Iterator[Array | Strings]:
-    """The elements of an output in pieces of these shapes."""
+    """Cut the elements of an output into consecutive parts of these shapes."""
     count, wanted = prod(value.shape), sum(map(prod, shapes))
     if count < wanted:
         raise internal(f"output '{name}' has {count} elements, and its requests' inputs ask for {wanted}")
@@ -140,7 +144,7 @@ def _cut(name: str, value: Array | Strings, shapes: _Shapes) -> Iterator[Array |
 
 
 def _dims(tensor: Mapping[str, Any]) -> list[int]:
-    """The shape that the graph sees."""
+    """Return the dimensions of a tensor in the graph: ``reshape`` if given, else ``dims``."""
     reshape = tensor.get("reshape")
     return [int(dim) for dim in (reshape.get("shape", ()) if reshape else tensor["dims"])]
 
@@ -157,12 +161,11 @@ _logger = logging.getLogger(__name__)
 
 
 class BackendBase(ABC):
-    """One model in one worker, used by all of its threads.
+    """One model in one worker, shared by all threads of the worker.
 
-    ``model`` has the keys ``name``, ``version``, ``directory``, ``version_directory`` and
-    ``filename``; ``config`` is the configuration as JSON has it; ``backend_config`` are the settings
-    of ``--backend-config`` for this backend.  Methods raise ConchError with the text that the server
-    reports.
+    ``model`` has the keys ``name``, ``version``, ``directory``, ``version_directory`` and ``filename``; ``config`` is
+    the configuration as a JSON object; ``backend_config`` holds the options of ``--backend-config`` for this backend.
+    Methods raise ConchError with the message that the server reports.
     """
 
     def __init__(self, channel: Channel, init: Header) -> None:
@@ -171,23 +174,24 @@ class BackendBase(ABC):
         self.config: dict[str, Any] = json.loads(init["config"])
         self.backend_config: dict[str, str] = init.get("backend_config", {})
         self.threads = 1
-        #: What the model runs with, by name: ``engine``, ``precision``, ``threads`` …; whole once ``load`` returns.
+        #: Facts about the running model by name (``engine``, ``precision``, ``threads`` …); complete after ``load``.
         self.runtime_facts: dict[str, str] = {}
-        #: The dependencies of responses outside of the version's directory, as kinds and texts
-        #: (``conch.repository.identity.Dependency``); whole once ``load`` returns.
+        #: Dependencies of responses outside of the version directory, as pairs of kind and text
+        #: (``conch.repository.identity.Dependency``); complete after ``load``.
         self.dependencies: list[tuple[str, str]] = []
-        #: Called when only work is left that takes long and does not need the interpreter.
+        #: Called before long computation that does not need the interpreter; the worker sets it, so that another thread
+        #: receives frames during that time.
         self.before_computing: Callable[[], None] = _nothing
         self._log: dict[str, Any] = init["log"]
         self._batched = True
         self._counts_rows = True
         self._outputs = OutputWatch(self.model["name"], self._warn_once)
-        #: The longest text (bytes) that requests may have; 0 for any length.
+        #: Maximum size of a text in a request (bytes); 0 for no limit.
         self.text_limit = 0
 
     @abstractmethod
     def complete(self) -> str:
-        """The configuration as JSON, with what it leaves open filled in from the model's files."""
+        """Return the configuration as JSON, with missing fields filled in from the model's files."""
 
     @abstractmethod
     def load(self, instance: Mapping[str, Any]) -> None:
@@ -195,19 +199,19 @@ class BackendBase(ABC):
 
     @abstractmethod
     def execute(self, header: Header, payload: bytearray) -> None:
-        """Answer the requests of an ``execute`` frame; what is raised fails them all."""
+        """Run the requests of an ``execute`` frame; an exception fails all of them."""
 
     @abstractmethod
     def cancel(self, serial: int) -> None:
-        """Cancel a request; without effect before its execution has begun and after it has ended."""
+        """Cancel a request; no effect before its execution begins or after it ends."""
 
     def start(self, instance: dict[str, Any], config: str) -> bool:
-        """Load the model under its effective configuration."""
+        """Load the model with its effective configuration."""
         self.config = json.loads(config)
         self._outputs.declare(self.config)
         self._batched = self._outputs.batches
         policy = self.config.get("model_transaction_policy") or {}
-        self._counts_rows = self._batched and not policy.get("decoupled")  # a decoupled model may answer row by row
+        self._counts_rows = self._batched and not policy.get("decoupled")  # a decoupled model may respond row by row
         try:
             self.load(instance)
         except Exception as error:
@@ -215,7 +219,7 @@ class BackendBase(ABC):
         return False
 
     def control(self, header: Header) -> bool:
-        """Act on a frame with a cancellation or log settings; False for any other frame."""
+        """Handle a frame with a cancellation or log settings; return False for any other frame."""
         if header["op"] == "log":
             self._log = header["log"]
         elif header["op"] == "cancel":
@@ -226,14 +230,14 @@ class BackendBase(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Return once all requests that are being computed have been answered."""
+        """Stop after the requests that are running have completed."""
 
     def log(self, level: str, message: str) -> None:
-        """Have the server log a message (``INFO``, ``WARNING``, ``ERROR``), if its settings ask for this level."""
+        """Send a message to the server's log, if its settings enable ``level`` (``INFO``, ``WARNING``, ``ERROR``)."""
         self._send_log(level, message, once=False)
 
     def _warn_once(self, message: str) -> None:
-        """Have the server log a warning, once for all workers of the model."""
+        """Send a warning to the server's log, which shows it once for all workers of the model."""
         self._send_log("WARNING", message, once=True)
 
     def _send_log(self, level: str, message: str, once: bool) -> None:
@@ -243,20 +247,20 @@ class BackendBase(ABC):
             self.channel.send({"op": "log", "level": level, **place, "message": message, "once": once})
 
     def check_parameters(self, table: ParameterTable) -> None:
-        """Log the model's parameters that have no effect.  Raises INVALID_ARG for one that is misspelt."""
+        """Log parameters of the model that have no effect. Raises INVALID_ARG for a misspelt parameter."""
         self.log_without_effect("parameters", table.check(self.config.get("parameters") or ()))
 
     def warn_of(self, warning: str) -> None:
-        """Log a warning about the model; an empty one is none."""
+        """Log a warning about the model, unless ``warning`` is empty."""
         if warning:
             self.log("WARNING", f"model '{self.model['name']}': {warning}")
 
     def log_without_effect(self, kind: str, names: Sequence[str]) -> None:
-        """Log a warning that names what the model's configuration has in vain; ``names`` may be empty."""
+        """Log a warning with the ``names`` of ineffective settings in the configuration, unless it is empty."""
         self.warn_of(f"{kind} without effect: {', '.join(names)}" if names else "")
 
     def receive(self, fields: Mapping[str, Any], unpacker: BorrowingUnpacker) -> Request:
-        """The request that a frame describes."""
+        """Convert the description of a request in a frame to a request."""
         return Request(
             {tensor.name: tensor for tensor in unpacker.unpack(fields["inputs"])},
             frozenset(fields["outputs"]),
@@ -269,9 +273,9 @@ class BackendBase(ABC):
         )
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
-        """The response as a frame describes it, with only the outputs that the request names.
+        """Return the description of a response for a frame, with only the requested outputs.
 
-        A response that cannot be sent becomes an error of its own request only.
+        A response that cannot be sent becomes an error of this request only.
         """
         try:
             if isinstance(result, ConchError):
@@ -292,11 +296,11 @@ class BackendBase(ABC):
 
 
 class BatchBackend(BackendBase):
-    """A backend that computes whole batches: all requests of an execution are answered together, once.
+    """A backend that computes whole batches: each request of an execution gets one response, all at the same time.
 
-    The worker runs ``threads`` loops (``workers/child/worker.py``), one more than it has instances, so that while
-    all instances compute one thread can still receive, decode and cancel.  The server never has more
-    executions under way than instances.
+    The worker runs ``threads`` loops (``workers/child/worker.py``), one more than it has instances, so that one thread
+    can receive, decode and cancel while all instances compute. The server never runs more executions at a time than
+    there are instances.
     """
 
     def __init__(self, channel: Channel, init: Header) -> None:
@@ -307,9 +311,9 @@ class BatchBackend(BackendBase):
 
     @abstractmethod
     def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
-        """Answer each of ``requests``, in order, and say what was computed (``work`` of the ``done`` frame).
+        """Return the results of ``requests``, in order, and counts of the work done (``work`` of the ``done`` frame).
 
-        Called by one thread per instance at a time; what is raised fails all of them.
+        Called by at most one thread per instance at a time; an exception fails all requests.
         """
 
     def start(self, instance: dict[str, Any], config: str) -> bool:
@@ -347,7 +351,7 @@ class BatchBackend(BackendBase):
             self._under_way[request.serial] = request
         try:
             results, work = self.run(requests)
-        except BaseException as error:  # what a Rust library panics with, or a checkpoint's own code exits with
+        except BaseException as error:  # includes panics of Rust libraries, and SystemExit from a checkpoint's code
             failed = failure(error)
             results, work = [failed] * len(requests), {}
             if failed is not error:
@@ -364,11 +368,11 @@ class BatchBackend(BackendBase):
 
 
 class TensorBackend(BatchBackend):
-    """A backend whose model takes and gives tensors: requests are joined along the batch dimension and split again."""
+    """A backend for models of tensors: joins requests along the batch dimension and splits the outputs."""
 
     @abstractmethod
     def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
-        """Run the model once.  Called by ``instance["count"]`` threads at a time."""
+        """Run the model once. Called by up to ``instance["count"]`` threads at a time."""
 
     def start(self, instance: dict[str, Any], config: str) -> bool:
         waits = super().start(instance, config)

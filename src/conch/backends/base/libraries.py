@@ -1,16 +1,16 @@
-"""The libraries that run models: their versions, and what processes import.  Needs the standard library only."""
+"""Libraries that run models: their versions and the modules to import. Needs only the standard library."""
 
 from __future__ import annotations
 
 import sys
 from typing import Final
 
-#: What any network in transformers needs; the network's own module, which is small, comes with the model.
+#: Modules that every network in transformers needs; the small module of the network itself is imported at load.
 TRANSFORMERS: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
 
 def versioned(name: str, *modules: str) -> str:
-    """``name`` with the version of the first of ``modules`` (``name`` itself by default) that has been imported."""
+    """Return ``name`` with the version of the first imported module of ``modules`` (by default: ``name``)."""
     for module in modules or (name,):
         version = getattr(sys.modules.get(module), "__version__", None)
         if version:

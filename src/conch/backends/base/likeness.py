@@ -1,6 +1,6 @@
-"""Whether a model that writes text answers as transformers does, and what is said of one that does not.
+"""Compares the tokens that a model generates with those of transformers.
 
-Used when models are loaded, by engines and tasks that have a network of transformers at hand.
+Used at load by engines and tasks for which transformers can run the same network.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from typing import Any, Final
 
 from conch.errors import ConchError, invalid
 
-#: Tokens that are compared.
+#: Number of tokens to compare.
 VERIFIED_TOKENS: Final = 5
-#: A first step that takes more processor time of each core (s) means that a comparison is not cheap, and there is none.
+#: Limit for the processor time per core of the first step (s); above it, the comparison is skipped as too expensive.
 SLOW_STEP: Final = 0.5
 
 
 def greedy_difference(tokens: Sequence[int], wanted: Sequence[int], logits: Sequence[Any], tie: float) -> str:
-    """Where ``tokens`` part from those that are ``wanted``, empty where they do not.
+    """Describe the first difference between ``tokens`` and the ``wanted`` ones; empty if there is none.
 
-    ``logits`` ``[vocabulary]`` led to each of ``wanted``.  Tokens whose logits are closer than ``tie``, a part of the
-    greatest one, are equally good, and nothing is compared after them.
+    ``logits`` holds the logits ``[vocabulary]`` from which each token of ``wanted`` was chosen. If the logits of two
+    different tokens are closer than ``tie``, relative to the greatest absolute logit, they count as equal, and the
+    comparison ends there.
     """
     for place, (token, expected) in enumerate(zip(tokens, wanted, strict=False)):
         if token != expected:
@@ -33,12 +34,12 @@ def greedy_difference(tokens: Sequence[int], wanted: Sequence[int], logits: Sequ
 
 
 def tie_of(dtype: str) -> float:
-    """How much closer than the greatest logit two logits of a network in ``dtype`` must be to count as equal."""
+    """Return the tolerance between equal logits of a network in ``dtype``, relative to the greatest absolute logit."""
     return 1e-3 if dtype == "float32" else 0.05
 
 
 def unlike(why: str) -> ConchError:
-    """The error for a model that does not answer as transformers does."""
+    """Return the error for a model whose output differs from that of transformers."""
     return invalid(
         f"the model does not answer as transformers does: {why}; set parameter 'verify_on_load' to false to serve it "
         "nevertheless"

@@ -1,6 +1,6 @@
-"""The processor time of a thread with the threads that a library starts from it.
+"""Measures the processor time of a thread and the threads that a library starts from it.
 
-Elapsed time depends on the other load of the machine; processor time does not.
+Unlike elapsed time, processor time does not depend on the other load of the machine.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Final
 
 _THREADS: Final = Path("/proc/self/task")
-#: Linux's number for the clock of a thread's processor time, beside the thread's id (``CPUCLOCK_SCHED``).
+#: Low bits of Linux's clock id for a thread's processor time (``CPUCLOCK_SCHED``, per thread); the high bits hold the
+#: inverted thread id.
 _THREAD_CLOCK: Final = 6
 
 
 class ThreadGroup:
-    """The threads of this process with the name ``name``, of at most 15 characters.
+    """The threads of this process that are named ``name`` (at most 15 characters).
 
-    A thread joins temporarily; threads that it starts in that time stay in the group, because on Linux a new thread
+    A thread joins temporarily. Threads that it starts in that time stay in the group, because on Linux a new thread
     inherits the name of its parent.
     """
 
@@ -40,9 +41,10 @@ class ThreadGroup:
             _rename(file, before)
 
     def seconds(self) -> float:
-        """The processor time of the group's threads, and of all threads that have ended: a library's workers, mostly.
+        """Return the processor time of the group (s), including all threads of the process that have ended.
 
-        Only differences are meaningful.  Without Linux's ``/proc``, that of the calling thread.
+        Ended threads are mostly those that a library started. Only differences are meaningful. Without Linux's
+        ``/proc``, returns the processor time of the calling thread.
         """
         group = others = 0.0
         try:
@@ -58,7 +60,7 @@ class ThreadGroup:
                 group += used
             else:
                 others += used
-        # Exceeds the group's own time only by that of ended threads.
+        # The second value exceeds the first only by the time of ended threads.
         return max(group, time.process_time() - others)
 
 

@@ -1,4 +1,4 @@
-"""How many cores this process may use, and how instances share them."""
+"""Counts the cores that this process may use, and divides them among instances."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from conch.telemetry.cgroups import limits
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The cores that the process may run on, or as many as its control group's quota pays for; at least 1.
+    """Return the number of cores that the process may use: its CPU affinity, limited by its cgroup quota; at least 1.
 
-    ``root`` is where ``proc`` and ``sys`` are mounted.  Sources: ``sched_getaffinity``; ``cpu.max`` of
-    cgroup v2, ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` of v1, of the process's group and those above it.
+    ``root`` is the directory of ``proc`` and ``sys``. Sources: ``sched_getaffinity``; ``cpu.max`` of cgroup v2,
+    ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` of v1, in the process's cgroup and its ancestors.
     """
     try:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on this system
         cores = os.cpu_count() or 1
     quota = cpu_quota(root)
-    # A part of a core is left alone: one thread more than the quota pays for has all of them stopped.
+    # A fraction of a core is not used: with one thread more than the quota covers, the kernel throttles all threads.
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """How many cores' time the process's control groups allow; None for any."""
+    """Return the CPU quota of the process's cgroups (cores); None if there is no limit."""
     return min(limits("cpu", _v2, _v1, root), default=None)
 
 
 def divided(threads: int, instances: int) -> int:
-    """The size of each instance's own pool when ``instances`` share ``threads``."""
+    """Return the pool size of each instance if ``instances`` share ``threads`` and each has a pool of its own."""
     return max(1, threads // max(1, instances))
 
 
 def pooled(threads: int, instances: int) -> int:
-    """The size of one pool that all instances use, whose callers compute too.
+    """Return the size of one pool that all instances share and whose callers compute too.
 
-    ``instances`` callers and the pool's ``size - 1`` threads of its own make ``threads`` together.
+    The ``instances`` callers and the pool's ``size - 1`` own threads add up to ``threads``.
     """
     return max(1, threads - max(1, instances) + 1)
 
 
 def openmp(cores: int, instances: int) -> dict[str, str]:
-    """The variable that gives code which uses OpenMP a share of ``cores``, as long as nothing has imported it.
+    """Return the environment variable that limits OpenMP to an instance's share of ``cores``.
 
-    What the environment says already counts.
+    Must be set before a library that uses OpenMP is imported. An existing value in the environment takes precedence.
     """
     name = "OMP_NUM_THREADS"
     return {name: os.environ.get(name) or str(divided(cores, instances))}

@@ -1,10 +1,10 @@
-"""Refuses weights that lack a tensor on which a network's answers depend.
+"""Refuses weights that lack a tensor on which a network's outputs depend.
 
-transformers makes up whatever a checkpoint lacks, at random, and goes on.  Much of that no answer depends on: a pooler
-beneath a head that does not look at it, an embedding that only training uses.  So each made-up tensor is changed, and
-an answer from before is compared with one from after.
+transformers initializes missing tensors at random and continues. Many of them do not affect the outputs, for example a
+pooler that the head does not use, or an embedding that only training uses. Therefore each random tensor is changed, and
+the outputs before and after the change are compared.
 
-Called by everything that loads PyTorch's weights, in workers and in ``conch convert``.  Costs nothing where nothing is
+Called by all code that loads PyTorch weights, in workers and in ``conch convert``. Costs nothing if no tensor is
 missing.
 """
 
@@ -19,20 +19,20 @@ import numpy as np
 
 from conch.errors import ConchError, invalid, one_line
 
-#: The part of an answer's greatest number by which two answers may differ and still be the same: rounding.
+#: Tolerance for rounding between equal outputs, relative to the greatest absolute value.
 _SAME: Final = 1e-4
-#: Names in one message.
+#: Maximum number of tensor names in a message.
 _NAMED: Final = 5
 
-#: Returns what a task's answers are made of: tensors, arrays, numbers and texts, in lists and mappings.
+#: Returns a task's outputs for an example: tensors, arrays, numbers and texts, in lists and mappings.
 Answer = Callable[[], Any]
 
 
 def require_tensors(model: Any, report: Mapping[str, Any], answer: Answer, source: object) -> None:
-    """Raise INVALID_ARG, naming the tensors, if ``answer`` depends on any that the weights of ``source`` do not give.
+    """Raise INVALID_ARG with the names of missing tensors of ``source`` on which the result of ``answer`` depends.
 
-    ``model`` is a module of PyTorch, ``report`` what transformers says of loading it (``output_loading_info``);
-    ``answer`` runs it on an example.  Where no example can be run, every missing tensor counts.
+    ``model`` is a PyTorch module, ``report`` the loading report of transformers (``output_loading_info``); ``answer``
+    runs the model on an example. If the example cannot be run, every missing tensor counts.
     """
     from torch.nn import Parameter
 
@@ -42,7 +42,7 @@ def require_tensors(model: Any, report: Mapping[str, Any], answer: Answer, sourc
     if not made_up:
         return
     tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name in made_up}
-    # Buffers of whole numbers are indices and counters, which follow from the configuration.
+    # Integer buffers are indices and counters, which follow from the configuration.
     learnt = sorted(name for name, one in tensors.items() if one.is_floating_point() or isinstance(one, Parameter))
     if not learnt:
         return
@@ -57,9 +57,9 @@ def require_tensors(model: Any, report: Mapping[str, Any], answer: Answer, sourc
 
 
 def report_of(model: Any, directory: Path) -> Mapping[str, Any]:
-    """What transformers says of loading ``model`` from ``directory``, for a loader that keeps it to itself.
+    """Return the loading report of transformers for ``model`` and ``directory``, for loaders that do not return it.
 
-    Reads the names and shapes of the weights again, not the weights.
+    Reads only the names and shapes of the weights.
     """
     _, report = type(model).from_pretrained(
         directory, config=model.config, device_map="meta", local_files_only=True, output_loading_info=True
@@ -69,7 +69,7 @@ def report_of(model: Any, directory: Path) -> Mapping[str, Any]:
 
 
 def example_ids(config: Any) -> Any:
-    """Token ids for a network of this configuration, INT64 ``[1, 8]``, which end as a text does."""
+    """Return example token ids for a network, INT64 ``[1, 8]``, ending with its end-of-sequence token if it has one."""
     import torch
 
     text = config.get_text_config()
@@ -90,7 +90,7 @@ def _lacking(source: object, names: Sequence[str], count: int, why: str = "") ->
 
 
 def _found(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> list[str]:
-    """Some of ``names`` on which the answer depends, by halving; those that matter only together, together."""
+    """Find some of the ``names`` on which the outputs depend, by bisection; some may matter only in combination."""
     if not _matter(tensors, names, answer, before):
         return []
     if len(names) == 1:
@@ -110,17 +110,17 @@ def _found(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, bef
 
 
 def _matter(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> bool:
-    """Whether the answer is another one with other values in ``names``."""
+    """Whether other values in the tensors ``names`` change the outputs."""
     with _changed([tensors[name] for name in names]):
         try:
             return not _alike(before, _repeatable(answer))
-        except Exception:  # numbers that are not, or an index that leads nowhere
+        except Exception:  # invalid numbers, or an index out of range
             return True
 
 
 @contextmanager
 def _changed(tensors: Sequence[Any]) -> Iterator[None]:
-    """Other values in ``tensors`` for the time of the block."""
+    """Change the values of ``tensors`` inside the ``with`` block, and restore them afterwards."""
     import torch
 
     kept = [tensor.detach().clone() for tensor in tensors]
@@ -139,7 +139,7 @@ def _changed(tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def _repeatable(answer: Answer) -> Any:
-    """An answer with the same random numbers every time, for networks that draw some."""
+    """Run ``answer`` with a fixed random seed, for networks that use random numbers."""
     import torch
 
     with torch.random.fork_rng():
@@ -148,7 +148,7 @@ def _repeatable(answer: Answer) -> Any:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two answers are the same but for rounding."""
+    """Whether two outputs are equal except for rounding."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_alike(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -158,7 +158,7 @@ def _alike(one: Any, other: Any) -> bool:
     first, second = _numbers(one), _numbers(other)
     if first.shape != second.shape or np.isnan(first).any() or np.isnan(second).any():
         return False
-    differ = first != second  # scores that a network rules out are infinite in both
+    differ = first != second  # scores of excluded outputs are infinite in both
     if not differ.any():
         return True
     apart = np.subtract(first, second, where=differ, out=np.zeros_like(first))

@@ -1,1 +1,1 @@
-"""The engines that generate text, each behind ``generation.engine.GenerationEngine``."""
+"""Engines that generate text; each implements ``generation.engine.GenerationEngine``."""

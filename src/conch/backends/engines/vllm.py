@@ -1,7 +1,7 @@
-"""The engine ``vllm``: vLLM's own ``LLMEngine``, driven step by step in the worker.
+"""The engine ``vllm``: runs vLLM's ``LLMEngine`` step by step in the worker.
 
-Needs the package vllm (0.11 or later), which is imported when a model is opened.  vLLM has the batch, the KV cache,
-preemption and prefix caching; this module translates.  vLLM's engine does no beam search.
+Requires the package vllm (0.11 or later), which is imported when a model is opened.  vLLM manages the batch, the KV
+cache, preemption and prefix caching; this module translates requests and results.  Beam search is not supported.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ _FEATURES: Final = STRUCTURED_OUTPUTS | {
     *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
     *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
 }
-#: The values that vLLM knows for ``max_lora_rank``.
+#: The values that vLLM accepts for ``max_lora_rank``.
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 _BLOCK: Final = 16
-#: Arguments of vLLM's asynchronous engine alone, which many a model.json has; accepted without effect.
+#: Arguments of vLLM's asynchronous engine only; accepted without effect because many model.json files have them.
 _WITHOUT_EFFECT: Final = frozenset({"disable_log_requests", "enable_log_requests"})
 
 
 def open(spec: EngineSpec) -> GenerationEngine:
-    """Load a model.  Raises INVALID_ARG for what vLLM refuses, UNSUPPORTED without vLLM."""
+    """Load a model.
+
+    Raises INVALID_ARG for a model or argument that vLLM rejects, UNSUPPORTED if vLLM is not installed, and INTERNAL if
+    vLLM fails.
+    """
     _choose_device(spec)
-    # In a process of its own vLLM's core would outlive a worker that is killed, with all the GPU's memory.
+    # In a separate process, vLLM's core would outlive a killed worker and keep the GPU's memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     vllm = extras.load("engine 'vllm'", "vllm")
     statistics = _Statistics()
@@ -57,7 +61,7 @@ def open(spec: EngineSpec) -> GenerationEngine:
         raise internal(f"engine 'vllm' failed to load '{spec.source}': {one_line(error)}") from error
     executor = getattr(engine, "model_executor", None)
     if executor is not None:
-        # By itself vLLM reports that one of its processes has died in the next step, which an idle engine never runs.
+        # vLLM reports the death of one of its processes only in the next step, which an idle engine never runs.
         executor.register_failure_callback(lambda: os._exit(BROKEN))
     return VllmEngine(vllm, engine, spec, statistics)
 
@@ -72,7 +76,7 @@ class _Unfinished:
 
 
 class VllmEngine(GenerationEngine):
-    """An ``LLMEngine`` of vLLM's in this process."""
+    """An ``LLMEngine`` of vLLM in this process."""
 
     name = "vllm"
     reserves_cache = True
@@ -165,7 +169,7 @@ class VllmEngine(GenerationEngine):
 
 
 class _Statistics:
-    """The last statistics of vLLM's scheduler; a ``StatLogger`` in vLLM's terms."""
+    """The latest statistics of vLLM's scheduler; implements vLLM's ``StatLogger``."""
 
     def __init__(self) -> None:
         self.known = False
@@ -175,7 +179,7 @@ class _Statistics:
 
     @property
     def logger(self) -> Callable[..., _Statistics]:
-        """The factory that vLLM calls to make an engine's logger."""
+        """The factory that vLLM calls to create an engine's logger."""
         return lambda *_, **__: self
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
@@ -201,7 +205,10 @@ class _Statistics:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises for a wrong request, model or argument, which is no ValueError in later versions."""
+    """Return the exceptions that vLLM raises for an invalid request, model or argument.
+
+    In later versions they are not all subclasses of ValueError.
+    """
     try:
         from vllm import exceptions
     except ImportError:
@@ -211,7 +218,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def _sentence(error: Exception) -> str:
-    """The first sentence of a refusal, without the parameter and the value that vLLM and pydantic append."""
+    """Return the error message as one line, without the parameter and value that vLLM and pydantic append."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         return one_line(ValueError(errors()[0]["msg"].removeprefix("Value error, ")))
@@ -219,7 +226,10 @@ def _sentence(error: Exception) -> str:
 
 
 def _choose_device(spec: EngineSpec) -> None:
-    """Make only the GPU that vLLM is to use visible, unless the arguments ask for several GPUs.  Raises INVALID_ARG."""
+    """Hide all GPUs except ``spec.device_id``, unless the arguments request several GPUs.
+
+    Raises INVALID_ARG if CUDA_VISIBLE_DEVICES does not have that GPU.
+    """
     several = any(int(spec.arguments.get(f"{kind}_parallel_size", 1)) > 1 for kind in ("tensor", "pipeline"))
     if spec.device != "cuda" or several:
         return
@@ -231,9 +241,9 @@ def _choose_device(spec: EngineSpec) -> None:
 
 
 def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
-    """vLLM's engine arguments; ``spec.arguments`` override those that follow from the rest of the spec.
+    """Return vLLM's engine arguments; ``spec.arguments`` override arguments from the rest of the spec.
 
-    Raises INVALID_ARG for an argument that vLLM does not have.
+    Raises INVALID_ARG for an unknown argument.
     """
     for name in spec.arguments:
         if name not in known | _WITHOUT_EFFECT:
@@ -310,7 +320,7 @@ def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ..
         frequency_penalty=sampling.frequency_penalty,
         seed=sampling.seed,
         stop_token_ids=ends,
-        # What vLLM takes for the model's end of sequence is replaced by a request's own.
+        # The request's own end token replaces the model's.
         ignore_eos=sampling.ignore_eos or sampling.end_id is not None,
         logit_bias=dict(sampling.logit_bias) or None,
         logprobs=sampling.logprobs,
@@ -323,13 +333,13 @@ def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ..
         ),
     )
     if sampling.bad_words_token_ids:
-        # vLLM would make these ids of texts itself; there is no public way to give it ids.
+        # vLLM has no public way to pass token ids; it would tokenise texts itself.
         parameters._bad_words_token_ids = [list(word) for word in sampling.bad_words_token_ids]
     return parameters
 
 
 def _logprobs(token: int, position: Any, wanted: int) -> TokenLogprobs:
-    """The log-probabilities in vLLM's dict of a position, which has the likeliest tokens and the chosen one."""
+    """Convert vLLM's dict of a position, which has the most probable tokens and the chosen token."""
     chosen = position[token]
     ranked = sorted((entry.rank, id, entry.logprob) for id, entry in position.items() if entry.rank is not None)
     top = [(int(id), float(value)) for _, id, value in ranked]

@@ -1,1 +1,1 @@
-"""Language models that write text, token by token: requests join and leave a batch at every decoding step."""
+"""Text generation with continuous batching: requests join and leave the running batch at every decoding step."""

@@ -1,6 +1,6 @@
-"""Backends over an engine: each request joins the batch that the engine is computing.
+"""The base class of backends that generate text with an engine: each request joins the running batch.
 
-Runs in workers: two threads read the server's frames, the service has a third one.
+Runs in workers: two threads read the server's frames, a third one runs the service.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from conch.errors import cancelled, invalid
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 
-# Runs in workers, when a model is loaded.
+# Runs in workers at load.
 
 
 def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
-    """The name of the engine that the parameter ``engine`` asks for, or else of the best for the files and the device.
+    """Return the value of the parameter ``engine``, or for ``auto`` the best engine for the files and the device.
 
     ``Checkpoint.open`` has checked the parameter.
     """
@@ -47,23 +47,23 @@ def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
 
 
 def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:
-    """Load a model on the engine in ``conch.backends.engines`` of that name.
+    """Load a model on the engine ``conch.backends.engines.<name>``.
 
-    Raises INVALID_ARG for a model that the engine cannot load, UNSUPPORTED without its library.
+    Raises INVALID_ARG for a model that the engine cannot load, and UNSUPPORTED if its library is not installed.
     """
     module: Any = import_module(f"conch.backends.engines.{name}")
     engine: GenerationEngine = module.open(spec)
     return engine
 
 
-#: Texts of different lengths that a model is asked to continue when it is loaded.
+#: Prompts of different lengths for the comparison with transformers at load.
 _EXAMPLES: Final = ("The station", "Where is the nearest library? It is near the")
-#: Bytes of a request that takes long to read.
+#: Size above which a request takes long to read (bytes).
 LONG_REQUEST: Final = 1 << 16
 
 
 def _runtime_facts(engine: GenerationEngine, spec: EngineSpec, checkpoint: Checkpoint) -> dict[str, str]:
-    """What a model runs with, by name."""
+    """Return facts about the running model, by name."""
     variant = checkpoint.variant.name if checkpoint.variant is not None and spec.gguf is None else ""
     limits = {
         "threads": spec.threads if spec.device == "cpu" else 0,
@@ -80,17 +80,17 @@ def _runtime_facts(engine: GenerationEngine, spec: EngineSpec, checkpoint: Check
 
 
 class Contract(Protocol):
-    """What the tensors of a model mean."""
+    """The I/O format of a model: the meaning of its tensors."""
 
     def response_builder(self, request: Request) -> ResponseBuilder:
-        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
 
 
 class GenerationBackend(BackendBase):
-    """One language model on one device: the threads that read frames check and encode, the service runs the engine.
+    """One language model on one device: two threads check and tokenize requests, and the service runs the engine.
 
-    While one thread reads a long text, the other goes on with frames, which may be about the same request.  ``slots``
-    is how many requests the server may give the worker at a time.
+    While one thread reads a long text, the other handles further frames, which may concern the same request. ``slots``
+    is the maximum number of requests that the server sends to the worker at a time.
     """
 
     slots: int
@@ -102,8 +102,8 @@ class GenerationBackend(BackendBase):
         self.threads = 2
         self._lock = threading.Lock()
         self._compile_seconds = COMPILE_SECONDS
-        self._cancelled: dict[int, bool] = {}  # by serial number, of requests that are being read
-        # A server's log has no room for progress bars and advice to programmers.
+        self._cancelled: dict[int, bool] = {}  # by serial number, for requests that are being read
+        # Progress bars and hints for programmers do not belong in a server's log.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
@@ -113,7 +113,7 @@ class GenerationBackend(BackendBase):
         return bool((self.config.get("model_transaction_policy") or {}).get("decoupled"))
 
     def choose_engine(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> str:
-        """The name of the engine for a checkpoint on the device of ``instance``."""
+        """Return the name of the engine for a checkpoint on the device of ``instance``."""
         return choose_engine(checkpoint, instance["kind"] == "GPU")
 
     def open_engine(
@@ -123,10 +123,10 @@ class GenerationBackend(BackendBase):
         tokenizer: TextTokenizer,
         arguments: Callable[[str], Mapping[str, Any]],
     ) -> GenerationEngine:
-        """Choose an engine and load a checkpoint; ``arguments`` maps its name to its library's own arguments.
+        """Choose an engine and load a checkpoint; ``arguments`` returns the library's own arguments for an engine name.
 
-        Raises INVALID_ARG for what cannot be loaded and for a model that does not answer as transformers does,
-        UNSUPPORTED without the engine's library.
+        Raises INVALID_ARG for a model that cannot be loaded or whose output differs from that of transformers, and
+        UNSUPPORTED if the engine's library is not installed.
         """
         self.dependencies = checkpoint.dependencies
         name = self.choose_engine(checkpoint, instance)
@@ -146,7 +146,7 @@ class GenerationBackend(BackendBase):
         return engine
 
     def serve(self, engine: GenerationEngine, contract: Contract, *, reserve: bool) -> None:
-        """Start the service over ``engine``."""
+        """Start the service that runs ``engine``."""
         self._contract = contract
         self.slots = engine.max_sequences
         self._service = GenerationService(
@@ -160,7 +160,7 @@ class GenerationBackend(BackendBase):
         self._service.start()
 
     def response_builder(self, request: Request) -> ResponseBuilder:
-        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
         return self._contract.response_builder(request)
 
     def execute(self, header: Header, payload: bytearray) -> None:

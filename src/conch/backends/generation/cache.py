@@ -1,4 +1,4 @@
-"""How many bytes a token takes in a KV cache, from the configuration of its network.  Used by engines."""
+"""Computes the size of a token in the KV cache from a network's configuration. Used by engines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def token_bytes(config: Mapping[str, Any], value_bytes: int) -> int:
-    """The keys and values of a token in all layers, of ``value_bytes`` each.
+    """Return the size of a token's keys and values in all layers (bytes), with ``value_bytes`` per number.
 
-    Assumes as many key heads as query heads where ``config`` (of a text model) does not say.
+    ``config`` is that of a text model. Without ``num_key_value_heads``, as many key heads as query heads are assumed.
     """
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
     hidden = int(config.get("hidden_size") or config.get("n_embd") or heads)

@@ -1,7 +1,7 @@
 """Compiles the structures of requests outside the engine's thread, so that other requests do not wait.
 
-Belongs to a service.  One thread compiles all structures, one at a time; another watches the time.  Libraries cannot be
-interrupted: a structure that takes too long is refused while it still compiles, and is not compiled again.
+Each service has one queue. One thread compiles the structures, one at a time; another enforces the timeouts. Libraries
+cannot be interrupted: a structure that takes too long is refused while it still compiles, and is not compiled again.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from conch.sampling.structures import Structure
 
 #: Default timeout of compiling a structure on an otherwise idle machine (s).
 COMPILE_SECONDS: Final = 5.0
-#: How long a request waits for its structure, including those before it (s), and the most structures that may wait.
+#: Timeout of a request that waits for its structure, queueing included (s), and maximum length of the queue.
 WAIT_SECONDS: Final = 60.0
 MOST_WAITING: Final = 64
-#: Threads that compile, for ``ThreadGroup``.
+#: Name of the compiling threads, for ``ThreadGroup``.
 COMPILING: Final = "conch-grammars"
-#: The interval at which a compilation is checked (s).
+#: Interval between checks of the timeouts (s).
 _LOOK_SECONDS: Final = 0.1
-#: Refused structures that are not compiled again.
+#: Number of refused structures that are remembered.
 _REMEMBERED: Final = 64
 
-#: Called once, in any thread, with the compiled structure or why there is none.
+#: Called once, in any thread, with the compiled structure or the error.
 OnCompiled = Callable[[Any, ConchError | None], None]
 
 
 @dataclass(slots=True)
 class _Compilation:
-    """A structure, and its waiting requests with their deadlines; ``refusal`` is set at its timeout."""
+    """A structure and its waiting requests with their deadlines; ``refusal`` is set when it exceeds its time limit."""
 
     structure: Structure
     waiting: list[tuple[float, OnCompiled]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Compilations:
         self._processor_time = processor_time or self._group.seconds
         self._most = seconds * usable_cores()
         self._changed = threading.Condition()
-        #: In their order; the first one is being compiled where ``_begun`` is its structure.
+        #: In arrival order; the first structure is being compiled if ``_begun`` equals it.
         self._pending: OrderedDict[Structure, _Compilation] = OrderedDict()
         self._begun: Structure | None = None
         self._begun_at = 0.0
@@ -77,10 +77,10 @@ class Compilations:
         self._threads: list[threading.Thread] = []
 
     def add(self, structure: Structure, on_compiled: OnCompiled) -> None:
-        """Queue a structure; identical ones are compiled once for all waiting requests.
+        """Queue a structure; identical structures are compiled once for all waiting requests.
 
-        The error is UNAVAILABLE if too many wait or the machine is too busy, and INVALID_ARG for a structure that does
-        not compile or takes too much processor time.
+        Calls ``on_compiled`` with UNAVAILABLE if too many structures wait or the machine is too busy, and with
+        INVALID_ARG if the structure does not compile or takes too much processor time.
         """
         with self._changed:
             error = self._refused.get(structure)
@@ -100,7 +100,7 @@ class Compilations:
         on_compiled(None, error)
 
     def look(self) -> None:
-        """Refuse a structure that takes too long, and requests whose deadline has passed."""
+        """Refuse the current structure if it takes too long, and requests whose deadline has passed."""
         with self._changed:
             ended: list[tuple[OnCompiled, ConchError]] = []
             compilation = self._pending.get(self._begun) if self._begun is not None else None
@@ -170,5 +170,5 @@ class Compilations:
     def _compiled(self, compilation: _Compilation) -> tuple[Any, ConchError | None]:
         try:
             return self._engine.compile(compilation.structure), None
-        except Exception as raised:  # a library's, about this structure
+        except Exception as raised:  # from a library, about this structure
             return None, failure(raised)

@@ -1,4 +1,4 @@
-"""The sampling parameters of requests that leave them open: what the checkpoint says, or vLLM."""
+"""Defaults of sampling parameters, from the checkpoint or from vLLM."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Final
 from conch.backends.generation.overrides import SamplingOverrides
 from conch.sampling.parameters import SamplingParams
 
-#: Tokens after a text where neither the request nor the model says how many.
+#: Default of ``max_tokens`` if neither the request nor the model sets it.
 MAX_TOKENS: Final = 256
-#: Temperatures below are zero: engines would divide by them.
+#: Lower temperatures count as zero, because engines divide by the temperature.
 GREEDY: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values for requests that do not give them.
+    """Sampling parameters for requests that do not set them.
 
-    Without ``sample`` decoding is greedy, unless a request asks for something that only sampling has.  ``chosen``
-    tells whether the configuration or the checkpoint says ``max_tokens``; where neither does, an answer in a
-    conversation, which ends by itself, may take the whole context.
+    Without ``sample``, decoding is greedy, unless a request sets a parameter that only matters for sampling.
+    ``chosen``: the configuration or the checkpoint sets ``max_tokens``. If it is false, a chat completion may use the
+    whole context, because chat models end their completions themselves.
     """
 
     max_tokens: int = MAX_TOKENS
@@ -35,7 +35,7 @@ class Defaults:
 
     @classmethod
     def of_checkpoint(cls, generation: Mapping[str, Any], max_tokens: int = 0) -> Defaults:
-        """The values of generation_config.json; a ``max_tokens`` above 0 takes precedence over its own."""
+        """Read generation_config.json; a ``max_tokens`` above 0 takes precedence over its ``max_new_tokens``."""
 
         def number(name: str, default: float) -> float:
             value = generation.get(name)
@@ -55,13 +55,13 @@ class Defaults:
 
     @classmethod
     def of_vllm(cls) -> Defaults:
-        """The values of vLLM's ``SamplingParams``: 16 tokens, sampled, whatever the checkpoint says."""
+        """Return the defaults of vLLM's ``SamplingParams``: 16 tokens, sampled; independent of the checkpoint."""
         return cls(max_tokens=16, sample=True)
 
     def sampling(self, overrides: SamplingOverrides, remaining: int, *, chat: bool = False) -> SamplingParams:
-        """The parameters of a request, completed; ``remaining`` tokens fit after its prompt.
+        """Complete the sampling parameters of a request; ``remaining`` tokens fit after its prompt.
 
-        In a ``chat`` for which nothing is ``chosen`` the answer may take all of it.
+        The completion of a ``chat`` may use all of them if ``chosen`` is false.
         """
         limit = remaining if chat and not self.chosen else min(self.max_tokens, remaining)
         sampling = SamplingParams(
@@ -81,7 +81,7 @@ class Defaults:
 
 
 def _asks_to_sample(overrides: SamplingOverrides) -> bool:
-    """Whether a request without a temperature has a value that only matters when tokens are sampled."""
+    """Whether a request without a temperature sets a parameter that only matters for sampling."""
     return bool(
         overrides.get("top_k", 1) != 1
         or overrides.get("top_p", 1) < 1

@@ -1,18 +1,19 @@
-"""The interface of engines: an engine is given requests, and each step returns the new tokens of those that it runs.
+"""The interface of engines: an engine accepts requests, and each step returns the new tokens of the running requests.
 
-The service's thread makes every call but ``compile``, so that engines need no locks.
+The service's thread makes all calls except ``compile``, so that engines need no locks.
 
 To add an engine:
 
-1. Write a module or package below ``conch/backends/engines`` with ``open(spec: EngineSpec) -> GenerationEngine``.  It
-   imports its library in functions, so that it need not be installed for other engines.
-2. Add the name of that module to ``TEXT_ENGINES`` in ``conch/checkpoints/options.py``, with the kind of files that it
-   loads; parameter ``engine`` may then have it.  Say in ``choose_engine`` (``engines.py`` beside this file) when it is
-   the best choice.  Its library becomes an extra in pyproject.toml, and mypy is told there that it may be missing.
-3. List its ``features``, one by one; the sampling parameters that need others are refused before it sees them.
-4. Test it as ``tests/unit/backends/engines`` does its siblings (the same tokens as transformers alone and in a busy
-   batch, cancellation, ends, usage), and add it to docs/generation.md (the table of engines) and docs/huggingface.md
-   (parameter ``engine``).
+1. Write a module or package in ``conch/backends/engines`` with ``open(spec: EngineSpec) -> GenerationEngine``. Import
+   its library inside functions, so that it is not required for other engines.
+2. Add the name of the module to ``TEXT_ENGINES`` in ``conch/checkpoints/options.py``, with the kind of files that it
+   loads. This makes the name a value of the parameter ``engine``. Extend ``choose_engine`` (``backend.py`` in this
+   folder) for the cases in which it is the best choice. Add its library to pyproject.toml as an extra, and to the
+   modules that may be missing for mypy.
+3. List its ``features``. Requests with sampling parameters that need other features are refused before they reach it.
+4. Test it like the other engines in ``tests/unit/backends/engines`` (same tokens as transformers alone and in a busy
+   batch, cancellation, finish reasons, usage), and add it to docs/generation.md (the table of engines) and
+   docs/huggingface.md (parameter ``engine``).
 """
 
 from __future__ import annotations
@@ -72,21 +73,21 @@ class EngineSpec:
 
 @dataclass(slots=True)
 class EngineRequest:
-    """A prompt (token ids) to continue; ``id`` is the caller's, unique among the engine's unfinished requests."""
+    """A prompt (token ids) to complete; the caller chooses ``id``, unique among the engine's unfinished requests."""
 
     id: int
     prompt: list[int]
     sampling: SamplingParams
-    #: Where not all fit, lower numbers go first; requests of one priority go in the order of their arrival.
+    #: If not all requests fit, lower numbers go first; requests of equal priority run in arrival order.
     priority: int = 0
-    #: What ``compile`` returned for the structure in ``sampling``; engines compile it themselves where it is None.
+    #: The result of ``compile`` for the structure in ``sampling``; if it is None, the engine compiles it itself.
     compiled: Any = None
 
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """The natural log-probability and the rank (1: the likeliest, 0: unknown) of a chosen token, and the likeliest
-    tokens in its place with their log-probabilities, best first."""
+    """The natural log-probability and the rank (1: most likely, 0: unknown) of a sampled token; ``top`` holds the most
+    likely tokens at this position with their log-probabilities, best first."""
 
     logprob: float
     rank: int = 0
@@ -95,12 +96,12 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Progress:
-    """What a step did for a request.
+    """The result of a step for a request.
 
-    ``tokens`` are the new ones.  Beam search reports nothing before its end, and then one object for each beam, best
-    first, with all tokens of the beam.  ``finish`` is empty while the request goes on, else ``stop`` (by an
+    ``tokens`` are the new tokens. Beam search reports nothing until it ends, and then one object for each beam, best
+    first, with all tokens of the beam. ``finish`` is empty while the request continues, else ``stop`` (at an
     end-of-sequence or stop token, which is the last of ``tokens``) or ``length``; with beams it is set on every object.
-    ``error`` ends the request as well.
+    ``error`` also ends the request.
     """
 
     id: int
@@ -117,9 +118,9 @@ class Progress:
 class EngineUsage:
     """The load of an engine.
 
-    ``running`` requests are in the batch; ``waiting`` ones are not yet, or were preempted.  ``used_tokens`` is how much
-    of the KV cache they occupy, without cached prefixes that nobody uses.  ``prefix_queries`` and ``prefix_hits``
-    (tokens) and ``preemptions`` (requests) are totals over the engine's life.
+    ``running`` counts the requests in the batch, ``waiting`` those that have not joined it yet or were preempted.
+    ``used_tokens`` is the KV cache that they occupy, without unused cached prefixes. ``prefix_queries`` and
+    ``prefix_hits`` (tokens) and ``preemptions`` (requests) are totals since the engine started.
     """
 
     running: int = 0
@@ -133,16 +134,16 @@ class EngineUsage:
 class GenerationEngine(ABC):
     """A network with its KV cache and its running batch.
 
-    ``context`` is the length limit of a sequence with its prompt (tokens), ``max_sequences`` the size of the batch,
-    ``cache_tokens`` the size of the KV cache (0: it grows as needed), ``block_tokens`` the unit in which the cache is
-    allocated, ``token_bytes`` what a token takes in it (0: unknown), ``reserves_cache`` whether all of it is allocated
-    from the start, ``vocabulary`` the number of token ids that the network knows.  ``precision`` says for people what
-    the arithmetic is done in, in the words of the engine's library.
+    ``context`` is the maximum length of a sequence with its prompt (tokens), ``max_sequences`` the maximum size of the
+    batch, ``cache_tokens`` the size of the KV cache (0: it grows as needed), ``block_tokens`` its allocation unit
+    (tokens), ``token_bytes`` the size of a token in it (bytes; 0: unknown). ``reserves_cache``: the whole cache is
+    allocated at the start. ``vocabulary`` is the number of token ids. ``precision`` is the data type of the computation
+    for display, as the engine's library names it.
     """
 
     name: ClassVar[str]
     features: frozenset[Feature] = frozenset()
-    #: Features that the engine could have here with a library that is not installed.
+    #: Features that are unavailable because a library is not installed.
     lacking: frozenset[Feature] = frozenset()
     context: int
     max_sequences: int
@@ -152,55 +153,56 @@ class GenerationEngine(ABC):
     token_bytes: int = 0
     reserves_cache: ClassVar[bool] = False
     precision: str = ""
-    #: The module whose version is the engine's, where it is not called like the engine.
+    #: The module whose version is the engine's, if its name differs from the engine's.
     library: ClassVar[str] = ""
-    #: Names of LoRA adapters that ``SamplingParams.lora_name`` may give.
+    #: Names of LoRA adapters, the values of ``SamplingParams.lora_name``.
     adapters: tuple[str, ...] = ()
 
     @abstractmethod
     def add(self, request: EngineRequest) -> None:
-        """Accept a request; its first tokens come from a later step.
+        """Accept a request; a later step returns its first tokens.
 
-        The caller has checked features, adapter names and lengths.  Raises ConchError for what only the engine can
-        know to be wrong (INVALID_ARG for a grammar that does not compile); it keeps nothing of the request then.
+        The caller has checked features, adapter names and lengths. Raises ConchError for faults that only the engine
+        can detect (INVALID_ARG for a grammar that does not compile), and then keeps nothing of the request.
         """
 
     def compile(self, structure: Structure) -> Any:  # noqa: B027 (an engine may do that itself, in its steps)
-        """Compile the structure of a request; what is returned goes with the request, or several of them.
+        """Compile the structure of a request; the result is passed with one or several requests.
 
-        The one call that another thread makes, while steps run: it takes as long as it takes, keeps the interpreter
-        from nobody meanwhile, and touches nothing that steps use.  Raises ConchError (INVALID_ARG for a structure
+        This is the only call from another thread, at the same time as steps. It may take long, must release the
+        interpreter lock, and must not touch anything that steps use. Raises ConchError (INVALID_ARG for a structure
         that does not compile).
         """
 
     @abstractmethod
     def step(self) -> list[Progress]:
-        """Compute one step of the batch.  Returns an empty list at once when there is nothing to compute.
+        """Compute one step of the batch. Returns an empty list at once if there is nothing to compute.
 
         An exception means that the engine is broken: the worker fails all of its requests and exits.
         """
 
     @abstractmethod
     def cancel(self, id: int) -> None:
-        """Drop a request and free what it holds, with the next step at the latest; unknown ids have no effect.
+        """Drop a request and free its resources, by the next step at the latest; unknown ids have no effect.
 
-        No later step reports anything about it.
+        Later steps report nothing about it.
         """
 
     @abstractmethod
     def usage(self) -> EngineUsage:
-        """The current load; called after every step, so it has to be cheap."""
+        """Return the current load. Called after every step, so it must be cheap."""
 
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether a step would have anything to do."""
+        """Whether there is anything to compute."""
 
     def verify(self, prompts: Sequence[list[int]]) -> None:  # noqa: B027 (most engines have nothing to compare with)
-        """Compare the tokens after ``prompts`` (token ids) with those of transformers, where that is at hand and cheap.
+        """Compare the completions of ``prompts`` (token ids) with those of transformers.
 
-        Called before the first request.  Raises INVALID_ARG for a model that differs.
+        Does nothing if transformers cannot run the model, or not cheaply. Called before the first request. Raises
+        INVALID_ARG for a model that differs.
         """
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing but memory)
-        """Free everything; no request is under way any more."""
+        """Free all resources; called when no request is in flight."""

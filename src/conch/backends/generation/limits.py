@@ -1,4 +1,4 @@
-"""Checks of a request against the limits and features of an engine.  Used by the threads that read frames."""
+"""Checks requests against the limits and features of an engine. Used by the threads that read frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conch.sampling.parameters import SamplingParams
 
 
 class UnknownAdapter(ConchError):
-    """INVALID_ARG for a LoRA adapter that the model does not have; ``known`` are those that it has."""
+    """INVALID_ARG for a LoRA adapter that the model does not have; ``known`` are the names of its adapters."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(
@@ -26,11 +26,11 @@ class Limits:
     engine: GenerationEngine
 
     def remaining(self, tokens: int) -> int:
-        """How many more tokens than ``tokens`` fit into the context."""
+        """Return how many tokens fit into the context after ``tokens``."""
         return self.engine.context - tokens
 
     def check(self, prompt: list[int], sampling: SamplingParams) -> None:
-        """Raise INVALID_ARG for a request that does not fit, UNSUPPORTED for features that the engine does not have."""
+        """Raise INVALID_ARG for a request that does not fit, UNSUPPORTED for features that the engine lacks."""
         engine, length = self.engine, len(prompt)
         needed = (length + sampling.max_tokens) * sampling.beam_width
         if engine.cache_tokens and needed > engine.cache_tokens and engine.cache_tokens <= engine.context:
@@ -58,7 +58,7 @@ class Limits:
         self.check_features(sampling)
 
     def check_features(self, sampling: SamplingParams) -> None:
-        """Raise UNSUPPORTED for features that the engine does not have, UnknownAdapter for an unknown adapter."""
+        """Raise UNSUPPORTED for features that the engine lacks, UnknownAdapter for an unknown adapter."""
         if sampling.lora_name and sampling.lora_name not in self.engine.adapters:
             raise UnknownAdapter(sampling.lora_name, self.engine.adapters)
         for feature in sampling.features():
@@ -67,7 +67,7 @@ class Limits:
                 raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}{cause}")
 
     def check_ids(self, prompt: list[int], name: str, sampling: SamplingParams) -> None:
-        """Raise INVALID_ARG for token ids beyond the vocabulary; an error calls the prompt ``name``."""
+        """Raise INVALID_ARG for token ids outside of the vocabulary; ``name`` denotes the prompt in the message."""
         vocabulary = self.engine.vocabulary
         beyond = max(prompt)
         if beyond >= vocabulary or min(prompt) < 0:

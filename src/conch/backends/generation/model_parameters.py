@@ -1,6 +1,6 @@
-"""The parameters of a model that generates, besides those of every checkpoint (``checkpoints/options.py``).
+"""Parameters of text generation models, in addition to those of every checkpoint (``checkpoints/options.py``).
 
-The parameters of requests are declared in ``conch/sampling/parameters.py``.
+Request parameters are declared in ``conch/sampling/parameters.py``.
 """
 
 from __future__ import annotations

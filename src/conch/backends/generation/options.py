@@ -1,6 +1,6 @@
-"""The parameters of a model that generates text: what its engine is told, and how the worker serves it.
+"""Converts the parameters of a text generation model to options of its engine and of the worker.
 
-Runs in workers, when a model is loaded.
+Runs in workers at load.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
 
-#: The values of parameter ``batch_scheduler_policy``, those of the in-flight batcher.
+#: The values of parameter ``batch_scheduler_policy``, as in the in-flight batcher.
 POLICIES: Final = ("max_utilization", "guaranteed_no_evict")
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """How a worker serves a model, whatever its engine.
+    """Options of a worker that do not depend on the engine.
 
-    ``max_tokens`` is the length limit of an answer where the request gives none (0: what the checkpoint says).
-    ``truncate`` shortens prompts that exceed the context instead of refusing them.  With ``reserve`` a request starts
-    once the KV cache has room for all that it may become.  ``chat_template`` is a file to use instead of the
-    checkpoint's template.
+    ``max_tokens`` is the maximum length of a completion if the request sets none (0: the checkpoint's value).
+    ``truncate`` shortens prompts that exceed the context instead of refusing them. With ``reserve``, a request starts
+    only when the KV cache can hold it at its maximum length. ``chat_template`` is a file that replaces the checkpoint's
+    template.
     """
 
     max_tokens: int = 0
@@ -40,7 +40,7 @@ class ServingOptions:
     def from_checkpoint(cls, checkpoint: Checkpoint, *, policy: str = POLICIES[0]) -> ServingOptions:
         """Read the checkpoint's options; ``policy`` is the default of ``batch_scheduler_policy``.
 
-        Raises INVALID_ARG, naming the parameter.
+        Raises INVALID_ARG with the name of the parameter.
         """
         options = checkpoint.options
         policy = _choice(options, "batch_scheduler_policy", POLICIES, policy)
@@ -61,7 +61,7 @@ def engine_spec(
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> EngineSpec:
-    """The spec for a checkpoint on the device of a model ``instance``.  Raises INVALID_ARG, naming the parameter."""
+    """Return the spec of a checkpoint for the device of ``instance``. Raises INVALID_ARG with the parameter's name."""
     options, graph = checkpoint.options, checkpoint.graph_file("openvino")
     context = options.integer("max_model_len")
     if checkpoint.positions and context > checkpoint.positions:
@@ -94,7 +94,7 @@ def engine_spec(
 
 
 def _dtype(checkpoint: Checkpoint) -> str:
-    """The parameter ``dtype``; left to choose, a graph that ``conch convert`` judged in float32 runs in float32."""
+    """Return the parameter ``dtype``; for ``auto``, float32 if ``conch convert`` checked the graph in float32."""
     dtype, variant = checkpoint.options.dtype, checkpoint.variant
     exact = dtype == "auto" and variant is not None and variant.precision == "fp32"
     return "float32" if exact else dtype

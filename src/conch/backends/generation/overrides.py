@@ -1,6 +1,6 @@
-"""The sampling parameters that a request gives, from JSON, ``parameters`` and inputs; they override the defaults.
+"""Collects the sampling parameters of a request from JSON, ``parameters`` and inputs; they override the defaults.
 
-Pure; used by the threads that read the server's frames.
+No I/O; used by the threads that read the server's frames.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from conch.errors import did_you_mean, invalid
 from conch.sampling.parameters import IGNORED, NAMES, REFUSED
 from conch.sampling.structures import parsed
 
-#: How alike (``difflib``'s ratio) an unknown name is to one that is suggested instead.
+#: Minimum similarity (``difflib`` ratio) of an unknown name and a suggested one.
 _LIKENESS: Final = 0.6
 
 
 class SamplingOverrides:
-    """``values`` has the parameters that the request gives, by the name of the field of ``SamplingParams``."""
+    """The sampling parameters that a request sets: ``values`` by field of ``SamplingParams``."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        # Where each value came from, to name both when two disagree.
+        # The source of each value, to name both sources of contradictory values.
         self._sources: dict[str, str] = {}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a parameter, ``default`` where the request does not give it."""
+        """Return the value of a parameter; ``default`` if the request does not set it."""
         return self.values.get(name, default)
 
     def set(self, name: str, value: Any, source: str = "", *, label: str = "") -> bool:
-        """Set one value; False when ``name`` is not a sampling parameter.
+        """Set a value; return False if ``name`` is not a sampling parameter.
 
-        ``source`` is where the value stands and ``label`` what errors about the value itself call it.  Raises
-        INVALID_ARG for a value that is wrong, or another than was given under another name.
+        Messages about contradictory values name ``source``, and messages about an invalid value name ``label``. Raises
+        INVALID_ARG for an invalid value, or one that contradicts a value set before for the same parameter.
         """
         known = NAMES.get(name)
         if known is None:
@@ -73,14 +73,14 @@ class SamplingOverrides:
 
 
 def refuse_unsupported(name: str, value: Any) -> None:
-    """Raise INVALID_ARG for a parameter of vLLM's that no engine here obeys, where it asks for something."""
+    """Raise INVALID_ARG for a vLLM parameter that no engine here supports, unless its value is empty or false."""
     if name in REFUSED and value:
         raise invalid(f"sampling parameter '{name}' is not supported")
 
 
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, float):
-        return isclose(value, other, rel_tol=1e-6)  # an FP32 tensor, and JSON
+        return isclose(value, other, rel_tol=1e-6)  # an FP32 tensor and JSON differ by rounding
     return bool(value == other)
 
 
@@ -89,7 +89,7 @@ def _shown(value: Any) -> str:
 
 
 def read_document(overrides: SamplingOverrides, text: str, source: str) -> None:
-    """Set all values of the JSON object in input ``source``.  Raises INVALID_ARG, naming what is wrong."""
+    """Set all values of the JSON object in input ``source``. Raises INVALID_ARG for invalid JSON, names or values."""
     document = parsed(f"input '{source}'", text)
     if not isinstance(document, dict):
         raise invalid(f"input '{source}' must be a JSON object, not {text[:80]}")

@@ -1,4 +1,4 @@
-"""A request with the worker, and what makes responses of its tokens."""
+"""The state of a request in a worker, and the interface that builds responses from its tokens."""
 
 from __future__ import annotations
 
@@ -15,41 +15,40 @@ from conch.sampling.structures import Structure
 
 
 class ResponseBuilder(ABC):
-    """Turns the tokens of one request into its responses.
+    """Builds the responses of one request from its tokens.
 
-    ``prompts`` are the sequences to continue: token ids, and how.  A sequence has as many continuations as the ``n`` of
-    its parameters; those of all sequences are numbered through.  Used by the service's thread.
+    ``prompts`` are the prompts (token ids) with their sampling parameters. Each prompt has ``n`` completions, as its
+    parameters specify; the completions of all prompts are numbered consecutively. Used by the service's thread.
     """
 
     prompts: Sequence[tuple[list[int], SamplingParams]]
-    #: The id of other requests, which this one ends with what they have.
+    #: The id of other requests that this request ends; they return their tokens so far.
     ends_id: str = ""
 
     @abstractmethod
     def add(self, index: int, progress: Progress) -> str:
-        """Add what a step brought to continuation ``index``.
+        """Add the result of a step to completion ``index``.
 
-        Returns how the continuation has ended (``stop``, ``length``), empty while it goes on; it may end before the
-        engine says so.
+        Returns the finish reason (``stop``, ``length``), empty while the completion continues. A completion may end
+        before the engine ends it.
         """
 
     @abstractmethod
     def responses(self, final: bool) -> Sequence[Result]:
-        """The responses that are due after a step.
+        """Return the responses that are due after a step.
 
-        ``final`` says that all continuations have ended, or that the request is not to go on; then there is at least
-        one response.
+        ``final``: all completions have ended, or the request is ended early. The result then has at least one response.
         """
 
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request that runs on the engine, or waits for room there.
+    """A request that runs on the engine or waits for it.
 
-    ``batch`` is the number of its execution.  Lower numbers of ``priority`` are more important, ``order`` is the place
-    among requests of one priority.  The first token has to come before ``deadline``, if there is one.  Times are
-    monotonic, in ns, and 0 for what has not happened: when the server got the request (``arrived``) and the worker
-    (``received``), when it went to the engine (``scheduled``), and when tokens came.
+    ``batch`` is the number of its execution. Lower values of ``priority`` run first; ``order`` is the position among
+    requests of equal priority. The first token must arrive before ``deadline``, unless that is 0. Times are monotonic,
+    in ns, and 0 for events that have not happened: the server received the request (``arrived``), the worker received
+    it (``received``), it was added to the engine (``scheduled``), its first and last token arrived.
     """
 
     request: Request
@@ -64,10 +63,10 @@ class RequestState:
     first_token: int = 0
     last_token: int = 0
     generated_tokens: int = 0
-    #: By the engine's request under way: the continuations that have not ended.
+    #: The completions that have not ended, by the id of their engine request.
     running: dict[int, set[int]] = field(default_factory=dict)
     finish_reasons: list[str] = field(default_factory=list)
-    #: What the engine has made of the structure that the output must fit.
+    #: The compiled form of ``structure``.
     compiled: Any = None
 
     @property
@@ -76,7 +75,7 @@ class RequestState:
 
     @property
     def structure(self) -> Structure | None:
-        """What the output must fit; the sequences of a request have it in common."""
+        """The structure that the output must fit, the same for all prompts of a request; None if there is none."""
         return next((sampling.structured_outputs for _, sampling in self.builder.prompts), None)
 
     @property

@@ -1,8 +1,8 @@
-"""The service: a thread that runs an engine, while requests come and go between the steps.
+"""The service: a thread that runs an engine and adds and removes requests between its steps.
 
-The threads that read the server's frames submit and cancel requests; the service's thread makes all calls to the engine
-and sends the responses after each step, those of all requests in one frame.  A step that fails ends the worker: its
-requests fail, and the server starts another.
+The threads that read the server's frames submit and cancel requests. The service's thread makes all calls to the engine
+and sends the responses of all requests after each step, in one frame. If a step fails, all requests fail and the worker
+exits; the server starts another worker.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from conch.workers.child.heartbeat import HEARTBEAT
 from conch.workers.child.packing import Packer
 from conch.workers.child.tracebacks import log_frame
 
-# Its ``load`` is what ``telemetry/statistics.py`` counts. Used by the service's thread.
-
 
 class Report:
-    """Collects what has happened since the last frame."""
+    """Collects the events since the last ``progress`` frame. Used by the service's thread.
+
+    ``telemetry/statistics.py`` counts the ``load`` of the frame.
+    """
 
     def __init__(self) -> None:
-        #: Whether a frame is due, if only to say that nothing is under way any more.
+        #: Whether a frame is due, even if only to report that no request is in flight.
         self.changed = False
         self._responses: list[dict[str, Any]] = []
         self._done: list[tuple[int, tuple[int, int, int]]] = []
@@ -45,7 +46,7 @@ class Report:
         self._queries = self._hits = self._preemptions = 0
 
     def tokens(self, state: RequestState, fresh: int, now: int) -> None:
-        """Count ``fresh`` new tokens of a request; ``now`` is monotonic, in ns."""
+        """Count ``fresh`` new tokens of a request; ``now`` is the monotonic time (ns)."""
         self._generated += fresh
         if not state.first_token:
             state.first_token = now
@@ -57,12 +58,12 @@ class Report:
         state.last_token = now
 
     def respond(self, state: RequestState, packed: Mapping[str, Any], final: bool) -> None:
-        """Add a response, as a frame describes it."""
+        """Add a response; ``packed`` is its description for a frame."""
         self.changed = True
         self._responses.append({"serial": state.request.serial, "final": final, **packed})
 
     def end(self, state: RequestState) -> None:
-        """Count a request that has had its last response."""
+        """Count a completed request."""
         now = monotonic_ns()
         scheduled = state.scheduled or now
         first = state.first_token or now
@@ -80,7 +81,7 @@ class Report:
             )
 
     def frame(self, engine: GenerationEngine, waiting: int) -> dict[str, Any]:
-        """The frame; the next one begins empty.  ``waiting`` sequences have not gone to the engine yet."""
+        """Return the frame and start an empty one; ``waiting`` sequences have not been added to the engine yet."""
         usage = engine.usage()
         frame = {
             "op": "progress",
@@ -109,9 +110,9 @@ class Report:
         return frame
 
 
-#: How long a step waits for the reading threads at most (ns).
+#: Maximum delay of a step for the threads that read frames (ns).
 MAX_WAIT_NS: Final = 10_000_000
-#: Exit status of a worker whose engine is broken.
+#: Exit status of a worker with a broken engine.
 BROKEN: Final = 70
 
 Pack = Callable[[Request, Result | ConchError, Packer], dict[str, Any]]
@@ -120,10 +121,10 @@ Pack = Callable[[Request, Result | ConchError, Packer], dict[str, Any]]
 class GenerationService:
     """Runs the requests of a worker.
 
-    ``pack`` makes a response's part of a frame, with an ``error`` for one that cannot be sent.  With ``reserve`` a
-    request starts once the KV cache has room for all that it may become, so that none is ever preempted; otherwise as
-    soon as the engine accepts it.  ``arriving`` tells whether the reading threads have something to do.
-    ``compile_seconds`` bounds what the structure of a request takes.
+    ``pack`` returns the description of a response for a frame, with an ``error`` if the response cannot be sent. With
+    ``reserve``, a request starts only when the KV cache can hold it at its maximum length, so that no request is ever
+    preempted; otherwise it starts as soon as the engine accepts it. ``arriving`` returns whether the threads that read
+    frames have work to do. ``compile_seconds`` is the timeout for compiling the structure of a request.
     """
 
     def __init__(
@@ -147,8 +148,9 @@ class GenerationService:
         self._orders = count(1)
         self._states: dict[int, RequestState] = {}  # by serial number
         self._waiting: list[tuple[int, int, RequestState]] = []
-        self._owners: dict[int, tuple[RequestState, int]] = {}  # by engine's request: also its first continuation
-        self._with_deadline: dict[int, RequestState] = {}  # those without a token yet
+        # By engine request id: the request, and the index of the first completion of that engine request.
+        self._owners: dict[int, tuple[RequestState, int]] = {}
+        self._with_deadline: dict[int, RequestState] = {}  # requests without a token yet
         self._reserved = 0
         self._report = Report()
         self._packer = Packer()  # of the next frame
@@ -159,15 +161,15 @@ class GenerationService:
         self._thread.start()
 
     def submit(self, state: RequestState) -> None:
-        """Have a request run; called by reading threads."""
+        """Queue a request to run; called by the threads that read frames."""
         self._commands.put(lambda: self._accept(state))
 
     def cancel(self, serial: int) -> None:
-        """End a request; without effect when it has ended.  Called by reading threads."""
+        """Cancel a request; no effect if it has ended. Called by the threads that read frames."""
         self._commands.put(lambda: self._cancel(serial))
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End all requests, close the engine and wait for that."""
+        """End all requests and close the engine; wait for the thread to end, up to ``seconds``."""
         self._commands.put(self._stop)
         self._thread.join(seconds)
 
@@ -185,9 +187,10 @@ class GenerationService:
             self._fail_all(error)
 
     def _run_commands(self) -> None:
-        """Run the commands of the reading threads; waits for one while there is nothing else to do.
+        """Run the commands of the threads that read frames; block until a command arrives if the service is idle.
 
-        An engine may hold the interpreter lock for a whole step, so the threads may finish what they read before it.
+        An engine may hold the interpreter lock for a whole step. Therefore the threads get a short time before the step
+        to finish reading requests.
         """
         until = 0
         while True:
@@ -226,8 +229,8 @@ class GenerationService:
         heapq.heappush(self._waiting, (state.priority, state.order, state))
 
     def _compiled(self, state: RequestState, compiled: Any, error: ConchError | None) -> None:
-        """Go on with a request whose structure has been compiled."""
-        if state.request.serial not in self._states:  # cancelled, or too late
+        """Continue a request after its structure has been compiled, or fail it with the ``error``."""
+        if state.request.serial not in self._states:  # cancelled, or its deadline has passed
             return
         if error is not None:
             self._end(state, error, "error")
@@ -247,7 +250,7 @@ class GenerationService:
         self._send()
 
     def _refuse_overdue(self) -> None:
-        """End the requests that have waited too long for their first token."""
+        """End the requests without a token whose deadline has passed."""
         if self._with_deadline:
             now = monotonic_ns()
             self._with_deadline = {
@@ -259,7 +262,7 @@ class GenerationService:
                 self._end(state, unavailable("Request timeout expired"), "abort")
 
     def _admit(self) -> None:
-        """Give the engine the requests that it has room for, the most important and then the oldest first."""
+        """Add waiting requests to the engine while they fit, by priority and then by arrival order."""
         while self._waiting:
             state = self._waiting[0][2]
             if state.request.serial not in self._states:  # cancelled
@@ -273,7 +276,7 @@ class GenerationService:
             self._add(state)
 
     def _needed(self, state: RequestState) -> int:
-        """The most tokens of KV cache, in whole blocks, that a request can occupy."""
+        """Return the maximum KV cache that a request can occupy (tokens, in whole blocks)."""
         block = self._engine.block_tokens
         return sum(
             -(-(len(prompt) + sampling.max_tokens) // block) * block * sampling.beam_width
@@ -290,7 +293,7 @@ class GenerationService:
                 self._owners[number] = state, first
                 state.running[number] = set(range(first, first + sampling.n))
                 first += sampling.n
-        except Exception as error:  # what an engine cannot take is the request's own
+        except Exception as error:  # a refusal by the engine concerns this request only
             self._end(state, failure(error), "error")
 
     def _process(self, steps: list[Progress]) -> None:
@@ -306,7 +309,7 @@ class GenerationService:
                 continue
             try:
                 self._progress(state, first + step.beam, step, now)
-            except Exception as error:  # a tokenizer's, say: this request's own
+            except Exception as error:  # for example from a tokenizer; concerns this request only
                 self._end(state, failure(error), "error")
                 touched.pop(state, None)
                 continue
@@ -345,14 +348,14 @@ class GenerationService:
                     self._end_with(state, packed, "error")
                     return
                 self._report.respond(state, packed, final and position == len(results))
-        except Exception as error:  # this request's own
+        except Exception as error:  # concerns this request only
             self._end(state, failure(error), "error")
             return
         if final:
             self._forget(state)
 
     def _finish(self, state: RequestState) -> None:
-        """End a request with what it has."""
+        """End a request early, with a response of its tokens so far."""
         self._take_out(state, "abort")
         self._respond(state)
 
@@ -367,7 +370,7 @@ class GenerationService:
         self._forget(state)
 
     def _take_out(self, state: RequestState, reason: str) -> None:
-        """Take what runs of a request out of the engine."""
+        """Cancel the running sequences of a request in the engine."""
         state.finish_reasons.extend([reason] * max(sum(len(still) for still in state.running.values()), 1))
         for number in state.running:
             self._engine.cancel(number)
@@ -381,7 +384,7 @@ class GenerationService:
         self._report.end(state)
 
     def _send(self) -> None:
-        """Send a frame of what has happened since the last one."""
+        """Send a frame with the events since the last frame."""
         packer, self._packer = self._packer, Packer()
         waiting = sum(
             len(state.builder.prompts) for _, _, state in self._waiting if state.request.serial in self._states
@@ -389,7 +392,7 @@ class GenerationService:
         self._channel.send(self._report.frame(self._engine, waiting), packer)
 
     def _fail_all(self, error: BaseException) -> None:
-        """End the worker, whose engine cannot go on, after failing all requests."""
+        """Fail all requests and exit the worker, because its engine is broken."""
         failed = internal(f"engine '{self._engine.name}' failed: {failure(error).message}")
         self._channel.send(log_frame(error, failed.message))
         for state in list(self._states.values()):

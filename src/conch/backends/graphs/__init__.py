@@ -1,1 +1,1 @@
-"""Backends for exported graphs: tensors in, tensors out."""
+"""Backends that run exported graphs: tensors in, tensors out."""

@@ -1,4 +1,4 @@
-"""A loaded graph, whatever library runs it, and the backend that serves one: tensors in, tensors out.
+"""The interface of loaded graphs, independent of the library, and the base class of backends that serve a graph.
 
 Used in workers by the backends ``onnxruntime`` and ``openvino``, and by the engines of the same names.
 """
@@ -20,9 +20,9 @@ from conch.errors import unavailable
 
 
 class Graph(ABC):
-    """A graph that several threads may run at once; ``inputs`` and ``outputs`` are in its own order.
+    """A graph that several threads may run concurrently; ``inputs`` and ``outputs`` have the order of the graph.
 
-    ``initializers`` are constants for which a caller may give other values.
+    ``initializers`` are constants that a request may override.
     """
 
     inputs: tuple[GraphTensor, ...]
@@ -31,28 +31,28 @@ class Graph(ABC):
 
     @abstractmethod
     def infer(self, names: Sequence[str], values: Mapping[str, Array | Strings]) -> list[Array | Strings]:
-        """Run once, for the outputs ``names``, with tensors of any type: BF16 as its 16 bits, BYTES as UTF-8."""
+        """Run once and return the outputs ``names``; supports all datatypes: BF16 as 16-bit values, BYTES as UTF-8."""
 
 
 class GraphBackend(TensorBackend):
-    """One graph on one device; its instances are threads over it."""
+    """One graph on one device; its instances are threads that share it."""
 
     _graph: Graph
 
     @abstractmethod
     def model_file(self) -> Path:
-        """Where the version directory should have the graph's file."""
+        """Return the expected path of the graph's file in the version directory."""
 
     @abstractmethod
     def inspect(self, path: Path) -> Graph:
-        """The graph, opened only to see its tensors."""
+        """Open the graph only to read its tensors."""
 
     @abstractmethod
     def open(self, path: Path, instance: Mapping[str, Any]) -> Graph:
-        """The graph, ready to run.  Raises INVALID_ARG for parameters that make no sense."""
+        """Open the graph to run it. Raises INVALID_ARG for invalid parameters."""
 
     def complete(self) -> str:
-        """The batch size, tensors and scheduler from the graph, unless inputs and outputs are given."""
+        """Fill in batch size, tensors and scheduler from the graph, unless the configuration has inputs and outputs."""
         if self.config.get("input") and self.config.get("output"):
             name = self.model["name"]
             self.log(

@@ -1,4 +1,4 @@
-"""The tensors of a graph that belong to sequences: the server makes them, so they are no inputs or outputs of clients.
+"""The sequence tensors of a graph: control inputs and states, which the server provides instead of clients.
 
 Used in workers by the backends ``onnxruntime``, ``openvino`` and ``pytorch``.
 """
@@ -22,7 +22,7 @@ _VALUES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SequenceTensors:
-    """The datatypes of a configuration's control inputs and states, by the names of the tensors."""
+    """The datatypes of a configuration's control inputs and states, by tensor name."""
 
     controls: Mapping[str, str]
     state_inputs: Mapping[str, str]
@@ -30,7 +30,7 @@ class SequenceTensors:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> SequenceTensors:
-        """Those of a configuration as JSON has it; none where it has no sequences."""
+        """Read a configuration (JSON object); empty if it has no sequence batching."""
         batching = config.get("sequence_batching") or {}
         states = batching.get("state", ())
         return cls(
@@ -42,7 +42,7 @@ class SequenceTensors:
     def of_clients(
         self, inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]
     ) -> tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]:
-        """The inputs and outputs of a graph that are none of these."""
+        """Return the inputs and outputs of a graph without the sequence tensors."""
         made = {*self.controls, *self.state_inputs}
         return (
             tuple(tensor for tensor in inputs if tensor.name not in made),
@@ -50,7 +50,7 @@ class SequenceTensors:
         )
 
     def check(self, model: str, inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> None:
-        """Raise INVALID_ARG for one that the graph lacks, or has as another datatype."""
+        """Raise INVALID_ARG for a sequence tensor that the graph lacks or that has another datatype in the graph."""
         for kind, wanted, tensors in (
             ("sequence control", self.controls, inputs),
             ("state input", self.state_inputs, inputs),

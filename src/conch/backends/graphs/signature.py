@@ -1,6 +1,6 @@
-"""The tensors of a graph and those of a configuration: completing one from the other, and comparing them.
+"""Completes the tensors of a configuration from a graph, and compares them.
 
-Used in workers by the ``onnxruntime`` and ``openvino`` backends.  Messages are those of Triton's ONNX Runtime backend.
+Used in workers by the graph backends. The messages are those of Triton's ONNX Runtime backend.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, Final
 from conch.errors import invalid, unsupported
 from conch.tensors import CONFIG_NAME, format_shape
 
-#: What ``max_batch_size`` becomes where a model can batch and nothing says how much; ``default-max-batch-size``.
+#: Default of the backend option ``default-max-batch-size``, the ``max_batch_size`` of batching models that set none.
 DEFAULT_MAX_BATCH_SIZE: Final = 4
 _SCHEDULERS: Final = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """An input or output of a graph; ``shape`` includes the batch dimension, and -1 stands for variable dimensions.
+    """An input or output of a graph; ``shape`` includes the batch dimension, and -1 denotes variable dimensions.
 
-    ``datatype`` is the protocol's name; of what the protocol has no name for (a sequence, a map), the graph's own.
+    ``datatype`` is the protocol's name, or the graph's own name for types that the protocol lacks (sequences, maps).
     """
 
     name: str
@@ -34,7 +34,7 @@ class GraphTensor:
 
 
 def default_max_batch_size(backend_config: Mapping[str, str]) -> int:
-    """The backend's setting ``default-max-batch-size``; INVALID_ARG unless it is a number."""
+    """Return the backend option ``default-max-batch-size``. Raises INVALID_ARG if it is not an integer."""
     text = backend_config.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
     try:
         return int(text)
@@ -49,9 +49,9 @@ def complete(
     default_max_batch_size: int,
     warn: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Fill in the batch size, scheduler, inputs and outputs that a configuration lacks, as the graph has them.
+    """Fill in missing batch size, scheduler, inputs and outputs of a configuration from the graph.
 
-    Raises INVALID_ARG when it asks for batches that the model cannot take.
+    Raises INVALID_ARG if the configuration sets ``max_batch_size`` but the model cannot batch.
     """
     config = dict(config)
     name = config["name"]
@@ -91,9 +91,9 @@ def check(
     outputs: Sequence[GraphTensor],
     initializers: Sequence[GraphTensor] = (),
 ) -> None:
-    """Raise INVALID_ARG where a configuration and the graph disagree.
+    """Raise INVALID_ARG if a configuration does not match the graph.
 
-    ``initializers`` are constants of the graph that a request may override: optional inputs.
+    ``initializers`` are constants of the graph that a request may override, as optional inputs.
     """
     model = config["name"]
     batched = int(config.get("max_batch_size", 0)) > 0
@@ -123,7 +123,7 @@ def check(
 
 
 def batch_inputs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The inputs of the graph that no client sends; what shapes they have depends on the batch."""
+    """Return the batch inputs of a configuration, which clients do not send; their shapes depend on the batch."""
     return [
         {"name": name, "data_type": one["data_type"]}
         for one in config.get("batch_input", ())
@@ -141,7 +141,10 @@ def _check_type(model: str, kind: str, wanted: Mapping[str, Any], tensor: GraphT
 
 
 def _check_ragged(model: str, tensor: GraphTensor) -> None:
-    """The elements of all requests of a batch lie end to end in a ragged input.  The two blanks are the known text."""
+    """Raise INVALID_ARG unless a ragged input has one variable dimension, for the concatenated elements of a batch.
+
+    The two spaces in the message are as in Triton.
+    """
     if tensor.shape != (-1,):
         raise invalid(
             f"unable to load model '{model}', configuration expects model provides input with shape [-1]  for ragged "

@@ -1,1 +1,1 @@
-"""What clients of text generation send and get: the tensors of each of Triton's backends for language models."""
+"""I/O formats of text generation: the tensor interfaces of Triton's backends for language models."""

@@ -1,6 +1,6 @@
-"""The backend ``vllm``: a model as Triton's vLLM backend has it, on one of the engines here.
+"""The backend ``vllm``: serves models of Triton's vLLM backend on any of conch's engines.
 
-``model.json`` in the version directory holds vLLM's engine arguments, ``multi_lora.json`` beside it the adapters.
+``model.json`` in the version directory holds vLLM's engine arguments, ``multi_lora.json`` next to it the adapters.
 Source: triton-inference-server/vllm_backend.
 """
 
@@ -28,7 +28,7 @@ from conch.config.reading import read_json
 from conch.errors import Code, ConchError, invalid
 from conch.workers.child.packing import Packer
 
-#: Engine arguments that apply to every engine here, and the model parameters with their meaning.
+#: Engine arguments that apply to every engine, with the equivalent model parameters.
 _PARAMETERS: Final[Mapping[str, str]] = {
     "model": "model",
     "revision": "revision",
@@ -43,10 +43,10 @@ _PARAMETERS: Final[Mapping[str, str]] = {
 PARAMETERS: Final = ParameterTable(
     "vllm",
     (*CHECKPOINT_PARAMETERS, *GENERATION_PARAMETERS),
-    # Of Triton's vLLM backend.
+    # Parameters of Triton's vLLM backend.
     frozenset({"ENABLE_VLLM_HEALTH_CHECK", "FORCE_CPU_ONLY_INPUT_TENSORS", "REPORT_CUSTOM_METRICS"}),
 )
-#: Engine arguments that repositories give vLLM; what resembles one of them is a slip.
+#: Known engine arguments of vLLM; an unknown name that resembles a known one is refused as misspelt.
 ENGINE_ARGUMENTS: Final = ParameterTable(
     "vllm",
     accepted=frozenset({
@@ -68,7 +68,7 @@ ENGINE_ARGUMENTS: Final = ParameterTable(
         "tokenizer_revision", "use_v2_block_manager",
     }),
 )  # fmt: skip
-#: Engine arguments that name files which vLLM itself finds, or downloads.
+#: Engine arguments that name files that vLLM itself finds or downloads.
 _ELSEWHERE: Final = (
     "tokenizer", "generation_config", "code_revision", "model_loader_extra_config", "speculative_model",
     "speculative_config",
@@ -103,7 +103,7 @@ class VllmBackend(TextBackend):
         return Defaults.of_vllm()
 
     def choose_engine(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> str:
-        """vLLM itself where it is installed, on CPUs too, unless the parameter ``engine`` names another."""
+        """Return ``vllm`` if it is installed, also for CPUs, unless the parameter ``engine`` names another engine."""
         if checkpoint.options.engine == "auto" and find_spec("vllm") is not None:
             return "vllm"
         return super().choose_engine(checkpoint, instance)
@@ -117,7 +117,7 @@ class VllmBackend(TextBackend):
     def arguments(self, engine: str) -> Mapping[str, Any]:
         others = {name: value for name, value in self._arguments.items() if name not in _PARAMETERS}
         if others and is_checkpoint_folder(Path(self.model["version_directory"])):
-            # Some of them name code to import.
+            # Some engine arguments name code to import, and a checkpoint's folder is not trusted to do that.
             self.warn_of(
                 f"model.json lies in a checkpoint's folder, so its engine arguments {', '.join(sorted(others))} are "
                 "ignored: let a model.json in a folder of its own name the checkpoint"

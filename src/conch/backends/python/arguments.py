@@ -1,4 +1,4 @@
-"""Checks of the arguments that models give to ``triton_python_backend_utils``: what Triton refuses with a TypeError.
+"""Checks the arguments of ``triton_python_backend_utils``; raises TypeError where Triton does.
 
 Runs in the worker of a Python model.
 """
@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
 
-#: The ranges of C's integers.
+#: Ranges of C integer types.
 UINT32 = range(1 << 32)
 UINT64 = range(1 << 64)
 INT64 = range(-(1 << 63), 1 << 63)
 
 
 def integer(value: Any, what: str, within: range) -> int:
-    """``value`` as an integer of a range; ``what`` names it in the message."""
+    """Convert ``value`` to an integer in a range; ``what`` names the argument in the message."""
     number = operator.index(value) if hasattr(value, "__index__") else None
     if number is None or number not in within:
         raise TypeError(f"{what} must be an integer from {within.start} to {within.stop - 1}, not {value!r}")
@@ -26,7 +26,7 @@ def integer(value: Any, what: str, within: range) -> int:
 
 
 def text(value: Any, what: str) -> str:
-    """``value`` as text; bytes are UTF-8."""
+    """Return a str, or decode bytes as UTF-8."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
@@ -35,14 +35,14 @@ def text(value: Any, what: str) -> str:
 
 
 def truth(value: Any, what: str) -> bool:
-    """``value`` as a bool; a number will do, text and None will not."""
+    """Convert ``value`` to a bool; accepts numbers, but not text or None."""
     if value is None or not hasattr(value, "__bool__"):
         raise TypeError(f"{what} must be a bool, not {type(value)}")
     return bool(value)
 
 
 def items(values: Any, what: str, kind: type | tuple[type, ...], name: str) -> list[Any]:
-    """The items of a list or another sequence that is not text, each of a ``kind`` that ``name`` names."""
+    """Return the items of a sequence (not text) after checking that each is a ``kind``; ``name`` denotes the kind."""
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         raise TypeError(f"{what} must be a list of {name}, not {type(values)}")
     for value in values:
@@ -52,7 +52,7 @@ def items(values: Any, what: str, kind: type | tuple[type, ...], name: str) -> l
 
 
 def instance(value: Any, what: str, kind: type[Kind]) -> Kind:
-    """``value``, which must be an object of that class."""
+    """Return ``value`` after checking that it is an instance of ``kind``."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be a {kind.__name__}, not {value!r}")
     return value

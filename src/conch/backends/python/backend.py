@@ -1,7 +1,7 @@
-"""The Python backend: runs a user's ``TritonPythonModel`` in a worker of its own.
+"""The Python backend: runs a user's ``TritonPythonModel`` in its own worker.
 
-The worker's main thread makes every call here.  A model's coroutines run on one thread with an event
-loop; a decoupled model sends responses from any thread.
+The worker's main thread makes all calls to the backend. Coroutines of the model run on one thread with an event loop; a
+decoupled model may send responses from any thread.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame
 
-# Called once in a worker of its own, so that nothing a model does to its interpreter reaches another.
-
 
 def prepare(model: dict[str, Any]) -> None:
-    """Let the model's files be found, and ``triton_python_backend_utils`` by its names.
+    """Make the model's files and ``triton_python_backend_utils`` importable.
 
-    ``model`` is the part of the ``init`` frame about it; ``backend_directory`` is that of its Python-based backend.
+    ``model`` is the ``model`` field of the ``init`` frame; its ``backend_directory`` is the folder of a Python-based
+    backend. Called once per worker; each instance has its own worker, so that a model cannot affect the interpreter of
+    another.
     """
     backend = model.get("backend_directory")
     for directory in (backend,) if backend else (model["version_directory"], model["directory"]):
@@ -50,23 +50,23 @@ def path(model: dict[str, Any]) -> str:
 
 
 def module_name(model: dict[str, Any]) -> str:
-    """The name of the model's module: ``<version>.<file name>``, as ``1.model``; that of a backend is ``model``."""
+    """Return the name of the model's module: ``<version>.<file name>``, or ``model`` for a Python-based backend."""
     if model.get("backend_directory"):
         return "model"
     return f"{os.path.basename(model['version_directory'])}.{os.path.splitext(os.path.basename(path(model)))[0]}"
 
 
-# The server is told when the answer changes, and before the first one that the model is not ready. Runs in the worker
-# of a Python model, in threads of its own beside ``execute``.
-
-
-#: Time between two questions, and how long an answer may take (s).
+#: Interval between calls of ``is_ready``, and timeout of a call (s).
 PERIOD_SECONDS = 1.0
 LIMIT_SECONDS = 5.0
 
 
 class Readiness:
-    """Asks ``is_ready``, for the first time before it is made; its coroutines run on ``loop``, if there is one."""
+    """Calls ``is_ready`` periodically and reports changes to the server; the model is not ready until the first result.
+
+    The constructor waits for the first call to return or time out. Calls run in separate threads, concurrently with
+    ``execute``; coroutines run on ``loop`` if there is one.
+    """
 
     def __init__(
         self, runtime: Runtime, is_ready: Callable[[], Any], loop: asyncio.AbstractEventLoop | None = None
@@ -83,7 +83,7 @@ class Readiness:
         self._asked.wait()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop calling ``is_ready``."""
         self._closed.set()
 
     def _watch(self) -> None:
@@ -96,7 +96,7 @@ class Readiness:
             except TimeoutError:
                 self._complain(internal(f"is_ready() has not returned within {LIMIT_SECONDS:g} s"))
                 self._asked.set()
-                answer.exception()  # no second question before it has
+                answer.exception()  # blocks, so that calls do not overlap
             except ConchError as error:
                 self._complain(error)
             self._asked.set()
@@ -131,7 +131,7 @@ class Readiness:
             self._runtime.channel.send({"op": "model_ready", "ready": ready})
 
     def _complain(self, error: ConchError) -> None:
-        """The model is not ready, for a reason that the log tells once."""
+        """Report the model as not ready, and log the reason unless it was logged last."""
         self._tell(False)
         heading = f"model '{self._runtime.instance}' is not ready: {error.message.partition(PLACES)[0]}"
         if heading == self._complaint or self._closed.is_set():
@@ -145,9 +145,9 @@ class Readiness:
 
 
 class PythonBackend:
-    """One instance of a Python model.  Methods raise ConchError with the text that the server reports."""
+    """One instance of a Python model. Methods raise ConchError with the message that the server reports."""
 
-    #: The worker's main thread makes every call.
+    #: The worker's main thread makes all calls.
     threads = 1
 
     def __init__(self, channel: Channel, init: Header) -> None:
@@ -156,26 +156,26 @@ class PythonBackend:
         self._config: dict[str, Any] = json.loads(init["config"])
         self._runtime = Runtime(channel, self._model, init["log"])
         self._class: Any | None = None
-        #: The model's object, from ``start`` to ``stop``.
+        #: The ``TritonPythonModel`` object, from ``start`` to ``stop``.
         self.instance: Any | None = None
         self._instance_name = ""
         self._execute: Callable[[list[InferenceRequest]], Any] | None = None
         self._decoupled = False
-        self._reschedules = False  # whether the model has done so
+        self._reschedules = False  # whether the model has ever rescheduled a request
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._readiness: Readiness | None = None
-        #: Told of every failure of the model while it serves; its ``__cause__`` is what the model raised, if it raised.
+        #: Called for every failure of the model while it serves; ``__cause__`` is the model's exception, if any.
         self.on_failure: Callable[[ConchError], None] = self._log_failure
         runtime.install(self._runtime)
         prepare(self._model)
 
     def control(self, header: Header) -> bool:
-        """Handle a cancellation or new log settings; False for any other frame."""
+        """Handle a cancellation or new log settings; return False for any other frame."""
         return self._runtime.control(header)
 
     def complete(self) -> str:
-        """The configuration as the model's ``auto_complete_config`` completes it, as JSON."""
+        """Return the configuration completed by the model's ``auto_complete_config``, as JSON."""
         function = getattr(self._load(), "auto_complete_config", None)
         if function is None:
             return json.dumps(self._config)
@@ -191,7 +191,7 @@ class PythonBackend:
         return json.dumps(completed.as_dict())
 
     def start(self, instance: dict[str, Any], config: str) -> bool:
-        """Make the model's object and initialise it.  Returns whether ``execute`` is a coroutine function."""
+        """Create and initialize the ``TritonPythonModel``. Returns whether ``execute`` is a coroutine function."""
         self._config = json.loads(config)
         _check_force_cpu(self._config)
         policy: dict[str, Any] = self._config.get("model_transaction_policy", {})
@@ -222,7 +222,7 @@ class PythonBackend:
         begin = monotonic_ns()
         unpacker = ArrayUnpacker(payload, self._channel)
         decoupled = self._decoupled
-        batches = self._runtime.outputs.batches and not decoupled  # a decoupled model may answer row by row
+        batches = self._runtime.outputs.batches and not decoupled  # a decoupled model may respond row by row
         rows: int | None = None
         replies: list[ResponseChannel] = []
         requests: list[InferenceRequest] = []
@@ -273,7 +273,7 @@ class PythonBackend:
         self.instance = None
 
     def close(self) -> None:
-        """End the backend's threads, after ``stop``, where the process goes on; a worker's end with it."""
+        """End the backend's threads after ``stop``, if the process continues; in workers they end with the process."""
         self._runtime.close()
         if self._loop is not None and self._loop_thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -318,7 +318,7 @@ class PythonBackend:
         return None
 
     def _finished(self, done: Future[Any], replies: list[ResponseChannel]) -> None:
-        """A decoupled model's coroutine has ended: with an error, its open requests end too."""
+        """Fail the open requests of a decoupled model's coroutine if the coroutine ended with an error."""
         error = CancelledError("the coroutine was cancelled") if done.cancelled() else done.exception()
         if error is not None:
             failure = _caused(self._failed(describe(error)), error)
@@ -327,7 +327,7 @@ class PythonBackend:
                 reply.fail(Code.INTERNAL.name, failure.message)
 
     def _rescheduled(self, returned: Any, replies: list[ResponseChannel]) -> list[int]:
-        """The places of the requests that the model wants again, whose end is not in this batch."""
+        """Return the indices of the requests that the model has rescheduled; they do not end with this batch."""
         wanted = self._runtime.rescheduled
         places = [place for place, reply in enumerate(replies) if reply.serial in wanted and not reply.closed]
         wanted.clear()
@@ -344,7 +344,7 @@ class PythonBackend:
         return places
 
     def _responses(self, returned: Any, replies: list[ResponseChannel], packer: Packer) -> list[dict[str, Any] | None]:
-        """The entries of a ``done`` frame for what ``execute`` returned; raises INTERNAL for anything else."""
+        """Convert the result of ``execute`` to entries of a ``done`` frame. Raises INTERNAL for an invalid result."""
         if self._decoupled and returned is not None:
             raise self._failed(
                 f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "

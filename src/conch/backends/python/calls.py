@@ -1,8 +1,7 @@
-"""What a model asks of its server: requests to other models (BLS), and loading and unloading them.
+"""Calls of a model to the server: requests to other models (BLS), and loading and unloading of models.
 
-Runs in the worker of a Python model, in whatever threads the model uses.  A thread that waits for an answer
-receives frames itself, or lets another do it that waits as well (``Channel.wait``); for coroutines, which must
-not wait, one more thread does so as long as there are any.
+Runs in the worker of a Python model, in any of its threads. Of the threads that wait for responses, one receives frames
+for all (``Channel.wait``). Coroutines must not block; while coroutines wait, a helper thread receives frames for them.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ Answer = tuple[InferenceResponse, bool]
 
 
 class BlsClient:
-    """The calls of one worker that are under way."""
+    """The calls in flight of one worker."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._numbers = count(1)
         self._calls: WeakValueDictionary[int, BlsCall] = WeakValueDictionary()
-        #: Coroutines that wait for an answer.
+        #: The futures of coroutines that wait for a response.
         self._awaited: set[asyncio.Future[Any]] = set()
         self._awaiting = threading.Event()
         self._helper: threading.Thread | None = None
         self._starting_helper = threading.Lock()
 
     def start(self, header: Header, packer: Packer | None = None) -> BlsCall:
-        """Send a call; its number is added to ``header``."""
+        """Send a call; adds its number to ``header``."""
         call = BlsCall(self, next(self._numbers))
         self._calls[call.number] = call
         header["call"] = call.number
@@ -46,8 +45,8 @@ class BlsClient:
         return call
 
     def answer(self, header: Header, payload: bytearray) -> None:
-        """Hand an answer to the call that waits for it; called by the thread that received it."""
-        # Unpacked in any case, so that its memory goes back.
+        """Pass a response to its call; runs in the thread that received the frame."""
+        # Unpacked even if the call is gone, so that the memory is released.
         tensors = ArrayUnpacker(payload, self._channel).tensors(header["outputs"])
         call = self._calls.get(header["call"])
         if call is None:
@@ -58,15 +57,15 @@ class BlsClient:
         call.add(response, header["final"])
 
     def wait(self, call: BlsCall) -> None:
-        """Wait until ``call`` has an answer."""
+        """Block until ``call`` has a response."""
         self._channel.wait(call.has_answer)
 
     def cancel(self, call: BlsCall, drop: bool) -> None:
-        """Have a call cancelled; with ``drop``, answers are not wanted either.  The garbage collector may call this."""
+        """Cancel a call; with ``drop``, discard its responses too. May be called by the garbage collector."""
         self._channel.post({"op": "cancel_call", "call": call.number, "drop": drop})
 
     def expect(self, future: asyncio.Future[Any]) -> None:
-        """Keep a thread receiving frames until ``future`` has its answer."""
+        """Keep a thread receiving frames until ``future`` has its response."""
         self._awaited.add(future)
         if self._helper is None:
             with self._starting_helper:
@@ -86,9 +85,9 @@ class BlsClient:
 
 
 class BlsCall:
-    """One call: the answers that have arrived, and the coroutine that waits for the next.
+    """One call: the received responses, and the coroutine that waits for the next one.
 
-    Only those who wait for its answers hold a reference; when the last of them drops it early, the call is cancelled.
+    Only code that waits for responses holds a reference; if the last reference is dropped early, the call is cancelled.
     """
 
     __slots__ = ("__weakref__", "_answers", "_calls", "_ended", "_lock", "_waiter", "number")
@@ -106,7 +105,7 @@ class BlsCall:
             self._calls.cancel(self, drop=True)
 
     def cancel(self) -> None:
-        """Have the server cancel what this asked for, unless it has ended."""
+        """Cancel the call on the server, unless it has ended."""
         if not self._ended:
             self._calls.cancel(self, drop=False)
 
@@ -114,16 +113,16 @@ class BlsCall:
         return bool(self._answers)
 
     def next(self) -> Answer:
-        """Wait for the next answer."""
+        """Block until the next response, and return it."""
         while True:
             self._calls.wait(self)
             try:
                 return self._answers.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread has taken it
                 pass
 
     def next_later(self, convert: Callable[[Answer], Any]) -> asyncio.Future[Any]:
-        """A future of the running event loop for what ``convert`` makes of the next answer."""
+        """Return a future of the running event loop for ``convert`` of the next response."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._lock:
             arrived = self._answers.popleft() if self._answers else None
@@ -137,7 +136,7 @@ class BlsCall:
         return future
 
     def add(self, response: InferenceResponse, final: bool) -> None:
-        """Hand an answer to the coroutine that waits for one, or keep it for whoever asks next."""
+        """Pass a response to the waiting coroutine, or keep it for the next caller."""
         with self._lock:
             self._ended = self._ended or final
             waiter, self._waiter = self._waiter, None
@@ -148,17 +147,17 @@ class BlsCall:
         self._calls.expect_no_more(future)
         try:
             future.get_loop().call_soon_threadsafe(self._deliver, future, convert, (response, final))
-        except RuntimeError:  # its event loop has been closed
+        except RuntimeError:  # the event loop is closed
             pass
 
     def _deliver(self, future: asyncio.Future[Any], convert: Callable[[Answer], Any], answer: Answer) -> None:
-        if future.done():  # cancelled, but the call may go on
+        if future.done():  # the future was cancelled, but the call may continue
             self._answers.appendleft(answer)
         else:
             future.set_result(convert(answer))
 
     def _forget(self, future: asyncio.Future[Any]) -> None:
-        """Stop waiting for this future, which has its answer or was cancelled."""
+        """Stop waiting for a future that is done or cancelled."""
         with self._lock:
             if self._waiter is not None and self._waiter[0] is future:
                 self._waiter = None
@@ -166,9 +165,9 @@ class BlsCall:
 
 
 class ResponseIterator:
-    """Iterates over the responses of a decoupled call as they arrive, and over all of them again once it has ended.
+    """Iterates over the responses of a decoupled call as they arrive; after its end, over all of them again.
 
-    ``for`` waits in its thread, ``async for`` does not.
+    ``for`` blocks its thread, ``async for`` does not.
     """
 
     __slots__ = ("__weakref__", "_call", "_done", "_first", "_next", "_responses")
@@ -199,7 +198,7 @@ class ResponseIterator:
         return self._note(self._take_first() or await self._call.next_later(_as_it_is))
 
     def cancel(self) -> None:
-        """Have the request cancelled; what it still answers may be iterated over."""
+        """Cancel the request; responses that still arrive can be iterated over."""
         self._call.cancel()
 
     def _take_first(self) -> Answer | None:

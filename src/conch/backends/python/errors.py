@@ -1,4 +1,4 @@
-"""The errors that models raise and return, and the text of an exception in a response.
+"""Errors that models raise and return, and the formatting of exceptions in responses.
 
 Part of ``triton_python_backend_utils``; runs in the worker of a Python model.
 """
@@ -11,7 +11,7 @@ from types import FrameType
 
 from conch.backends.python import arguments
 
-#: Between the message of an exception and where it was raised, in what ``describe`` returns.
+#: Separates the message of an exception from its source locations in the result of ``describe``.
 PLACES = "\n\nAt:\n"
 
 _OWN = __name__.rpartition(".")[0]
@@ -60,9 +60,9 @@ class TritonError:
 
 
 def describe(error: BaseException) -> str:
-    """``<Type>: <message>``, and where: the frames of the model, innermost first, each with the line it ran last.
+    """Format an exception as ``<Type>: <message>`` and the stack frames of the model, innermost first.
 
-    From Python 3.12 on, a coroutine's frame also refers to the event loop that ran it, which is left out.
+    The frames of the event loop, to which a coroutine's frame refers since Python 3.12, are omitted.
     """
     try:
         message = str(error) or "<EMPTY MESSAGE>"
@@ -89,6 +89,6 @@ def _places(error: BaseException) -> str:
         if not module.startswith(_OWN):
             lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")
         if frame.f_code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR):
-            break  # from Python 3.12 on the event loop's frames follow
+            break  # since Python 3.12, the event loop's frames follow
         frame = frame.f_back
     return PLACES + "".join(lines) if lines else ""

@@ -1,8 +1,9 @@
-"""``pb_utils.MetricFamily`` and its metrics: numbers of a model's own on the server's metrics page.
+"""``pb_utils.MetricFamily`` and its metrics: custom metrics of a model on the server's metrics page.
 
-The server has the numbers, since models and instances share them: families and metrics are made, and read, by calls to
-it.  Changes are added up here and sent ahead of the next frame, such as the response to the request that made them, or
-by a thread where none follows soon.  Runs in the worker of a Python model, in whatever thread the model uses.
+The server stores the values, because models and instances share them; families and metrics are created and read by
+calls to the server. Changes are accumulated in the worker and sent before the next frame, for example before the
+response to the request that made them. If no frame follows soon, a thread sends them. Runs in the worker of a Python
+model, in any of its threads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from conch.backends.python.runtime import Runtime, current
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.forked import ForkedChannel
 
-#: How long changes may wait for a frame to go with (s).
+#: Time after which changes are sent without waiting for another frame (s).
 PATIENCE_SECONDS = 0.05
 
 _DELETED = (
@@ -32,7 +33,7 @@ _DELETED = (
 
 
 class MetricKind(Enum):
-    """What a family counts, as on the metrics page."""
+    """The type of a family's metrics, as on the metrics page."""
 
     COUNTER = 0
     GAUGE = 1
@@ -40,9 +41,10 @@ class MetricKind(Enum):
 
 
 class MetricFamily:
-    """A family of metrics; those of one name are the same family in all models.
+    """A family of metrics, shared by all models that use the same name.
 
-    It goes from the page, with the metrics made by this object, when the object does, unless others have it as well.
+    When this object is deleted, the family and the metrics created by it are removed from the metrics page, unless
+    other objects refer to them.
     """
 
     COUNTER = MetricKind.COUNTER
@@ -57,7 +59,7 @@ class MetricFamily:
             )
         self._kind = kind
         self._runtime = current()
-        self._number = 0  # until the server has it
+        self._number = 0  # until the server has created the family
         number = next(_numbers)
         fields = {"do": "family", "number": number, "name": name, "description": description, "kind": kind.name}
         _ask(self._runtime, "Error when creating MetricFamily", fields)
@@ -68,7 +70,7 @@ class MetricFamily:
             self._runtime.channel.post({"op": "metrics_drop", "family": self._number})
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> CustomMetric:
-        """The metric with these labels; of a histogram also the upper bounds of its ``buckets``, in rising order."""
+        """Create the metric with these labels; ``buckets`` are the ascending upper bounds of a histogram's buckets."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         for key, value in (labels or {}).items():
@@ -97,7 +99,7 @@ class MetricFamily:
 
 
 class CustomMetric:
-    """One number of a family, or one histogram; :meth:`MetricFamily.Metric` makes it."""
+    """One counter, gauge or histogram of a family; created by :meth:`MetricFamily.Metric`."""
 
     __slots__ = ("__weakref__", "_bounds", "_change", "_family", "_kind", "_number", "_runtime")
 
@@ -107,16 +109,16 @@ class CustomMetric:
         self._runtime = family._runtime
         self._number = number
         self._bounds = bounds
-        #: What the server has not been told (see ``MetricChanges``); None if that is nothing.
+        #: The change that has not been sent to the server (see ``MetricChanges``); None if there is none.
         self._change: MetricChange | None = None
 
     def __del__(self) -> None:
-        # What is to be sent holds a reference, so there is no change left.
+        # Unsent changes hold a reference to the metric, so none are left here.
         if self._family() is not None:
             self._runtime.channel.post({"op": "metrics_drop", "series": self._number})
 
     def increment(self, value: float) -> None:
-        """Add to a counter or a gauge; what is added to a counter is not negative."""
+        """Add ``value`` to a counter or a gauge; it must not be negative for a counter."""
         amount = self._check("increment", "Increment", value, MetricKind.HISTOGRAM)
         if self._kind is MetricKind.COUNTER and not amount >= 0:
             raise self._refused("increment", "can only be incremented monotonically by non-negative values.")
@@ -128,12 +130,12 @@ class CustomMetric:
         _changes_of(self._runtime).set(self, amount)
 
     def observe(self, value: float) -> None:
-        """Count a value in a histogram."""
+        """Add an observation to a histogram."""
         amount = self._check("observe", "Observe", value, MetricKind.COUNTER, MetricKind.GAUGE)
         _changes_of(self._runtime).observe(self, bisect_left(self._bounds, amount), amount)
 
     def value(self) -> float:
-        """The value of a counter or a gauge, with what other models and instances have added."""
+        """Return the value of a counter or a gauge, including changes by other models and instances."""
         self._check("get", "Value", 0, MetricKind.HISTOGRAM)
         response = _ask(self._runtime, "Failed to get metric value", {"do": "value", "number": self._number})
         return float(response._parameters["value"])
@@ -154,7 +156,7 @@ class CustomMetric:
 
 
 class MetricChange:
-    """How a metric changes: it is set (``absolute``) or changes by ``amount``; what is added to which buckets."""
+    """A change of a metric: set to ``amount`` (``absolute``) or changed by it; and increments by bucket index."""
 
     __slots__ = ("absolute", "amount", "buckets")
 
@@ -165,7 +167,7 @@ class MetricChange:
 
 
 class MetricChanges:
-    """What a worker's metrics have changed by since the server was told; one for each worker that has any."""
+    """The changes of a worker's metrics that have not been sent to the server; created at the first change."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -199,7 +201,7 @@ class MetricChanges:
             change.buckets[bucket] = change.buckets.get(bucket, 0) + 1
 
     def take(self) -> Header | None:
-        """A frame with all changes so far; None if there are none.  The channel calls it when it is about to send."""
+        """Return a frame with all unsent changes; None if there are none. The channel calls it before each frame."""
         if not self._changed:
             return None
         with self._changing:
@@ -231,7 +233,7 @@ class MetricChanges:
             self._channel.send_ahead()
 
 
-#: Of families and metrics, in frames.
+#: Numbers of families and metrics in frames.
 _numbers = count(1)
 _making_changes = threading.Lock()
 
@@ -264,5 +266,5 @@ def _number(value: Any) -> float:
 
 
 def _portable(value: float) -> float | str:
-    """A number as JSON can say it."""
+    """Convert a number for JSON, which has no infinity and no NaN."""
     return value if isfinite(value) else repr(value)

@@ -1,6 +1,6 @@
-"""``pb_utils.ModelConfig``: what ``auto_complete_config`` gets, fills in and returns.
+"""``pb_utils.ModelConfig``: the configuration that ``auto_complete_config`` receives, completes and returns.
 
-Runs in the worker of a Python model.  The texts of its errors are Triton's.
+Runs in the worker of a Python model. The error messages are Triton's.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ _HELPER = "auto-complete-config function for model"
 
 
 class ModelConfig:
-    """A model's configuration; what is set here may fill gaps but not contradict what is there."""
+    """A model's configuration; changes may fill in missing fields but must not contradict existing ones."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as a dictionary, in the form of ``GET /config``."""
+        """Return the configuration as a dictionary, in the format of ``GET /config``."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
@@ -31,7 +31,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Turn dynamic batching on, unless the configuration chose another scheduler (ValueError)."""
+        """Enable dynamic batching. Raises ValueError if the configuration has another scheduler."""
         for choice in ("sequence_batching", "ensemble_scheduling"):
             if choice in self._model_config:
                 raise ValueError(
@@ -41,17 +41,17 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: dict[str, Any]) -> None:
-        """Add an input, or fill in the one of that name: ``name``, ``data_type``, ``dims``, ``optional``."""
+        """Add an input, or complete the existing one: ``name``, ``data_type``, ``dims``, ``optional``."""
         self._check("input", input, ("name", "data_type", "dims", "optional"))
         self._merge("input", input)
 
     def add_output(self, output: dict[str, Any]) -> None:
-        """Add an output, or fill in the one of that name: ``name``, ``data_type``, ``dims``."""
+        """Add an output, or complete the existing one: ``name``, ``data_type``, ``dims``."""
         self._check("output", output, ("name", "data_type", "dims"))
         self._merge("output", output)
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
-        """Say whether the model is decoupled: ``{"decoupled": bool}``."""
+        """Set whether the model is decoupled: ``{"decoupled": bool}``."""
         if any(key != "decoupled" for key in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in {_HELPER} '{self._name}' contains property other than 'decoupled'."

@@ -1,6 +1,6 @@
 """The module that a ``model.py`` imports as ``triton_python_backend_utils``.
 
-Gathers what models use from the modules beside it; runs in the worker of a Python model.
+Re-exports the public API from the other modules of this package; runs in the worker of a Python model.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ from conch.backends.python.strings import deserialize_bytes_tensor, serialize_by
 from conch.backends.python.tensor import MaybeNone, Tensor
 from conch.workers.child.packing import Packer
 
-# Runs in the worker of a Python model; the server's log settings decide what is sent.
-
 
 class LogLevel(IntEnum):
     INFO = 0
@@ -50,7 +48,7 @@ class LogLevel(IntEnum):
 
 
 class Logger:
-    """Functions to log with; there are no instances."""
+    """Static functions that log to the server, filtered by its log settings; cannot be instantiated."""
 
     LogLevel = LogLevel
     INFO = LogLevel.INFO
@@ -91,15 +89,15 @@ def _log(message: str, level: LogLevel) -> None:
     current().write_log(level.name, os.path.basename(caller.f_code.co_filename), caller.f_lineno, message)
 
 
-# Runs in the worker of a Python model; works in ``initialize`` and ``finalize`` too.
+# The functions for model control also work in ``initialize`` and ``finalize``.
 
 
-#: What C's ``stol`` reads of a text.
+#: The part of a text that C's ``stol`` parses.
 _LEADING_NUMBER = re.compile(r"\s*[+-]?\d+")
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Load or reload a model, where given with a configuration (JSON) and with files by ``file:<path>``."""
+    """Load or reload a model, optionally with a configuration (JSON) and with file contents by ``file:<path>``."""
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(
             f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
@@ -115,7 +113,7 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Stop serving a model; returns while its last requests still run."""
+    """Unload a model; returns before its last requests have completed."""
     name = arguments.text(model_name, "unload_model: model_name")
     dependents = arguments.truth(unload_dependents, "unload_model: unload_dependents")
     response = _ask({"do": "unload", "model": name, "dependents": dependents})
@@ -123,7 +121,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether requests to a model, or to that version of it, can run now."""
+    """Whether a model, or the given version of it, is ready for requests."""
     version = -1
     if arguments.text(model_version, "is_model_ready: model_version"):
         number = _LEADING_NUMBER.match(model_version)
@@ -197,22 +195,22 @@ TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 
 
 def get_model_dir() -> str:
-    """The directory of the model version that is running."""
+    """Return the directory of the running model version."""
     return str(current().model["version_directory"])
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | MaybeNone:
-    """The part of a configuration about that input; None if there is none."""
+    """Return the configuration of the named input; None if there is none."""
     return _by_name(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | MaybeNone:
-    """The part of a configuration about that output; None if there is none."""
+    """Return the configuration of the named output; None if there is none."""
     return _by_name(model_config.get("output", ()), name)
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
-    """Whether a configuration (as a dictionary) says that the model is decoupled."""
+    """Whether a configuration (dictionary) is that of a decoupled model."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 

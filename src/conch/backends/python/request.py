@@ -1,4 +1,4 @@
-"""``pb_utils.InferenceRequest``, as received by a model or built by one.
+"""``pb_utils.InferenceRequest``, received or created by a model.
 
 Runs in the worker of a Python model.
 """
@@ -27,14 +27,14 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class MemoryType(IntEnum):
-    """Where the outputs of a called model may be."""
+    """The kinds of memory for the outputs of a called model."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
 
 
 class PreferredMemory:
-    """Where a model would like the outputs of a model that it calls."""
+    """The memory that a model prefers for the outputs of a model that it calls."""
 
     __slots__ = ("_device_id", "_type")
 
@@ -46,28 +46,28 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """A request's place in a trace."""
+    """The trace of a request."""
 
     __slots__ = ("_context", "_serial")
 
     def __init__(self, context: str | None = None, serial: int = 0) -> None:
         self._context = context
-        #: The serial number of the request that is traced; 0 for none.
+        #: The serial number of the traced request; 0 if it is not traced.
         self._serial = serial
 
     def get_context(self) -> str | None:
-        """The trace context as JSON text; None unless the request is traced and the trace goes to a collector."""
+        """Return the trace context as JSON; None unless the request is traced and its trace is sent to a collector."""
         return self._context
 
 
-#: The default of what has to be given.
+#: Default of required arguments.
 _REQUIRED: Any = object()
 _NO_TRACE = InferenceTrace()
 _ANY_MEMORY = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
 
 
 class InferenceRequest:
-    """A request: its tensors and what else the client said."""
+    """An inference request: its input tensors, requested outputs, parameters and metadata."""
 
     __slots__ = (
         "__weakref__", "_correlation_id", "_flags", "_id", "_inputs", "_model_name", "_model_version", "_outputs",
@@ -114,7 +114,7 @@ class InferenceRequest:
 
     @staticmethod
     def received(fields: dict[str, Any], inputs: list[Tensor], reply: ResponseChannel) -> InferenceRequest:
-        """The request that an ``execute`` frame describes in ``fields``."""
+        """Create the request that ``fields`` of an ``execute`` frame describe."""
         request = InferenceRequest.__new__(InferenceRequest)
         request._id = fields["id"]
         request._correlation_id = fields["correlation_id"]
@@ -143,11 +143,11 @@ class InferenceRequest:
         self._flags = arguments.integer(flags, "set_flags: flags", arguments.UINT32)
 
     def timeout(self) -> int:
-        """Microseconds; 0 if the client set none."""
+        """Return the timeout (µs); 0 if the client set none."""
         return self._timeout
 
     def parameters(self) -> str:
-        """The parameters as JSON text: compact for a client's, with blanks and escapes for a model's own."""
+        """Return the parameters as JSON: compact for a received request, with spaces and escapes for a created one."""
         if self._reply is None:
             return json.dumps(self._parameters)
         return json.dumps(self._parameters, ensure_ascii=False, separators=(",", ":"))
@@ -166,25 +166,25 @@ class InferenceRequest:
         return InferenceResponseSender(self._received_reply())
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what is done with the request when ``execute`` returns.
+        """Set how the request is released when ``execute`` returns.
 
-        With ``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`` it comes to ``execute`` again, in an iterative sequence.
+        With ``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE``, it is passed to ``execute`` again, in an iterative sequence.
         """
         flags = arguments.integer(flags, "set_release_flags: flags", arguments.UINT32)
         if self._reply is not None:
             self._reply.reschedule(bool(flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE))
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Send the request to the model that it names and wait for its response, or, ``decoupled``, return an iterator.
+        """Send the request to the model that it names; return its response, or a response iterator if ``decoupled``.
 
-        A failure is the error of a response; nothing is raised for it.
+        A failure is returned as the error of a response, not raised.
         """
         decoupled = arguments.truth(decoupled, "exec: decoupled")
         call = self._call(decoupled)
         return ResponseIterator(call) if decoupled else call.next()[0]
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """A future of what :meth:`exec` returns; if ``decoupled``, it is done once there is a first response."""
+        """Return a future of the result of :meth:`exec`; if ``decoupled``, it completes at the first response."""
         asyncio.get_running_loop()
         decoupled = arguments.truth(decoupled, "async_exec: decoupled")
         call = self._call(decoupled)
@@ -233,7 +233,7 @@ def _correlation_id(value: Any) -> int | str:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | MaybeNone:
-    """The input of that name; None if the request has none."""
+    """Return the named input of a request; None if there is none."""
     for tensor in inference_request._inputs:
         if tensor._name == name:
             return tensor

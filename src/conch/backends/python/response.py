@@ -1,6 +1,6 @@
-"""``pb_utils.InferenceResponse``: output tensors or an error, as a model makes or receives them.
+"""``pb_utils.InferenceResponse``: output tensors or an error, created or received by a model.
 
-Runs in the worker of a Python model, in whatever thread the model uses.
+Runs in the worker of a Python model, in any of its threads.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from conch.backends.python.tensor import MaybeNone, Tensor
 from conch.workers.child.lending import OutputLoan
 from conch.workers.child.packing import Packer
 
-#: Of requests whose outputs all go to the server.
+#: For requests whose outputs are all sent to the server.
 NO_PLACES: Mapping[str, OutputLoan] = {}
 
 
 def check_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of parameters given by a model; raises TritonModelException for what cannot travel."""
+    """Copy the parameters of a request or response. Raises TritonModelException for unsupported types."""
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
@@ -34,7 +34,7 @@ def check_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class InferenceResponse:
-    """Output tensors, or an error; with an error the client does not see the tensors."""
+    """Output tensors or an error; with an error, the tensors are not sent to the client."""
 
     __slots__ = ("__weakref__", "_error", "_parameters", "_tensors")
 
@@ -69,15 +69,16 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """The parameters as JSON text."""
+        """Return the parameters as JSON."""
         return json.dumps(self._parameters)
 
     def encode(
         self, outputs: set[str], packer: Packer, copy: bool = False, places: Mapping[str, OutputLoan] = NO_PLACES
     ) -> dict[str, Any]:
-        """The part of a frame that describes this response, with only the ``outputs`` asked for.
+        """Return the description of this response for a frame, with only the requested ``outputs``.
 
-        Those that have ``places`` are written there.
+        Outputs named in ``places`` are written to the shared memory lent for them. ``copy`` copies the tensors, so that
+        later changes by the model are not sent.
         """
         if self._error is not None:
             error = [self._error.code().name, self._error.message()]
@@ -89,5 +90,5 @@ class InferenceResponse:
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | MaybeNone:
-    """The output of that name; None if there is none."""
+    """Return the named output of a response; None if there is none."""
     return next((tensor for tensor in inference_response._tensors if tensor._name == name), None)

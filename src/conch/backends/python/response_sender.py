@@ -1,6 +1,6 @@
 """``pb_utils.InferenceResponseSender``: sends the responses of one request, from ``execute`` or later.
 
-Runs in the worker of a Python model, in whatever thread the model uses.
+Runs in the worker of a Python model, in any of its threads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class InferenceResponseSender:
-    """Sends the responses of one request: any number when the model is decoupled, otherwise one."""
+    """Sends the responses of one request: any number if the model is decoupled, otherwise one."""
 
     __slots__ = ("__weakref__", "_reply")
 
@@ -22,7 +22,7 @@ class InferenceResponseSender:
         self._reply = reply
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, the end (``TRITONSERVER_RESPONSE_COMPLETE_FINAL``), or both."""
+        """Send a response, the final flag (``TRITONSERVER_RESPONSE_COMPLETE_FINAL``), or both."""
         reply = self._reply
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send() takes an InferenceResponse, not {type(response)}")

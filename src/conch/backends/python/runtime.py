@@ -1,6 +1,6 @@
-"""What the requests, senders, loggers and calls of a worker share: its channel, its open requests, its log settings.
+"""The shared state of a Python model's worker: its channel, open requests, log settings and calls.
 
-The backend makes one ``Runtime`` per worker; functions of ``pb_utils`` that take no object find it by ``current``.
+The backend creates one ``Runtime`` per worker; module-level functions of ``pb_utils`` access it with ``current``.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from conch.workers.child.packing import Packer
 
 
 class Runtime:
-    """Shared by all threads of a worker."""
+    """The state that all threads of a worker share."""
 
     def __init__(self, channel: Channel, model: dict[str, Any], log: dict[str, Any]) -> None:
         self.channel = channel
         self.bls = BlsClient(channel)
         self.model = model
         self.log = log
-        #: Requests that have not had their last response, by serial number, as long as the model keeps them.
+        #: Requests without a final response, by serial number, while the model holds a reference to them.
         self.replies: WeakValueDictionary[int, ResponseChannel] = WeakValueDictionary()
-        #: Those that the model wants to have again, when ``execute`` returns.
+        #: Serial numbers of requests to reschedule when ``execute`` returns.
         self.rescheduled: set[int] = set()
         #: The name of the model's instance.
         self.instance = f"{model['name']}_0"
-        #: ``starting``, ``serving`` once the model's object is initialised, ``stopping`` when it is to finalise.
+        #: ``starting``; ``serving`` after ``initialize``; ``stopping`` from ``finalize`` on.
         self.phase = "starting"
         self.outputs = OutputWatch(model["name"], self._warn_once)
-        #: What its metrics have changed by (``metrics.MetricChanges``); None as long as none has.
+        #: Unsent changes of custom metrics (``metrics.MetricChanges``); None until the first change.
         self.metric_changes: Any = None
         channel.early = self._control_early
 
     def reply_of_rescheduled(self, serial: int) -> ResponseChannel | None:
-        """What answers a request that is back, if the model has kept its sender."""
+        """Return the channel of a rescheduled request, if the model still holds its response sender."""
         return self.replies.get(serial)
 
     def control(self, header: Header) -> bool:
-        """Handle a cancellation or new log settings; False for any other frame."""
+        """Handle a cancellation or new log settings; return False for any other frame."""
         op = header["op"]
         if op == "cancel":
             reply = self.replies.get(header["serial"])
@@ -55,23 +55,23 @@ class Runtime:
         return True
 
     def close(self) -> None:
-        """End the threads that were started on the model's behalf."""
+        """End the threads that were started for the model."""
         if self.metric_changes is not None:
             self.metric_changes.close()
 
     def poll(self) -> None:
-        """Handle cancellations, log settings and answers that have arrived, without waiting; in any thread."""
+        """Handle received cancellations, log settings and responses of calls without blocking; thread-safe."""
         self.channel.poll()
 
     def _warn_once(self, message: str) -> None:
-        """Have the server log a warning, once for all instances of the model."""
+        """Send a warning to the server's log, which shows it once for all instances of the model."""
         if self.log.get("warning", False):
             file = os.path.basename(self.model.get("filename") or "model.py")
             frame = {"op": "log", "level": "WARNING", "file": file, "line": 0, "message": message, "once": True}
             self.channel.send(frame)
 
     def write_log(self, level: str, file: str, line: int, message: str) -> None:
-        """Have the server log a message, if its settings ask for this level."""
+        """Send a message to the server's log, if its settings enable ``level``."""
         if self.log.get(level.lower(), False):
             self.channel.send({"op": "log", "level": level, "file": file, "line": line, "message": message})
 
@@ -79,14 +79,14 @@ class Runtime:
         if header["op"] == "answer":
             self.bls.answer(header, payload)
             return True
-        # The request to cancel may still be in the queue: then its cancellation must stay behind it.
+        # If the request is still in the queue, its cancellation must remain behind it.
         if header["op"] == "cancel" and header["serial"] not in self.replies:
             return False
         return self.control(header)
 
 
 class ResponseChannel:
-    """Sends the responses of one request, and knows whether it has been cancelled or has had its last one."""
+    """Sends the responses of one request, and tracks whether it has been cancelled or has ended."""
 
     __slots__ = (
         "__weakref__",
@@ -110,19 +110,19 @@ class ResponseChannel:
         self.serial = serial
         self.outputs = outputs
         self.decoupled = decoupled
-        #: Where outputs go that are not sent to the server, by name.
+        #: Loans of shared memory by output name; these outputs are written there instead of being sent to the server.
         self.places = NO_PLACES
-        #: How many rows each output must have; None for any number.
+        #: The number of rows that each output must have; None for any number.
         self.rows = rows
         self.cancelled = False
         self.sent = False
         self.closed = True
-        #: Whether the request has been rescheduled, and nothing ends when the model drops it.
+        #: Whether the request has been rescheduled, so that it does not end when the model drops it.
         self.waiting = False
         self.held: tuple[Header, Packer] | None = None
 
     def __del__(self) -> None:
-        """The model has dropped the request and its sender: no further response can come, so this is the end."""
+        """End the request, because the model has dropped it and its sender and can send no further response."""
         if self.closed or self.waiting:
             return
         header, packer = self.held or (self._empty(), None)
@@ -136,27 +136,26 @@ class ResponseChannel:
         return self.cancelled
 
     def open(self) -> None:
-        """Register the request, which the model is about to be given, so that it can be cancelled."""
+        """Register the request, so that it can be cancelled; called before it is passed to the model."""
         self.closed = self.waiting = False
         self.runtime.replies[self.serial] = self
 
     def close(self) -> None:
-        """Forget the request, whose last response is being sent."""
+        """Unregister the request; called when its final response is sent."""
         self.closed = True
         self.runtime.replies.pop(self.serial, None)
 
     def reschedule(self, again: bool) -> None:
-        """Note whether the model wants the request again."""
+        """Set whether the request is rescheduled."""
         if again:
             self.runtime.rescheduled.add(self.serial)
         else:
             self.runtime.rescheduled.discard(self.serial)
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
-        """Send a response, or only the end.
+        """Send a response, or only the end of the request.
 
-        What a model that is not decoupled sends is kept until its end comes, since its client gets
-        them as one.
+        The response of a model that is not decoupled is held until the end, because the client receives both as one.
         """
         if self.held is not None:
             header, packer = self.held
@@ -177,7 +176,7 @@ class ResponseChannel:
         self.runtime.channel.send(header, packer)
 
     def encode(self, response: InferenceResponse, packer: Packer, copy: bool = False) -> dict[str, Any]:
-        """The part of a frame that describes a response, with the outputs that the request wants."""
+        """Return the description of a response for a frame, with only the requested outputs."""
         if not response.has_error():
             outputs = [(tensor._name, tensor._datatype, tensor._shape, tensor) for tensor in response._tensors]
             self.runtime.outputs.look(outputs, self.outputs, not self.decoupled, self.rows)
@@ -197,14 +196,14 @@ _current: Runtime | None = None
 
 
 def install(runtime: Runtime | None) -> Runtime | None:
-    """Make ``runtime`` the one that ``current`` returns; returns the one that it was before."""
+    """Set the runtime that ``current`` returns; return the previous one."""
     global _current
     before, _current = _current, runtime
     return before
 
 
 def current() -> Runtime:
-    """The worker's runtime; RuntimeError outside of a worker."""
+    """Return the worker's runtime. Raises RuntimeError outside of a worker."""
     if _current is None:
         raise RuntimeError("this works only in a model that is being served, or run by conch.testing")
     return _current

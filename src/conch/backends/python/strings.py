@@ -1,4 +1,4 @@
-"""BYTES tensors between their wire form and numpy: each element is preceded by its length.
+"""Converts BYTES tensors between the wire format and numpy; in the wire format, each element follows its length.
 
 Called for every string that a model reads or writes; runs in the worker of a Python model.
 """
@@ -20,7 +20,7 @@ _pack = _LENGTH.pack
 
 
 def decode(data: Buffer | np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """An object array of ``bytes``.  Raises TritonModelException when data and shape do not match."""
+    """Decode to an object array of ``bytes``. Raises TritonModelException if data and shape do not match."""
     raw = bytes(data)
     elements: list[bytes] = []
     at, end = 0, len(raw)
@@ -41,7 +41,7 @@ def decode(data: Buffer | np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndar
 
 
 def encode(array: np.ndarray[Any, Any]) -> bytes:
-    """Serialise in row-major order: bytes as they are, str as UTF-8, anything else as its ``str()``."""
+    """Encode in row-major order: bytes unchanged, str as UTF-8, other objects as their ``str()``."""
     parts: list[bytes] = []
     for element in array.ravel().tolist():
         if type(element) is not bytes:
@@ -52,7 +52,7 @@ def encode(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
-    """The wire form of an array of objects or of byte strings; () of an empty array, None for one of another kind."""
+    """Encode an array of objects or strings; returns () for an empty array, None for another kind of array."""
     if not input_tensor.size:
         return ()
     if input_tensor.dtype.kind not in "OSU":
@@ -61,7 +61,7 @@ def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[(
 
 
 def deserialize_bytes_tensor(encoded_tensor: Buffer) -> np.ndarray[Any, Any]:
-    """A flat object array of the elements in the wire form."""
+    """Decode to a flat object array."""
     elements = []
     at = 0
     while at < len(encoded_tensor):

@@ -1,7 +1,7 @@
-"""``pb_utils.Tensor`` and the datatypes that it knows.
+"""``pb_utils.Tensor``, with conversion to and from numpy and DLPack.
 
-Input tensors look straight into the memory that the request came in; output tensors keep the
-model's array until they are sent.  Runs in the worker of a Python model.
+Input tensors share the memory of the received request; output tensors keep the model's array until they are sent. Runs
+in the worker of a Python model.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.lending import OutputLoan
 from conch.workers.child.packing import INLINE_LIMIT, Descriptor, Packer
 
-# Written against the C structures of DLPack 0.x (the capsule ``dltensor``), with ctypes, so that any numpy and any
-# framework will do. Runs in the worker of a Python model.
+# DLPack: implements the C structures of DLPack 0.x (the capsule ``dltensor``) with ctypes, so that it works with any
+# version of numpy and any framework.
 
 
-#: ``kDLCPU``, the device type of ordinary memory; ``_PINNED`` is ordinary memory too.
+#: ``kDLCPU``, the device type of CPU memory; ``_PINNED`` is ``kDLCUDAHost``, page-locked CPU memory.
 CPU = 1
 _PINNED = 3
 
-#: Type code and bits by datatype, and back.
+#: DLPack type code and bits by datatype, and the reverse.
 _TYPE: dict[str, tuple[int, int]] = {
     "INT8": (0, 8), "INT16": (0, 16), "INT32": (0, 32), "INT64": (0, 64),
     "UINT8": (1, 8), "UINT16": (1, 16), "UINT32": (1, 32), "UINT64": (1, 64),
@@ -57,7 +57,7 @@ _FRESH = ctypes.c_char_p(b"dltensor")
 _USED = ctypes.c_char_p(b"used_dltensor")
 
 
-# The capsule's destructor sees it with no references left, so it goes by its address.
+# The destructor runs when the capsule has no references left, so it gets the capsule's address instead of the object.
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
@@ -69,7 +69,7 @@ _pointer_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_
 )
 _rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
 
-#: What exported structures point to, until their consumers have done with them.
+#: Objects that exported structures point to, by address of the structure, until the consumer calls the deleter.
 _exported: dict[int, tuple[Any, ...]] = {}
 
 
@@ -78,17 +78,17 @@ def _delete(address: int) -> None:
 
 
 def _destroy(capsule: int) -> None:
-    if _is_valid_at(capsule, _FRESH):  # nobody took it over
+    if _is_valid_at(capsule, _FRESH):  # the capsule was never consumed
         _delete(_pointer_at(capsule, _FRESH))
 
 
-# Kept here, since C calls them for as long as there are capsules.
+# Global, because C calls these callbacks as long as capsules exist.
 _c_delete = _Deleter(_delete)
 _c_destroy = _Deleter(_destroy)
 
 
 def export(array: np.ndarray[Any, Any], datatype: str) -> Any:
-    """A capsule for a C-contiguous array whose elements are of ``datatype`` (BF16 as its bits)."""
+    """Create a capsule for a C-contiguous array with elements of ``datatype`` (BF16 as 16-bit values)."""
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
     code, bits = _TYPE[datatype]
     managed = _DLManagedTensor(deleter=ctypes.cast(_c_delete, ctypes.c_void_p))
@@ -99,9 +99,9 @@ def export(array: np.ndarray[Any, Any], datatype: str) -> Any:
 
 
 def load(source: Any) -> tuple[np.ndarray[Any, Any], str]:
-    """The array and the datatype of a capsule, or of an object that makes one; no copy.
+    """Return an array over the memory of a capsule, or of an object that provides one, and its datatype.
 
-    Raises TritonModelException for other objects, devices, types and layouts.
+    Raises TritonModelException for unsupported objects, devices, datatypes and layouts.
     """
     if type(source).__name__ != "PyCapsule":
         if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
@@ -155,13 +155,13 @@ def _is_contiguous(shape: tuple[int, ...], strides: Any) -> bool:
     return True
 
 
-#: For what may be None and in a model that fits its configuration is not: a checker that does not know the
-#: configuration then lets ``get_input_tensor_by_name(…).as_numpy()`` pass, and an editor completes it.
+#: Type of results that may be None, but are not if the model fits its configuration. With it, type checkers accept
+#: ``get_input_tensor_by_name(…).as_numpy()``, and editors complete it.
 MaybeNone = Any
 
 
 class Tensor:
-    """A named tensor in CPU memory.  ``Tensor(name, array)`` makes an output of a model."""
+    """A named tensor in CPU memory. ``Tensor(name, array)`` creates an output of a model."""
 
     __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_shape")
 
@@ -189,7 +189,7 @@ class Tensor:
 
     @staticmethod
     def received(name: str, datatype: str, shape: Sequence[int], data: Buffer) -> Tensor:
-        """A tensor whose bytes are in ``data``, unread so far."""
+        """Create a tensor over the bytes ``data``, which are decoded on first use."""
         tensor = Tensor.__new__(Tensor)
         tensor._name = name
         tensor._datatype = datatype
@@ -202,7 +202,7 @@ class Tensor:
         return self._name
 
     def triton_dtype(self) -> int:
-        """The number of the configuration's enum ``DataType``."""
+        """Return the datatype as a number of the configuration's enum ``DataType``."""
         return NUMBER[self._datatype]
 
     def shape(self) -> list[int]:
@@ -212,7 +212,7 @@ class Tensor:
         return True
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """The data as an array: writable, and without a copy unless it is text or not aligned."""
+        """Return the data as a writable array; copies only BYTES and unaligned data."""
         if self._datatype == "BF16":
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
@@ -222,7 +222,7 @@ class Tensor:
         return self._array
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule that shares this tensor's memory."""
+        """Return a DLPack capsule that shares this tensor's memory."""
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self._array is None:
@@ -237,7 +237,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """A tensor that shares the memory of a DLPack capsule or of an object that gives one."""
+        """Create a tensor that shares the memory of a DLPack capsule, or of an object that provides one."""
         name = arguments.text(name, "from_dlpack: name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
@@ -248,7 +248,7 @@ class Tensor:
         return result
 
     def pack(self, packer: Packer, copy: bool = False, place: OutputLoan | None = None) -> Descriptor:
-        """Add this tensor to a frame, or write it to its ``place``; with ``copy``, later changes are not seen."""
+        """Add this tensor to a frame, or write it to its ``place``; with ``copy``, later changes are not sent."""
         data: Any = self._data
         if data is None:
             array = self._array
@@ -268,7 +268,7 @@ class Tensor:
 
 
 class ArrayUnpacker(BorrowingUnpacker):
-    """Makes a request's input tensors."""
+    """Unpacks the input tensors of a request."""
 
     def tensors(self, descriptors: Sequence[Descriptor]) -> list[Tensor]:
         return [Tensor.received(*self.take(descriptor)) for descriptor in descriptors]

@@ -1,7 +1,7 @@
-"""The backend ``huggingface``: answers requests with a task over a checkpoint.
+"""The backend ``huggingface``: runs the task of a checkpoint on batches of requests.
 
-Requests that have to wait are prepared meanwhile (``prepare``), by a thread that does not compute;
-the server then starts them by their serial numbers alone.
+A thread that does not compute prepares queued requests (``prepare``).  The server then starts them by serial number,
+without sending their inputs again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from conch.errors import ConchError, invalid
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 
-# A task's module is imported when it is chosen: a text classifier needs no audio library.
+# The module of a task is imported on first use, so that a text classifier does not need an audio library.
 
 
-#: ``module:class`` by the name of a pipeline; what is not here goes through ``OTHERS``.
+#: ``module:class`` by task name; all other tasks use ``OTHERS``.
 TASKS: Final[dict[str, str]] = {
     "feature-extraction": "encoders.embedding:Embedding",
     "text-classification": "encoders.text_classification:TextClassification",
@@ -50,7 +50,7 @@ OTHERS: Final = "pipelines.task:PipelineTask"
 
 
 def task_class(name: str) -> type[Task]:
-    """The class for the task of this name; ``translation_xx_to_yy`` is a translation."""
+    """Return the class for a task name; ``translation_xx_to_yy`` counts as ``translation``."""
     if name.startswith("translation_"):
         name = "translation"
     module, _, class_name = TASKS.get(name, OTHERS).partition(":")
@@ -59,16 +59,16 @@ def task_class(name: str) -> type[Task]:
 
 
 def make_task(checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> Task:
-    """The task of a checkpoint, ready to serve.  Raises as the constructor of :class:`Task` does."""
+    """Create the task of a checkpoint, ready to serve.  Raises the errors of the constructor of :class:`Task`."""
     return task_class(checkpoint.task)(checkpoint, options, open_engine)
 
 
 def describe_task(checkpoint: Checkpoint, options: Options) -> TaskDescription:
-    """The tensors of a checkpoint's task, for a configuration that does not name them."""
+    """Return the tensors of a checkpoint's task, for configurations without inputs and outputs."""
     return task_class(checkpoint.task).describe(checkpoint, options)
 
 
-#: Inputs of more bytes take longer to decode than another thread to wake up.
+#: Bytes.  Decoding larger inputs takes longer than waking another thread.
 LONG_BYTES: Final = 8192
 
 
@@ -77,7 +77,7 @@ class HuggingFaceBackend(BatchBackend):
 
     def __init__(self, channel: Channel, init: Header, checkpoint: Checkpoint) -> None:
         super().__init__(channel, init)
-        # A server's log has no room for progress bars and advice to whoever writes programs.
+        # Keep progress bars and advice for programmers out of the server log.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         self._checkpoint = checkpoint
@@ -89,12 +89,12 @@ class HuggingFaceBackend(BatchBackend):
         return json.dumps(complete_config(self.config, describe_task(self._checkpoint, self._checkpoint.options)))
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
-        """The modules that ``load`` is going to import for ``instance``, and the variables that it sets before."""
+        """The modules that ``load`` imports for ``instance``, and the environment variables that it sets first."""
         engine, _, _ = choose(self._checkpoint, self._checkpoint.options)
         return (TRANSFORMERS, self._variables(instance)) if engine == "torch" else ((), {})
 
     def _variables(self, instance: Mapping[str, Any]) -> dict[str, str]:
-        # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
+        # For checkpoint code that runs PyTorch directly; conch's engines set their own thread counts.
         return openmp(self._checkpoint.options.threads or usable_cores(), instance["count"])
 
     def load(self, instance: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ class HuggingFaceBackend(BatchBackend):
         self.runtime_facts |= {name: str(limit) for name, limit in self._task.limits.items()}
 
     def prepare(self, header: Header, payload: bytearray) -> None:
-        """Decode requests that wait for an instance, and tell the server their lengths."""
+        """Decode queued requests and report their lengths to the server."""
         unpacker = BorrowingUnpacker(payload, self.channel)
         lengths = []
         for fields in header["requests"]:
@@ -159,16 +159,16 @@ class HuggingFaceBackend(BatchBackend):
         begin = monotonic_ns()
         try:
             return self._task.prepare(request)
-        except BaseException as error:  # one request's, even if Rust panics; the others of its batch run
+        except BaseException as error:  # includes Rust panics; the rest of the batch still runs
             return failure(error)
         finally:
             self._prepare_ns += monotonic_ns() - begin
 
 
 class EngineOpener:
-    """Opens the engine of a checkpoint for the instances of a worker, with the head that a task names.
+    """Opens the engine of a checkpoint for the instances of a worker, with the head that the task requests.
 
-    ``device`` is what PyTorch calls it: ``cpu``, or ``cuda:0``.
+    ``device`` is PyTorch's name of the device, such as ``cpu`` or ``cuda:0``.
     """
 
     def __init__(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> None:
@@ -180,7 +180,10 @@ class EngineOpener:
 
     @property
     def told(self) -> dict[str, str]:
-        """What the network runs with, by name; a task that opened no engine has it in transformers."""
+        """Runtime facts by name: engine, precision and variants.
+
+        A task that opens no engine runs its network in transformers, so the engine is ``torch``.
+        """
         engine = self._engine
         if engine is None:
             facts = {"engine": versioned("torch")}
@@ -196,7 +199,7 @@ class EngineOpener:
 
     @property
     def warning(self) -> str:
-        """What the opening of the engine says against it; empty where nothing does."""
+        """The warning from opening the engine; empty if there is none."""
         return self._engine.warning if self._engine is not None else ""
 
     def __call__(self, head: str) -> NetworkEngine:
@@ -212,10 +215,10 @@ class EngineOpener:
 
 
 class PreparedRequests:
-    """Requests that were prepared and have neither run nor been dropped.
+    """Prepared requests that have neither run nor been dropped.
 
-    Frames come in order but are dealt with by several threads: whoever runs or drops a request may have
-    to wait for, or come before, the thread that still prepares it.
+    Messages arrive in order, but several threads handle them.  The thread that runs a request waits for the thread
+    that prepares it; a drop may arrive before preparation ends.
     """
 
     def __init__(self) -> None:
@@ -237,12 +240,12 @@ class PreparedRequests:
                 self._dropped.add(serial)
 
     def request(self, serial: int) -> Request:
-        """The request with the number ``serial``, once it is prepared; it stays here until it is taken."""
+        """Wait until the request with this serial number is prepared and return it, without removing it."""
         with self._changed:
             self._changed.wait_for(lambda: serial in self._known)
             return self._known[serial][0]
 
     def take(self, request: Request) -> PreparedRequest | ConchError | None:
-        """What was prepared for ``request``; None if it came with its execution."""
+        """Remove and return the prepared form of ``request``; None if it arrived together with its execution."""
         known = self._known.pop(request.serial, None)
         return known[1] if known is not None else None

@@ -1,7 +1,7 @@
-"""What a task is: the tensors that it takes and gives, and the two halves of answering a request.
+"""The base class of tasks: their tensors, and the two steps of a request, ``prepare`` and ``execute``.
 
-Threads of a worker call both at once: ``prepare`` is called by whichever thread received the request, while others
-compute, and ``execute`` by the threads of the instances.
+The two steps run concurrently.  The thread that receives a request calls ``prepare``; the threads of the instances
+call ``execute``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from conch.inference import TensorSpec
 
 
 class PreparedRequest:
-    """A request that is ready to be computed; tasks make subclasses that hold what they need.
+    """A decoded request that is ready to run; tasks subclass it to hold their inputs.
 
-    ``length`` is that of its longest sequence, in whatever costs time: tokens for text, frames for sound, 1 for images.
-    The server's scheduler groups requests by it and by ``sequence_count``.
+    ``length`` is the length of its longest sequence: tokens for text, frames for sound, 1 for images.  The server's
+    scheduler groups requests by ``length`` and ``sequence_count``.
     """
 
     __slots__ = ("length", "request", "sequence_count")
@@ -35,11 +35,11 @@ class PreparedRequest:
 
 @dataclass
 class ExecutionWork:
-    """The work of one execution: real tokens, tokens with padding, sequences, runs of the engine.
+    """The work of one execution: tokens without and with padding, sequences, runs of the engine.
 
-    ``prepare_ns`` is the time that its worker took to prepare requests since the last one, ``waited_ns`` the part of it
-    that was within this execution.  ``arrange_ns``, ``engine_ns`` and ``answer_ns`` are what it took to divide and pad
-    sequences, in the network, and to make answers of its outputs.
+    Times are in nanoseconds.  ``prepare_ns`` is the time that the worker spent preparing requests since the last
+    execution; ``waited_ns`` is the part of it within this execution.  ``arrange_ns`` is spent dividing and padding
+    sequences, ``engine_ns`` in the network, and ``answer_ns`` converting its outputs to responses.
     """
 
     tokens: int = 0
@@ -61,15 +61,15 @@ class ExecutionWork:
 
 
 def library_failure(what: str, error: Exception, *, of_request: bool = False) -> ConchError:
-    """The error for a request in which a library raised ``error``: INVALID_ARG for a ValueError, else INTERNAL.
+    """Return the error for a request in which a library raised ``error``.
 
-    ``of_request``: whatever was raised, the request is to blame.
+    INVALID_ARG for a ValueError or with ``of_request`` (the request caused the error); otherwise INTERNAL.
     """
     kind = invalid if of_request or isinstance(error, ValueError) else internal
     return kind(f"{what} failed: {one_line(error)}")
 
 
-#: Loads the network under a class of transformers' (``AutoModel`` …), which decides its head.
+#: Loads the network with a class of transformers (``AutoModel`` …), which determines its head.
 OpenEngine = Callable[[str], NetworkEngine]
 
 
@@ -77,7 +77,7 @@ OpenEngine = Callable[[str], NetworkEngine]
 class TaskDescription:
     """The tensors of a task over one checkpoint, without the batch dimension.
 
-    ``max_batch_size`` is what a configuration without one gets; 0 for tasks without a batch dimension.
+    ``max_batch_size`` is the default for configurations without one; 0 for tasks without a batch dimension.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -90,22 +90,22 @@ class Task(ABC):
 
     @abstractmethod
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        """Load what the task needs; ``open_engine`` is called once, by tasks whose network an engine runs.
+        """Load the task.  Tasks whose network runs in an engine call ``open_engine`` once.
 
-        Raises INVALID_ARG for a checkpoint that lacks what the task needs, and what ``open_engine`` raises.
+        Raises INVALID_ARG for a checkpoint that lacks files or weights of the task, and the errors of ``open_engine``.
         """
 
     @classmethod
     @abstractmethod
     def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        """The tensors, from the checkpoint's small files alone.
+        """Describe the tensors without reading weights.
 
-        Raises INVALID_ARG for options that no request could be answered with.
+        Raises INVALID_ARG for options that would make every request fail.
         """
 
     @property
     def limits(self) -> dict[str, int | str]:
-        """What a run and a sequence may have, by name; for whoever looks after the server."""
+        """The limits of a run and of a sequence by name, reported to the operator."""
         return {}
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Task(ABC):
 
     @abstractmethod
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
-        """Answer each of ``batch``, in order, with the outputs its request wants.
+        """Run ``batch`` and return the requested outputs of each request, in order.
 
-        What is wrong with one request is returned for it; what is raised fails them all.
+        The error of a single request is returned in its place; a raised error fails the whole batch.
         """

@@ -1,4 +1,4 @@
-"""Arguments of transformers' ``generate`` that a request may give, and how cancelled requests stop it.
+"""Arguments of transformers' ``generate`` in requests, and a stopping criterion for cancelled requests.
 
 Used by text-to-text models and speech recognition.
 """
@@ -13,7 +13,7 @@ from conch.backends.base.arrays import Request
 from conch.errors import invalid
 from conch.inference import TensorSpec
 
-#: Optional inputs by name: datatype, least and greatest value.
+#: Optional inputs by name: datatype, minimum and maximum.
 PARAMETERS: Final[Mapping[str, tuple[str, float, float]]] = {
     "max_new_tokens": ("INT32", 1, 1 << 16),
     "max_length": ("INT32", 1, 1 << 16),
@@ -25,21 +25,22 @@ PARAMETERS: Final[Mapping[str, tuple[str, float, float]]] = {
     "top_p": ("FP32", 1e-6, 1.0),
 }
 
-#: The most tokens that are written where neither the checkpoint nor the request says.
+#: The default limit of generated tokens, if neither the checkpoint nor the request sets one.
 DEFAULT_NEW_TOKENS: Final = 256
 
 
 def generation_inputs(*names: str) -> list[TensorSpec]:
-    """The optional inputs for the arguments ``names``, one value each; for all of ``PARAMETERS`` without names."""
+    """Return the optional inputs for the arguments ``names`` (default: all of ``PARAMETERS``), one value each."""
     return [TensorSpec(name, PARAMETERS[name][0], (1,), optional=True) for name in names or PARAMETERS]
 
 
 def generation_arguments(
     request: Request, names: Sequence[str] = tuple(PARAMETERS), *, most_tokens: int = 0
 ) -> dict[str, Any]:
-    """Those of the inputs ``names`` that ``request`` has, as arguments of ``generate``.
+    """Return the inputs ``names`` that ``request`` contains, as arguments of ``generate``.
 
-    ``most_tokens`` is how many tokens the model can write, 0 for any number.  Raises INVALID_ARG, naming the input.
+    ``most_tokens`` is the number of tokens that the model can generate; 0 means no limit.  Raises INVALID_ARG, naming
+    the input, for a value out of range.
     """
     given: dict[str, Any] = {}
     for name in names:
@@ -56,9 +57,9 @@ def generation_arguments(
 
 
 def stop_when_cancelled(requests: Sequence[Request]) -> Any:
-    """A ``StoppingCriteriaList`` that ends the rows of cancelled requests; ``requests`` has one entry a row.
+    """Return a ``StoppingCriteriaList`` that ends the rows of cancelled requests; ``requests`` has one entry per row.
 
-    With beams, which are kept or dropped together, generation ends when all of them are cancelled.
+    With beam search, generation ends only when all requests are cancelled.
     """
     import torch
     from transformers import StoppingCriteria, StoppingCriteriaList

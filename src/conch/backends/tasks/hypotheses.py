@@ -1,7 +1,7 @@
-"""The sentences of zero-shot classification, a template with each label put in, and what limits them.
+"""Hypotheses of zero-shot classification (a template filled with each label) and their limits.
 
-Used by the tasks for text, images and sound as requests arrive.  What a client sends is multiplied here: every label
-gets the whole template, and in text classification the whole text beside it.
+Used by the tasks for text, images and sound as requests arrive.  The limits exist because the input is multiplied:
+each label gets a copy of the template and, in text classification, of the text.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from conch.errors import invalid
 
 #: Default of the parameter ``max_candidate_labels``.
 MAX_LABELS: Final = 1000
-#: Characters of a template, and of all sentences of a request with the texts that they are about.
+#: The maximum number of characters in a template, and in all hypotheses of a request together with their texts.
 _MAX_TEMPLATE: Final = 1000
 _MAX_CHARACTERS: Final = 64 << 20
 
 
 def max_labels(options: Options) -> int:
-    """The most labels that a row may have.  Raises INVALID_ARG for a limit of 0."""
+    """Return the maximum number of labels per row.  Raises INVALID_ARG for a limit of 0."""
     limit = options.integer("max_candidate_labels", MAX_LABELS)
     if not limit:
         raise invalid("parameter 'max_candidate_labels' is 0; it must be 1 at least")
@@ -28,7 +28,7 @@ def max_labels(options: Options) -> int:
 
 
 def check_labels(count: int, most: int) -> None:
-    """Raise INVALID_ARG for more than ``most`` labels in a row."""
+    """Raise INVALID_ARG if a row has more than ``most`` labels."""
     if count > most:
         raise invalid(
             f"input 'candidate_labels' has {count} labels in a row; at most {most} are taken "
@@ -37,9 +37,9 @@ def check_labels(count: int, most: int) -> None:
 
 
 def hypotheses(template: str, labels: Sequence[str], texts: Iterable[str]) -> list[str]:
-    """The sentence of each label; ``texts`` are what they are about, of which every label gets one.
+    """Return the hypothesis of each label; ``texts`` has the text to classify for each label.
 
-    Raises INVALID_ARG for a template without its one place, and for more characters than can be meant.
+    Raises INVALID_ARG for a template without exactly one placeholder, and for too many characters in total.
     """
     check_template(template)
     characters = sum(map(len, labels)) + len(labels) * len(template) + sum(map(len, texts))
@@ -48,14 +48,14 @@ def hypotheses(template: str, labels: Sequence[str], texts: Iterable[str]) -> li
             f"{len(labels)} candidate labels with their texts are {characters} characters; a request may have "
             f"{_MAX_CHARACTERS}: send fewer labels, or shorter texts"
         )
-    # No formatting: a template may ask for what attributes hold, or for a width that fills the memory.
+    # Not str.format: a template could read attributes, or request a width that fills the memory.
     return [template.replace("{}", label) for label in labels]
 
 
 def check_template(template: Any, *, formatted: bool = False) -> None:
-    """Raise INVALID_ARG for a template without its one place, ``{}``.
+    """Raise INVALID_ARG for a template without exactly one placeholder, ``{}``.
 
-    With ``formatted``, for one that is given to ``str.format``, no other brace may be in it either.
+    With ``formatted``, for templates that are passed to ``str.format``, other braces are invalid too.
     """
     if not isinstance(template, str) or template.count("{}") != 1 or len(template) > _MAX_TEMPLATE:
         raise invalid(

@@ -1,4 +1,4 @@
-"""How tasks that generate load what they need through transformers, and the errors that this may raise.
+"""Loads models, pipelines and tokenizers through transformers and translates its errors.
 
 Called by the constructors of tasks, on a worker's main thread, before the first request.
 """
@@ -16,17 +16,17 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, one_line
 
-#: Tokens that a pipeline writes when it is tried out.
+#: Tokens that a pipeline generates in the check at load.
 EXAMPLE_TOKENS: Final = 2
 
 
 def device_of(open_engine: object) -> str:
-    """PyTorch's name of the device to run on: the opener's ``device``, and ``cpu`` where it has none."""
+    """Return PyTorch's name of the device to run on: the opener's ``device``, or ``cpu`` if it has none."""
     return str(getattr(open_engine, "device", "cpu"))
 
 
 def dtype_of(options: Options, device: str) -> Any:
-    """The argument ``dtype`` of ``from_pretrained``: the option's, else FP32 on a CPU and the stored type elsewhere."""
+    """Return ``dtype`` for ``from_pretrained``: the option, else FP32 on a CPU and the stored type on a GPU."""
     import torch
 
     if options.dtype != "auto":
@@ -36,9 +36,9 @@ def dtype_of(options: Options, device: str) -> Any:
 
 @contextmanager
 def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
-    """Turn what transformers raises while it loads ``what`` into one sentence.
+    """Translate errors of transformers while it loads ``what``.
 
-    UNSUPPORTED for a library that is not installed, INVALID_ARG for a checkpoint that cannot be loaded.
+    Raises UNSUPPORTED for a library that is not installed, INVALID_ARG for a checkpoint that cannot be loaded.
     """
     try:
         extras.require(f"the {what} of '{checkpoint.source}'", "torch", "transformers")
@@ -48,7 +48,7 @@ def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
     except ImportError as error:
         raise extras.lacks_library(f"the {what} of '{checkpoint.source}'", error) from error
     except Exception as error:
-        # Readers of configurations and weights raise whatever they meet.
+        # The readers of configurations and weights raise errors of many types.
         if "trust_remote_code" in str(error) and not checkpoint.options.trust_remote_code:
             raise invalid(
                 f"the {what} of '{checkpoint.source}' needs the Python code that comes with it: set parameter "
@@ -58,7 +58,7 @@ def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
 
 
 def load_model(head: str, checkpoint: Checkpoint, options: Options, device: str) -> Any:
-    """The network as transformers' class ``head`` (``AutoModelForSeq2SeqLM`` …), ready to run on ``device``."""
+    """Load the network with transformers' class ``head`` (``AutoModelForSeq2SeqLM`` …), ready to run on ``device``."""
     with loading(checkpoint, "model"):
         import transformers
 
@@ -67,7 +67,7 @@ def load_model(head: str, checkpoint: Checkpoint, options: Options, device: str)
             dtype=dtype_of(options, device),
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused by name, if they matter
+            ignore_mismatched_sizes=True,  # require_tensors rejects those that affect outputs, by name
         )
         model = model.to(device).eval()
         require_tensors(model, report, lambda: _written(model), checkpoint.source)
@@ -75,7 +75,7 @@ def load_model(head: str, checkpoint: Checkpoint, options: Options, device: str)
 
 
 def _written(model: Any) -> Any:
-    """The scores that an encoder-decoder gives the first tokens it might write."""
+    """Return the logits of an encoder-decoder for its first few tokens."""
     import torch
 
     ids = example_ids(model.config).to(model.device)
@@ -84,7 +84,7 @@ def _written(model: Any) -> Any:
 
 
 def load_pipeline(task: str, checkpoint: Checkpoint, options: Options, device: str) -> Any:
-    """transformers' pipeline for ``task`` over the checkpoint on ``device``."""
+    """Load transformers' pipeline for ``task`` from the checkpoint on ``device``."""
     with loading(checkpoint, f"pipeline '{task}'"):
         import transformers
 
@@ -101,10 +101,11 @@ def load_pipeline(task: str, checkpoint: Checkpoint, options: Options, device: s
 
 
 def require_pipeline_tensors(pipeline: Any, checkpoint: Checkpoint, example: Callable[[], Any]) -> None:
-    """Raise INVALID_ARG if the answers of ``pipeline`` depend on weights that the checkpoint does not have.
+    """Raise INVALID_ARG if the outputs of ``pipeline`` depend on weights that the checkpoint lacks.
 
-    ``example`` calls it with something.  What its network gives beneath a head counts too, as the answer may be that
-    there is nothing to be seen; a network without a head has outputs that pipelines ignore.
+    ``example`` calls the pipeline with an example input.  The outputs of the network are compared too, because the
+    pipeline's result may be empty (no object detected).  A network without a head is exempt: pipelines ignore some of
+    its outputs.
     """
     model = pipeline.model
     outputs: list[Any] = []
@@ -130,7 +131,7 @@ def require_pipeline_tensors(pipeline: Any, checkpoint: Checkpoint, example: Cal
 
 
 def _tensors(output: Any) -> list[Any]:
-    """The tensors in what a network gives, without its caches."""
+    """Return the tensors in the output of a network, without its caches."""
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else [output]
     return [value for value in values if hasattr(value, "detach")]
 
@@ -140,7 +141,7 @@ def _has_head(model: Any) -> bool:
 
 
 def load_tokenizer(checkpoint: Checkpoint, options: Options) -> Any:
-    """The tokenizer as transformers loads it.  Not safe to call from several threads at once."""
+    """Load the tokenizer through transformers.  The tokenizer is not thread-safe."""
     with loading(checkpoint, "tokenizer"):
         from transformers import AutoTokenizer
 

@@ -1,7 +1,7 @@
-"""Sound and images from the bytes of files, within limits that are checked before anything is decoded.
+"""Decodes audio and image files; limits are checked before decoding.
 
-Called by tasks as requests arrive, on whichever thread received them.  What is sent is the content of a
-file, as it is or in base64 (also as a ``data:`` URI); it is never read as an address or a path.
+Called by tasks on the thread that receives a request.  An input is the content of a file, raw or in base64 (also as a
+``data:`` URI); it is never treated as a URL or a path.
 """
 
 from __future__ import annotations
@@ -27,78 +27,79 @@ if TYPE_CHECKING:
 
 Samples = npt.NDArray[np.float32]
 
-#: Sampling rates that are read, in Hz; resampling filters grow with them.
+#: Supported sampling rates in Hz; limited because resampling filters grow with the rate.
 RATES: Final = (1_000, 384_000)
 MAX_CHANNELS: Final = 32
 
 #: Defaults of the parameters ``max_audio_seconds`` and ``max_image_pixels``.
 MAX_SECONDS: Final = 3600
 MAX_PIXELS: Final = 64_000_000
-#: How much more than one recording or image may have, all those of a request may have together.
+#: All recordings or images of a request together may have this many times the limit of one.
 TOGETHER: Final = 4
-#: A recording at more Hz may be so much shorter: what a file is decoded to takes memory by its samples.
+#: Hz.  At higher rates the maximum length shrinks in proportion, because memory grows with the number of samples.
 _USUAL_RATE: Final = 48_000
-#: How many times as long as wide an image may be.  Processors bring the shorter side to a size, so that the longer one
-#: of a strip would fill the memory.
+#: The maximum aspect ratio of an image.  Processors scale the shorter side to a fixed size, so the longer side of a
+#: narrow strip would fill the memory.
 _MAX_ASPECT: Final = 100
 
-#: The inputs of every task with sound: a file, or samples of one channel at ``sampling_rate`` Hz (16000 without it).
+#: The inputs of every audio task: a file, or samples of one channel at ``sampling_rate`` Hz (default 16000).
 SOUND_INPUTS: Final = (
     TensorSpec("audio", "BYTES", (1,), optional=True),
     TensorSpec("samples", "FP32", (-1,), optional=True),
     TensorSpec("sampling_rate", "INT32", (1,), optional=True),
 )
 
-#: How files that are read begin.
+#: The first bytes of supported audio files.
 _AUDIO: Final = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS")
 _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 _DATA_URI: Final = re.compile(rb"data:[\w.+-]*/?[\w.+-]*(?:;[\w.+-]+=[^;,]*)*;base64,")
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\s]*={0,2}\s*")
 
-#: From here on, what soundfile reports as the length of a FLAC stream without one (samples).
+#: Samples.  soundfile reports at least this length for a FLAC stream of unknown length.
 _UNKNOWN: Final = 1 << 62
-#: Samples that are decoded at a time.
+#: Samples per read while decoding.
 _BLOCK: Final = 1 << 20
 
 
 def require_sound(task: str) -> None:
-    """Raise UNSUPPORTED where the libraries that read, resample and write sound for ``task`` are not installed."""
+    """Raise UNSUPPORTED unless the libraries that read, resample and write audio for ``task`` are installed."""
     extras.require(f"task '{task}'", "soundfile", "scipy.signal")
 
 
 def require_images(task: str) -> None:
-    """Raise UNSUPPORTED where the library that reads images for ``task`` is not installed."""
+    """Raise UNSUPPORTED unless the library that reads images for ``task`` is installed."""
     extras.require(f"task '{task}'", "PIL")
 
 
 def max_seconds(options: Options) -> int:
-    """The longest recording that is read (s).  Raises INVALID_ARG for a limit of 0."""
+    """Return the maximum length of a recording in seconds.  Raises INVALID_ARG for a limit of 0."""
     return _limit(options, "max_audio_seconds", MAX_SECONDS)
 
 
 def max_pixels(options: Options) -> int:
-    """The most pixels that an image may have.  Raises INVALID_ARG for a limit of 0."""
+    """Return the maximum number of pixels of an image.  Raises INVALID_ARG for a limit of 0."""
     return _limit(options, "max_image_pixels", MAX_PIXELS)
 
 
 def shortest(config: Any) -> int:
-    """The fewest samples that a network can read: one whose first layers are convolutions over samples needs several.
+    """Return the minimum number of samples for a network.
 
-    ``config`` is transformers' configuration; 1 for networks that are given features.
+    A network that begins with convolutions over samples needs several; a network that reads features needs 1.
+    ``config`` is transformers' configuration.
     """
     layers = zip(getattr(config, "conv_kernel", ()), getattr(config, "conv_stride", ()), strict=False)
-    needed = int(getattr(config, "squeeze_factor", 1))  # of the frames that SEW takes together
+    needed = int(getattr(config, "squeeze_factor", 1))  # SEW joins this many frames
     for kernel, stride in reversed(list(layers)):
         needed = (needed - 1) * stride + kernel
     return needed
 
 
 def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[Samples]:
-    """The sound of each row at ``rate`` Hz, from the input ``audio``, else from ``samples``; empty without both.
+    """Return the audio of each row at ``rate`` Hz, from input ``audio`` or else ``samples``; empty without both.
 
-    Raises INVALID_ARG, naming the input and the row, for what cannot be read, is longer than ``seconds``, or has fewer
-    samples than ``least``.
+    Raises INVALID_ARG, naming the input and the row, for a recording that cannot be read, is longer than ``seconds``,
+    or has fewer samples than ``least``.
     """
     if request.has("audio"):
         name = "audio"
@@ -107,7 +108,7 @@ def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[
             sounds.append(audio(data, rate, seconds=seconds, row=row))
             left -= len(sounds[-1]) / rate
             if left < 0:
-                break  # refused below, before the others are decoded
+                break  # rejected below, without decoding the other rows
     elif request.has("samples"):
         name = "samples"
         given = int(request.option("sampling_rate", 16_000))
@@ -130,9 +131,9 @@ def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[
 
 
 def file_bytes(data: bytes, name: str, row: int) -> bytes:
-    """The file in ``data``, which may be in base64 (no file that is read here looks like it).
+    """Return the file in ``data``, decoding base64; no supported file format looks like base64.
 
-    Raises INVALID_ARG, naming the input and the row.
+    Raises INVALID_ARG, naming the input and the row, for empty data and invalid base64.
     """
     if not data:
         raise _broken(name, row, "it is empty")
@@ -146,10 +147,10 @@ def file_bytes(data: bytes, name: str, row: int) -> bytes:
 
 
 def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "audio", row: int = 0) -> Samples:
-    """A WAV, FLAC or OGG file as mono samples at ``rate`` Hz, ``[samples]``.
+    """Decode a WAV, FLAC or OGG file to mono samples at ``rate`` Hz, ``[samples]``.
 
-    Channels are averaged.  Raises INVALID_ARG, naming the input and the row, for what is not such a file, is damaged,
-    empty, or longer than ``seconds``.
+    Channels are averaged.  Raises INVALID_ARG, naming the input and the row, for a file in another format or one that
+    is damaged, empty, or longer than ``seconds``.
     """
     soundfile = extras.load("reading sound", "soundfile")
     data = file_bytes(data, name, row)
@@ -164,7 +165,7 @@ def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "au
             limit = seconds * file.samplerate
             if file.frames >= _UNKNOWN:
                 raise _broken(name, row, "its header does not say how long it is; write it to a file, not to a pipe")
-            # The header first; it may lie, so the same limit holds while reading.
+            # The header may be wrong, so the limit is checked again while reading.
             if file.frames > limit:
                 raise _too_long(name, row, file.frames / file.samplerate, seconds)
             blocks, read = [], 0
@@ -176,12 +177,15 @@ def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "au
             mono = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
             return _checked(resample(mono, file.samplerate, rate), name, row)
     except soundfile.SoundFileError as error:
-        # Without the name of the file, which is that of an object in memory.
+        # Omit the file name: it is the repr of an object in memory.
         raise _broken(name, row, str(getattr(error, "error_string", error)).rstrip(".")) from error
 
 
 def samples(values: Samples, given: int, rate: int, *, seconds: int = MAX_SECONDS, row: int = 0) -> Samples:
-    """Mono samples at ``given`` Hz as samples at ``rate`` Hz, both ``[samples]``; the limits of ``audio`` hold."""
+    """Convert mono samples from ``given`` Hz to ``rate`` Hz, both ``[samples]``.
+
+    Raises INVALID_ARG for an unsupported rate, no samples, samples that are not finite, or more than ``seconds``.
+    """
     _check_rate(given, "samples", row)
     if len(values) > seconds * given:
         raise _too_long("samples", row, len(values) / given, seconds)
@@ -189,7 +193,7 @@ def samples(values: Samples, given: int, rate: int, *, seconds: int = MAX_SECOND
 
 
 def resample(values: Samples, given: int, rate: int) -> Samples:
-    """Samples at ``rate`` Hz of samples at ``given`` Hz, by a polyphase filter."""
+    """Resample from ``given`` Hz to ``rate`` Hz with a polyphase filter."""
     if given == rate or not len(values):
         return values
     resample_poly = extras.load(f"sound at {given} Hz for a model of {rate} Hz", "scipy.signal").resample_poly
@@ -199,9 +203,9 @@ def resample(values: Samples, given: int, rate: int) -> Samples:
 
 
 def image(data: bytes, *, pixels: int = MAX_PIXELS, name: str = "image", row: int = 0) -> Image:
-    """An image file, in RGB and upright.  PNG, JPEG, WebP, GIF and BMP are read; of several frames the first.
+    """Decode the first frame of a PNG, JPEG, WebP, GIF or BMP file to an upright RGB image.
 
-    Raises INVALID_ARG, naming the input and the row, for what is not such a file, is damaged or too large.
+    Raises INVALID_ARG, naming the input and the row, for a file in another format or one that is damaged or too large.
     """
     extras.require("reading images", "PIL")
     from PIL import Image as pillow
@@ -226,14 +230,14 @@ def image(data: bytes, *, pixels: int = MAX_PIXELS, name: str = "image", row: in
     except pillow.DecompressionBombError:
         raise _too_large(name, row, "too many", pixels) from None
     except Exception as error:
-        # Pillow's decoders raise whatever they meet: OSError, SyntaxError, struct.error, ValueError ...
+        # Pillow's decoders raise many types: OSError, SyntaxError, struct.error, ValueError ...
         raise _broken(name, row, str(error) or type(error).__name__) from error
 
 
 def images(files: Sequence[bytes], *, pixels: int, per_row: int = 1) -> list[Image]:
-    """Images as :func:`image` reads them, ``per_row`` of them in each row.
+    """Decode several files with :func:`image`; each row has ``per_row`` images.
 
-    Raises INVALID_ARG where one has more than ``pixels``, or all of them have several times that.
+    Raises INVALID_ARG if an image has more than ``pixels`` pixels, or all together more than ``TOGETHER`` times that.
     """
     pictures, together = [], 0
     for index, data in enumerate(files):
@@ -248,25 +252,25 @@ def images(files: Sequence[bytes], *, pixels: int, per_row: int = 1) -> list[Ima
 
 
 def example_sound(rate: int, least: int) -> Samples:
-    """A second of noise at ``rate`` Hz, or ``least`` samples where a network needs more."""
+    """Return a second of noise at ``rate`` Hz, or ``least`` samples if that is longer."""
     return np.random.default_rng(0).uniform(-0.5, 0.5, max(rate, least)).astype(np.float32)
 
 
 def example_image() -> Image:
-    """A small image of noise, wider than high."""
+    """Return a small landscape image of noise."""
     pillow = extras.load("reading images", "PIL.Image")
     return pillow.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
 
 
 def png(picture: Any) -> bytes:
-    """A PIL image as a PNG file."""
+    """Encode a PIL image as a PNG file."""
     file = BytesIO()
     picture.save(file, "PNG")
     return file.getvalue()
 
 
 def wav(values: npt.NDArray[Any], rate: int) -> bytes:
-    """Samples between -1 and 1, ``[samples]`` or ``[channels, samples]``, as a WAV file of 16 bits."""
+    """Encode samples between -1 and 1, ``[samples]`` or ``[channels, samples]``, as a 16-bit WAV file."""
     soundfile = extras.load("writing sound", "soundfile")
     file = BytesIO()
     soundfile.write(file, np.squeeze(values).T.astype(np.float32), rate, "PCM_16", format="WAV")

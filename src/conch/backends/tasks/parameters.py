@@ -1,6 +1,6 @@
-"""The parameters of a model that single tasks read, besides those of every checkpoint (``checkpoints/options.py``).
+"""Model parameters of individual tasks; ``checkpoints/options.py`` has the parameters that all checkpoints share.
 
-Most stand in for an optional input of the same name in requests that do not give it.
+Most are the default of an optional input of the same name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Completes a configuration from the tensors of its task.  Runs in workers, when a model is loaded."""
+"""Completes a model configuration with the tensors of its task.  Runs in workers when a model is loaded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from conch.tensors import CONFIG_NAME, format_shape
 
 
 def complete_config(config: Mapping[str, Any], task: TaskDescription) -> dict[str, Any]:
-    """``config`` (JSON) with the tensors, the greatest batch size and the dynamic batching that it leaves open.
+    """Add missing tensors, maximum batch size and dynamic batching to ``config`` (JSON).
 
-    Raises INVALID_ARG for tensors that the task does not have.
+    Raises INVALID_ARG for configured tensors that do not match those of the task.
     """
     completed = dict(config)
     completed["input"] = _tensors(config, "input", task.inputs)

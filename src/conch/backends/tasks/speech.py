@@ -1,7 +1,7 @@
-"""Automatic speech recognition: Whisper, CTC models and whatever else transformers' own pipeline loads.
+"""The task ``automatic-speech-recognition``: Whisper, CTC models and other models of transformers' pipeline.
 
-Sound is decoded, resampled and made features as it arrives; the pipeline's three steps (``preprocess``,
-``forward``, ``postprocess``) are called one by one, so that parts of several requests run as one batch.
+Audio is decoded, resampled and converted to features as it arrives.  The pipeline's three steps (``preprocess``,
+``forward``, ``postprocess``) are called separately, so that chunks of several requests run as one batch.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, one_line
 from conch.inference import TensorSpec
 
-#: Seconds of a chunk where the model itself knows no windows; a sixth overlaps on each side.
+#: Seconds.  The default chunk of a model without windows of its own; a sixth of it overlaps on each side.
 CHUNK_SECONDS: Final = 30
-#: Seconds: what ``chunk_length_s`` may be at least; some networks cannot make one frame of what is shorter.
+#: Seconds.  The minimum of ``chunk_length_s``; some networks need more than a shorter chunk for one frame.
 SHORT: Final = 0.1
-#: Chunks in one run.
+#: The maximum number of chunks in one run.
 BATCH_CHUNKS: Final = 16
 
-#: What ``return_timestamps`` may be, by the pipeline's kind of model, and what it is called there.
+#: Values of ``return_timestamps`` and the pipeline's names for them, by the pipeline's model type.
 _TIMESTAMPS: Final[Mapping[str, Mapping[str, bool | str]]] = {
     "seq2seq_whisper": {"none": False, "segment": True, "word": "word"},
     "ctc": {"none": False, "word": "word", "char": "char"},
@@ -49,7 +49,7 @@ _TIMESTAMPS: Final[Mapping[str, Mapping[str, bool | str]]] = {
 }
 _GENERATION: Final = ("max_new_tokens", "num_beams", "do_sample", "temperature")
 
-#: The same for all checkpoints.
+#: The tensors of all checkpoints.
 DESCRIPTION: Final = TaskDescription(
     (
         *media.SOUND_INPUTS,
@@ -65,7 +65,7 @@ DESCRIPTION: Final = TaskDescription(
 
 @dataclass(slots=True)
 class _Recording:
-    """One row of a request: the chunks that the model is given, and its answers so far."""
+    """One row of a request: its chunks, and the model's outputs for the completed chunks."""
 
     request: Request
     seconds: float
@@ -77,7 +77,7 @@ class _Recording:
 
 
 class PreparedSpeech(PreparedRequest):
-    """The recordings of a request; the length is in frames of features, or samples for a model that takes them."""
+    """The recordings of a request.  ``length`` is the approximate number of encoder frames of the longest chunk."""
 
     __slots__ = ("recordings",)
 
@@ -90,15 +90,15 @@ class PreparedSpeech(PreparedRequest):
 class SpeechRecognition(Task):
     """Input ``audio`` STRING [1] (a WAV, FLAC or OGG file) or ``samples`` FP32 [-1] (mono, between -1 and 1).
 
-    ``samples`` are at ``sampling_rate`` Hz (INT32 [1]), 16000 without it.  Outputs ``text_output`` STRING [1] and
-    ``chunks`` STRING [1]: JSON ``[{"text", "start", "end"}]`` in seconds, empty unless ``return_timestamps`` asks for
-    ``segment``, ``word`` or ``char``, as far as the model can.  ``language`` and ``task`` (``transcribe``,
-    ``translate``) are for Whisper of several languages.
+    ``samples`` are at ``sampling_rate`` Hz (INT32 [1], default 16000).  Outputs are ``text_output`` STRING [1] and
+    ``chunks`` STRING [1], JSON ``[{"text", "start", "end"}]`` in seconds.  ``chunks`` is empty unless
+    ``return_timestamps`` is ``segment``, ``word`` or ``char``; the model determines which of them are available.
+    ``language`` and ``task`` (``transcribe``, ``translate``) are for multilingual Whisper models.
 
-    What is longer than a window of Whisper is transcribed window by window, each beginning where the last segment
-    ended; other models get chunks that overlap.  The parameter ``chunk_length_s`` asks for such chunks with Whisper
-    too (faster on a GPU, less exact at the seams) or for others than 30 seconds; ``max_audio_seconds`` limits the
-    length.
+    Whisper transcribes long recordings window by window; each window begins where the last segment ended.  Other
+    models read overlapping chunks.  The parameter ``chunk_length_s`` sets the chunk length (default 30 seconds) and
+    makes Whisper read chunks too, which is faster on a GPU but less exact at the chunk borders.  ``max_audio_seconds``
+    limits the length of a recording.
     """
 
     @classmethod
@@ -126,7 +126,10 @@ class SpeechRecognition(Task):
         require_pipeline_tensors(self._pipeline, checkpoint, lambda: self._pipeline(_raw(sound, self._rate)))
 
     def prepare(self, request: Request) -> PreparedSpeech:
-        """Decode and make features.  Raises INVALID_ARG for sound that cannot be read and options that do not fit."""
+        """Decode the audio and extract features.
+
+        Raises INVALID_ARG for audio that cannot be read and for options that the model does not support.
+        """
         timestamps, generation = self._timestamps(request), self._generation(request)
         if request.has("audio") == request.has("samples"):
             raise invalid("a request needs exactly one of the inputs 'audio' and 'samples'")
@@ -158,12 +161,12 @@ class SpeechRecognition(Task):
             raise invalid(f"sound of {len(samples)} samples does not suit the model: {one_line(error)}") from error
         recording = _Recording(request, len(samples) / self._rate, timestamps, generation, chunks)
         if self._windows(recording):
-            # Whisper finds the beginning of the next window by its timestamps.
+            # Timestamps determine where Whisper's next window begins.
             recording.timestamps = timestamps or True
         return recording
 
     def _windows(self, recording: _Recording) -> bool:
-        """Whether Whisper goes through the recording window by window, which only one does at a time."""
+        """Whether Whisper reads the recording window by window; such a recording runs alone."""
         return 0 < self._window < recording.seconds * self._rate and not self._chunk
 
     def _timestamps(self, request: Request) -> bool | str:
@@ -192,7 +195,7 @@ class SpeechRecognition(Task):
         return generation
 
     def _group(self, recording: _Recording, place: int) -> str:
-        """A key that chunks share that may run together: those of equal shapes and parameters, so none is padded."""
+        """Return the batch key of a chunk: chunks of equal shapes and parameters share it and need no padding."""
         chunk = recording.chunks[place]
         shapes = [(name, tuple(value.shape)) for name, value in sorted(chunk.items()) if hasattr(value, "shape")]
         key = f"{shapes} {'stride' in chunk} {recording.timestamps} {sorted(recording.generation.items())}"
@@ -225,10 +228,10 @@ class SpeechRecognition(Task):
             recording.answers[place] = answer
 
     def _pipeline_for(self, timestamps: bool | str) -> Any:
-        """The pipeline; for word timestamps of Whisper, another one over the same weights with its own configuration.
+        """Return the pipeline; for Whisper's word timestamps, a copy that shares the weights.
 
-        transformers tells words by the attention, and switches the model to an implementation that returns it, which
-        would change what other threads are computing at that moment.
+        transformers derives word timestamps from the attention and switches the model to an implementation that
+        returns it.  On a shared model this would change the computation of other threads.
         """
         if timestamps != "word" or self._kind != "seq2seq_whisper":
             return self._pipeline
@@ -258,12 +261,12 @@ class SpeechRecognition(Task):
 
 
 def _raw(samples: media.Samples, rate: int) -> dict[str, Any]:
-    """Sound as the pipeline takes it, which changes what it is given."""
+    """Return the pipeline's input for samples; a new dict per call, because the pipeline modifies it."""
     return {"raw": samples, "sampling_rate": rate}
 
 
 def _chunk(piece: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """A piece of text with its time in seconds; one cut off by an end of the recording begins or ends there."""
+    """Return a piece of text with its times in seconds; a missing time is the start or end of the recording."""
     start, end = piece["timestamp"]
     return {
         "text": piece["text"],
@@ -273,13 +276,13 @@ def _chunk(piece: Mapping[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _frames(chunk: Mapping[str, Any]) -> int:
-    """Roughly how many positions the encoder has for a chunk: half its features, or a 320th of its samples."""
+    """Estimate the encoder positions of a chunk: half its feature frames, or 1/320 of its samples."""
     shapes = [tuple(map(int, value.shape)) for value in chunk.values() if getattr(value, "ndim", 0) >= 2]
     return max(max(1, shape[-1] // (2 if len(shape) > 2 else 320)) for shape in shapes)
 
 
 def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Chunks of equal shapes as one: tensors along the batch dimension, anything else as a list."""
+    """Join chunks of equal shapes: tensors along the batch dimension, other values as lists."""
     import torch
 
     if len(chunks) == 1:
@@ -293,7 +296,7 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _separated(answers: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The inverse of ``_joined``, for what the model answered."""
+    """Split the model's outputs into chunks: the inverse of ``_joined``."""
     if count == 1:
         return [dict(answers)]
     return [

@@ -1,7 +1,7 @@
-"""Image classification: files in, labels and scores out, on any engine.
+"""The task ``image-classification``: image files to labels with scores, on any engine.
 
-Images are decoded and made pixels as they arrive, by the checkpoint's image processor over Pillow and numpy
-(torchvision is never needed, and the answers are the same with and without it).
+Images are decoded and preprocessed as they arrive, with Pillow, numpy and the checkpoint's image processor.
+torchvision is not used, so results do not depend on whether it is installed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid
 from conch.inference import TensorSpec
 
-#: Labels of an answer when neither the request nor the configuration says.
+#: The default number of labels in a response.
 TOP_K: Final = 5
-#: Images in one run of the engine.
+#: The maximum number of images in one run of the engine, except for a larger request.
 BATCH_IMAGES: Final = 32
 
 
 class PreparedImages(PreparedRequest):
-    """What the network takes, ``[rows, …]`` by name (``pixel_values`` FP32 and sometimes a mask)."""
+    """The network's inputs by name, ``[rows, …]``: ``pixel_values`` FP32 and sometimes a mask."""
 
     __slots__ = ("arrays", "top_k")
 
@@ -78,7 +78,7 @@ class ImageClassification(Task):
         )
 
     def prepare(self, request: Request) -> PreparedImages:
-        """Decode, resize and normalise.  Raises INVALID_ARG for what is not an image."""
+        """Decode, resize and normalise the images.  Raises INVALID_ARG for an input that is not an image."""
         images = media.images(request.files("image"), pixels=self._pixels)
         if not images:
             raise invalid("the request has no rows")
@@ -86,12 +86,12 @@ class ImageClassification(Task):
         try:
             arrays = self._arrays(images)
         except (ValueError, TypeError, ZeroDivisionError) as error:
-            # Images of sizes that the processor cannot bring to that of the network.
+            # The processor cannot resize the image to the network's size.
             raise invalid(f"input 'image' does not suit the model: {error}") from error
         return PreparedImages(request, arrays, top_k)
 
     def _arrays(self, images: Sequence[Any]) -> dict[str, Array]:
-        """Images of Pillow as what the network takes."""
+        """Convert Pillow images to the network's inputs."""
         features = self._processor(images=list(images), return_tensors="np")
         return {name: np.asarray(value) for name, value in features.items()}
 
@@ -134,7 +134,7 @@ class ImageClassification(Task):
 
 
 def _runs(requests: Sequence[PreparedImages]) -> list[list[int]]:
-    """Indices of requests that run together: images of the same size, up to a limit."""
+    """Group the indices of requests with images of the same size, up to ``BATCH_IMAGES`` images per group."""
     runs: dict[tuple[Any, ...], list[list[int]]] = {}
     rows: dict[tuple[Any, ...], int] = {}
     for place, prepared in enumerate(requests):

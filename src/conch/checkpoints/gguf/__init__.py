@@ -1,1 +1,1 @@
-"""GGUF files: their metadata and tensors, and the configuration that these amount to."""
+"""GGUF files: metadata, tensors, and their conversion to a Hugging Face configuration."""

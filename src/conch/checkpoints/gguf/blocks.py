@@ -1,4 +1,4 @@
-"""Quantised matrices of GGUF files as whole numbers with the scale and the minimum of each group, as OpenVINO has them.
+"""Decodes quantised matrices of GGUF files to integers with a scale and minimum per group, as in OpenVINO.
 
 Source of the layouts: ggml's ggml-common.h.
 """
@@ -22,9 +22,10 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix: ``scales * numbers + minima``.
+    """A quantised matrix with the values ``scales * numbers + minima``.
 
-    ``numbers`` are ``[rows, groups, size]``, the others ``[rows, groups]``.  The numbers have 4 or 8 ``bits``.
+    ``numbers`` is ``[rows, groups, size]``, with 4 or 8 ``bits`` per number; ``scales`` and ``minima`` are
+    ``[rows, groups]``.
     """
 
     numbers: Bytes
@@ -33,7 +34,7 @@ class Blocks:
     bits: int
 
     def rows(self, order: Any) -> Blocks:
-        """Some rows, in another order."""
+        """Return the rows ``order``, in that order."""
         return Blocks(self.numbers[order], self.scales[order], self.minima[order], self.bits)
 
 
@@ -51,12 +52,12 @@ def read_blocks(rows: Bytes, kind: int) -> Blocks:
 
 
 def _half(blocks: Bytes, start: int) -> Floats:
-    """The 16-bit number at a place in each block."""
+    """Return the 16-bit float at byte ``start`` of each block."""
     return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Bytes, run: int) -> Bytes:
-    """Numbers of 4 bits: the low ones of ``run`` bytes, then the high ones of the same bytes."""
+    """Unpack 4-bit numbers: the low halves of ``run`` bytes, then the high halves of the same bytes."""
     parts = packed.reshape(*packed.shape[:-1], -1, run)
     return np.concatenate([parts & 15, parts >> 4], -1).reshape(*packed.shape[:-1], -1)
 
@@ -98,7 +99,7 @@ DECODERS: Final[Mapping[str, Callable[[Bytes], tuple[Any, ...]]]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
 }  # fmt: skip
 
-#: The values of ``model_type`` whose GGUF files OpenVINO GenAI 2026.4 reads, and the tensors that it reads of them.
+#: The values of ``model_type`` that OpenVINO GenAI 2026.4 supports in GGUF files, and the tensors that it reads.
 _MODELS: Final = ("llama", "qwen2", "qwen3")
 _TENSORS: Final = re.compile(
     r"((token_embd|output|output_norm)|blk\.\d+\.(attn_(norm|[qkv]|[qk]_norm|output)|ffn_(norm|gate|up|down)))\.(weight|bias)"

@@ -1,4 +1,4 @@
-"""The configuration of a model in a GGUF file, in the terms of config.json."""
+"""Converts the metadata of a GGUF file to the content of a config.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from conch.checkpoints.gguf.reader import GgufFile
 from conch.errors import invalid
 
-#: What transformers calls the architectures of llama.cpp: model_type, and the class of its language model.
+#: Names in transformers of llama.cpp's architectures: model_type and the class of the language model.
 _ARCHITECTURES: Final[Mapping[str, tuple[str, str]]] = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
@@ -57,9 +57,10 @@ _TOKENS: Final[Mapping[str, str]] = {
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """The config.json of the model in a GGUF file.
+    """Return the content of config.json for the model in a GGUF file.
 
-    An architecture that is not known here keeps llama.cpp's name.  Raises INVALID_ARG for a file that holds none.
+    An unknown architecture keeps llama.cpp's name.  Raises INVALID_ARG for a file without a model or without required
+    metadata.
     """
     name = file.text("general.architecture")
     if not name:
@@ -73,7 +74,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         if value is None:
             continue
         if not isinstance(value, int):
-            value = max(file.numbers(f"{name}.{theirs}"), default=0)  # of each layer
+            value = max(file.numbers(f"{name}.{theirs}"), default=0)  # one number per layer
         config[key] = int(value)
     for key, theirs in _NUMBERS.items():
         value = file.metadata.get(f"{name}.{theirs}")

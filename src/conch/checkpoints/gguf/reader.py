@@ -1,7 +1,7 @@
-"""Reads GGUF files: their metadata, and where their tensors are.
+"""Reads the metadata and tensor locations of GGUF files when a checkpoint is opened.
 
-Read when a checkpoint is opened.  Files come from anywhere: whatever they claim is checked against the bytes that are
-there before anything is allocated.  Source of the layout: ggml's docs/gguf.md.
+Files are untrusted: all sizes are checked against the size of the file before memory is allocated.  Source of the
+layout: ggml's docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STRING: Final = 8
 _ARRAY: Final = 9
 _BOOL: Final = 7
 _FLOAT32: Final = 6
-#: Types of values, as ``struct`` names them.
+#: Formats of ``struct`` by value type.
 _SCALARS: Final[Mapping[int, str]] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT32: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
@@ -50,7 +50,7 @@ _DEFAULT_ALIGNMENT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor: ``shape`` as numpy has it, ``offset`` from the beginning of the file and ``size`` in bytes."""
+    """The location of a tensor: ``shape`` in numpy's order, ``offset`` in the file and ``size``, both in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A file's ``metadata`` (numbers in lists are numpy arrays) and ``tensors`` by name."""
+    """The ``metadata`` of a file (lists of numbers are numpy arrays) and its ``tensors`` by name."""
 
     path: Path
     version: int
@@ -76,12 +76,12 @@ class GgufFile:
         )
 
     def text(self, key: str, default: str = "") -> str:
-        """A text of the metadata.  Raises INVALID_ARG, naming it, where it is something else."""
+        """Return a text in the metadata.  Raises INVALID_ARG, naming the key, for another type."""
         value: str = self._typed(key, default, str, "a text")
         return value
 
     def integer(self, key: str, default: int = -1) -> int:
-        """A whole number of the metadata, as ``text``."""
+        """Return an integer in the metadata.  Raises INVALID_ARG, naming the key, for another type."""
         value: int = self._typed(key, default, int, "a whole number")
         return value
 
@@ -93,19 +93,19 @@ class GgufFile:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A truth value of the metadata, as ``text``."""
+        """Return a boolean in the metadata.  Raises INVALID_ARG, naming the key, for another type."""
         value: bool = self._typed(key, default, bool, "true or false")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts of the metadata, empty without one, as ``text``."""
+        """Return a list of texts in the metadata, empty without one.  Raises INVALID_ARG for another type."""
         value: list[str] = self._typed(key, [], list, "a list of texts")
         if value and not isinstance(value[0], str):
             raise invalid(f"{self.path}: {key} must be a list of texts")
         return value
 
     def numbers(self, key: str) -> list[Any]:
-        """A list of numbers of the metadata, empty without one, as ``text``."""
+        """Return a list of numbers in the metadata, empty without one.  Raises INVALID_ARG for another type."""
         value = self.metadata.get(key)
         if value is None:
             return []
@@ -131,7 +131,7 @@ def block_bytes(kind: int) -> int:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read metadata and the places of tensors.  Raises INVALID_ARG for a file that is wrong or cut off."""
+    """Read the metadata and tensor locations of a file.  Raises INVALID_ARG if it is invalid or truncated."""
     try:
         return _read(path)
     except OSError as error:
@@ -150,7 +150,7 @@ def _read(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """Reads the parts of a file in their order, from its beginning."""
+    """Reads a file sequentially from its beginning."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path = path
@@ -214,7 +214,7 @@ class _Reader:
         if kind not in _SCALARS:
             raise self._wrong(f"a value is of type {kind}")
         value = self._unpack(_SCALARS[kind])
-        # As it was written: 1e-05, not what is closest to it in 32 bits.
+        # The shortest decimal, such as 1e-05, instead of the exact value of the 32-bit float.
         return float(str(np.float32(value))) if kind == _FLOAT32 else value
 
     def _list(self, kind: int) -> Any:
@@ -234,7 +234,7 @@ class _Reader:
         return self._taken(self._count("Q", 1)).decode("utf-8", "replace")
 
     def _count(self, form: str, width: int) -> int:
-        """A number of things of at least ``width`` bytes each, which must be there."""
+        """Read a number of elements.  Raises INVALID_ARG if the file is too short for ``width`` bytes per element."""
         count: int = self._unpack(form)
         if count * width > self._size - self._at:
             raise self._cut()

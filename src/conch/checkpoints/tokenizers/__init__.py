@@ -1,1 +1,1 @@
-"""Tokenizers of checkpoints: texts and conversations to token ids, and token ids to text."""
+"""Tokenizers of checkpoints: convert texts and conversations to token ids, and token ids to text."""

@@ -1,7 +1,7 @@
-"""The chat template of a model: messages to the text that it was trained on.
+"""The chat template of a model: renders messages to the prompt format that the model was trained on.
 
-Rendered by the thread that reads requests.  Templates come with checkpoints, so they run in jinja2's sandbox; what they
-are given besides the messages is what transformers gives them.
+The thread that reads requests renders templates.  Templates come from checkpoints and are untrusted, so they run in
+jinja2's sandbox.  They get the same variables as in transformers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from conch.errors import ConchError, invalid, one_line
 
 _logger = logging.getLogger(__name__)
 
-#: The names that a message's reasoning goes by.
+#: Names of the reasoning in a message.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
-#: The names of the template for all conversations, and of the one for conversations with tools.
+#: Names of the default template and of the template for conversations with tools.
 _DEFAULT: Final = "default"
 _WITH_TOOLS: Final = "tool_use"
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A template, and whether it says anything of tools."""
+    """A compiled template, and whether it uses the variable ``tools``."""
 
     render: Callable[..., str]
     tools: bool
@@ -37,10 +37,10 @@ class _Compiled:
 
 @dataclass(slots=True)
 class ChatTemplate:
-    """The templates of a model by name, of which there may be none.
+    """The chat templates of a model by name; may be empty.
 
-    ``tokens`` are the texts of its special tokens by role (``bos_token``), ``source`` is how errors name the model;
-    ``seconds`` is how long a conversation may take.
+    ``tokens`` has the texts of special tokens by role (such as ``bos_token``); ``source`` is the name of the model in
+    errors; ``seconds`` limits the processor time of a rendering.
     """
 
     templates: Mapping[str, str]
@@ -53,16 +53,16 @@ class ChatTemplate:
         return bool(self.templates)
 
     def require_library(self, extra: str = "") -> None:
-        """Raise UNSUPPORTED, with the command that installs ``extra``, where templates cannot be rendered."""
+        """Raise UNSUPPORTED, with the command that installs ``extra``, if there are templates but jinja2 is missing."""
         if self.templates:
             extras.require(f"the chat template of model '{self.source}'", "jinja2", extra=extra)
 
     def render(self, messages: Any, tools: Any = None, **variables: Any) -> str:
-        """The text of a conversation and the beginning of an answer to it.
+        """Render a conversation, followed by the beginning of the assistant's message.
 
-        ``variables`` go to the template; ``chat_template`` among them is the name of one of the model's templates.
-        Raises INVALID_ARG for anything but messages, for those that the template refuses, and for tools that it
-        ignores.
+        ``variables`` are passed to the template, except ``chat_template``, which selects a template by name.  Raises
+        INVALID_ARG for invalid messages, for messages that the template rejects, and for tools if the template ignores
+        them.
         """
         check_messages(messages)
         if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
@@ -89,14 +89,14 @@ class ChatTemplate:
             try:
                 self._compiled[name] = _compile(self.templates[name])
             except ConchError as error:
-                # The client is not told where the files of the server are.
+                # The log has the path of the model; the client's error does not.
                 _logger.warning("%s: %s", self.source, error.message)
                 raise
         return self._compiled[name]
 
 
 def check_messages(messages: Any) -> None:
-    """Raise INVALID_ARG for anything but a list with a message at least."""
+    """Raise INVALID_ARG unless ``messages`` is a non-empty list of objects with a role."""
     if not isinstance(messages, list) or not messages:
         raise invalid(
             'messages must be a list with one message at least, such as [{"role": "user", "content": "Hello"}]'
@@ -109,7 +109,7 @@ def check_messages(messages: Any) -> None:
 
 
 def templates_of(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The templates of a checkpoint by name; ``settings`` is its tokenizer_config.json."""
+    """Return the templates of a checkpoint by name; ``settings`` is its tokenizer_config.json."""
     found = _named(settings.get("chat_template"))
     legacy = directory / "chat_template.json"
     if legacy.is_file():
@@ -123,7 +123,7 @@ def templates_of(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """The templates in a file: jinja, or JSON with ``chat_template``.  Raises INVALID_ARG for another."""
+    """Read the templates in a jinja file, or in a JSON file with ``chat_template``.  Raises INVALID_ARG."""
     text = _read(path)
     if path.suffix != ".json":
         return {_DEFAULT: text}
@@ -138,7 +138,7 @@ def read_file(path: Path) -> dict[str, str]:
 
 
 def _named(value: Any) -> dict[str, str]:
-    """The templates by name in a ``chat_template`` of JSON: a template, a list of named ones, or an object of them."""
+    """Return the templates by name in a ``chat_template``: a text, a list of named templates, or an object of them."""
     match value:
         case str():
             return {_DEFAULT: value}
@@ -159,7 +159,7 @@ def _read(path: Path) -> str:
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: without what is null, and its reasoning under each of its names."""
+    """Convert a message for templates: remove null members, and add the names that templates use for reasoning."""
     plain = {name: value for name, value in message.items() if value is not None}
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
@@ -179,14 +179,14 @@ def _compile(text: str) -> _Compiled:
         raise invalid(
             f"the chat template of the model has an error in line {error.lineno}: {one_line(error)}"
         ) from None
-    except (RecursionError, SyntaxError, MemoryError):  # of Python, which the template is compiled to
+    except (RecursionError, SyntaxError, MemoryError):  # from Python, because templates are compiled to Python code
         raise invalid("the chat template of the model is nested too deeply") from None
 
 
 def _refused(error: Exception) -> ConchError:
     if isinstance(error, TooMuch):
         return invalid(f"the chat template of the model cannot render these messages: {error}")
-    # What a template raises itself is meant for the client as it is.
+    # Errors that a template itself raises are messages for the client.
     if type(error).__name__ == "TemplateError":
         return invalid(f"messages do not fit the chat template of the model: {one_line(error)}")
     return invalid(

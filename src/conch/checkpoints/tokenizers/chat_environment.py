@@ -1,4 +1,4 @@
-"""jinja2 as chat templates expect it.  Imported when the first template is compiled."""
+"""The jinja2 sandbox of chat templates, with limits.  Imported when the first template is compiled."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from conch.checkpoints.tokenizers.chat_limits import (
     tick,
 )
 
-#: The names of filters that only this module puts into templates: no template can write a space into a name.
+#: Names of filters that only this module adds to templates; a template cannot use them because of the space.
 _TICK: Final = "take time"
 _JOINED: Final = "join texts"
 
-#: Methods whose first argument is the length of what they make.
+#: Methods whose first argument determines the length of the result.
 _WIDTHS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "to_bytes", "zfill"})
-#: Filters that are given numbers by which a text or a list grows, or that take a power of ten.
+#: Filters with numeric arguments that determine the size of the result, or an exponent of ten.
 _NUMBERS: Final = ("batch", "center", "indent", "round", "slice", "truncate", "wordwrap")
 _MAX_NUMBER: Final = 10_000
-#: What says how wide a place of a format is: of ``%``, of ``str.format``.
+#: Matches the widths and precisions in formats of ``%`` and ``str.format``.
 _WIDTH: Final = re.compile(
     r"%(?:\([^)]*\))?[-#0 +]*(\d+|\*)?(?:\.(\d+|\*))?"
     r"|\{[^{}:]*:[^{}\d]*(\d+|\{)?(?:[^{}\d]*(\d+|\{))?"
@@ -47,7 +47,7 @@ _MAX_WIDTH_DIGITS: Final = 4
 
 
 class Bounding(NodeTransformer):
-    """Adds to a template the places where its time and its texts are counted."""
+    """Instruments the syntax tree of a template to limit its processor time and the size of its texts."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -83,7 +83,7 @@ def _filter(value: nodes.Expr, name: str, place: nodes.Node) -> nodes.Filter:
     return made.set_lineno(place.lineno).set_environment(place.environment)
 
 
-@pass_context  # type: ignore[untyped-decorator]  # and so it is not computed when the template is compiled
+@pass_context  # type: ignore[untyped-decorator]  # prevents evaluation when the template is compiled
 def _ticking(context: Any, value: Any) -> Any:
     tick()
     return value
@@ -91,13 +91,13 @@ def _ticking(context: Any, value: Any) -> Any:
 
 @pass_context  # type: ignore[untyped-decorator]
 def _joined(context: Any, values: Sequence[Any]) -> str:
-    """What ``~`` makes of its operands."""
+    """Concatenate values: the operator ``~``, with limits."""
     charge(sum(map(size_of, values)))
     return "".join(map(str, values))
 
 
 def bounded_filters(filters: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """jinja2's filters that make more of what they are given, with limits; and those that :class:`Bounding` adds."""
+    """Return limited versions of jinja2's filters that enlarge values, and the filters that :class:`Bounding` adds."""
     numbers = {name: _with_small_numbers(name, filters[name]) for name in _NUMBERS}
     return {
         _TICK: _ticking,
@@ -113,12 +113,12 @@ def bounded_filters(filters: Mapping[str, Callable[..., Any]]) -> dict[str, Call
 
 
 def check_call(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Count what a method of a text or a number is about to make.  Raises :class:`TooMuch`."""
+    """Charge for the result of a method of a text or number before the call.  Raises :class:`TooMuch`."""
     tick()
     name = getattr(called, "__name__", "")
     own = getattr(called, "__self__", None)
     if name in ("format", "format_map"):
-        # jinja2 has put a function of its own in the method's place, which it keeps.
+        # jinja2 replaces the method by a wrapper, which keeps the original as ``__wrapped__``.
         form = getattr(getattr(called, "__wrapped__", called), "__self__", "")
         charge(format_size(form, (*args, kwargs)))
     if not isinstance(called, BuiltinMethodType) or not isinstance(own, str | bytes | int):
@@ -135,7 +135,10 @@ def check_call(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def format_size(form: Any, values: Any) -> float:
-    """The most characters that a format makes: it, its values as often as it names any, and the widths in it."""
+    """Return an upper bound of the characters of a formatted text.
+
+    The sum of the format's length, all values once per placeholder, and all widths.
+    """
     text = str(form)
     widths = [width for found in _WIDTH.findall(text) for width in found if width]
     if not all(width.isdigit() and len(width) <= _MAX_WIDTH_DIGITS for width in widths):
@@ -148,7 +151,7 @@ def _with_small_numbers(name: str, filter: Callable[..., Any]) -> Callable[..., 
     @functools.wraps(filter)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         for number in (*args, *kwargs.values()):
-            # The value itself may be any number; no argument of these filters is a great one.
+            # The filtered value may be any number; the other arguments of these filters are always small.
             if number is not args[0] and type(number) is int and abs(number) > _MAX_NUMBER:
                 raise TooMuch(f"it gives filter '{name}' a number of more than {_MAX_NUMBER}")
         return filter(*args, **kwargs)
@@ -205,7 +208,7 @@ def _joined_size(separator: str, values: Any) -> int:
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks what a model is trained to write; for rendering it is a block like any other."""
+    """The block ``{% generation %}``, which marks text for training; rendering treats it as a plain block."""
 
     tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
 
@@ -219,10 +222,10 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """``namespace`` for templates, which keeps no name that begins with an underscore: Python's own do."""
+    """``namespace`` for templates; rejects names with a leading underscore, which are Python's internal names."""
 
     def __init__(*given: Any, **values: Any) -> None:
-        self, *mappings = given  # so that ``self`` can be among the names
+        self, *mappings = given  # allows ``self`` as a keyword
         attributes = dict(*mappings, **values)
         for name in attributes:
             _check_name(name)
@@ -241,7 +244,7 @@ def _check_name(name: Any) -> None:
 
 
 class _Dict:
-    """``dict`` for templates: it makes dictionaries, and has none of a type's attributes."""
+    """``dict`` for templates: creates dictionaries without exposing the attributes of a type."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
@@ -261,13 +264,13 @@ def _strftime_now(form: str) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON without the escapes for HTML that jinja2's own filter makes."""
+    """Convert a value to JSON, without the HTML escapes of jinja2's own filter."""
     charge(size_of(value) * (1 + (len(indent) if isinstance(indent, str) else indent or 0)))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with limits to how long a template takes and how much text it makes (``chat_limits.py``)."""
+    """The sandbox with limits of processor time and text size (``chat_limits.py``)."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -289,7 +292,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
-        """The pieces that a template, a macro or a block writes, as one text."""
+        """Join the pieces of output of a template, macro or block."""
         size, kept = 0, []
         for piece in pieces:
             kept.append(piece)
@@ -304,7 +307,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _written(value: Any) -> Any:
-    """What stands in a template to be written, once it has been weighed."""
+    """Charge for the value of an expression before it is output."""
     if not isinstance(value, str):
         charge(size_of(value))
     return value
@@ -312,7 +315,7 @@ def _written(value: Any) -> Any:
 
 @cache
 def environment() -> Any:
-    """The sandbox that all templates share; they cannot change it, nor what they are given."""
+    """Return the sandbox that all templates share; templates can change neither it nor their variables."""
     made: Any = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], finalize=_written
     )

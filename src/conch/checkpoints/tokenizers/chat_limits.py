@@ -1,8 +1,8 @@
-"""How much processor time a chat template may take to render a conversation, and how much text it may make meanwhile.
+"""Limits of the processor time and the text size of rendering a chat template.
 
-jinja2's sandbox keeps templates from Python; it lets them loop within loops, multiply texts and nest lists without end.
-``chat_environment.py`` counts here what could grow, at every turn of a loop and before any text is made longer.  A
-rendering belongs to the thread that it runs on.
+jinja2's sandbox prevents access to Python, but allows unlimited nested loops, multiplied texts and nested lists.
+``chat_environment.py`` therefore calls this module in every loop iteration and before every operation that enlarges a
+text.  Limits apply per thread.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from typing import Any, Final
 
 #: Default of the parameter ``chat_template_timeout`` (s of processor time).
 SECONDS: Final = 5.0
-#: Characters of a text that a template makes, and of all texts that it makes in one rendering.
+#: The maximum number of characters in one text, and in all texts of a rendering.
 MAX_TEXT: Final = 64 << 20
 MAX_ALL_TEXT: Final = 1 << 30
-#: Characters of a template itself; real ones have tens of thousands.
+#: The maximum number of characters in a template; real templates have tens of thousands.
 MAX_TEMPLATE: Final = 1 << 20
-#: What an element of a list counts for, in characters.
+#: The number of characters that an element of a list counts as.
 _ELEMENT: Final = 8
 
 
 class TooMuch(Exception):
-    """A rendering went beyond its limits; the message says beyond which."""
+    """A rendering exceeds a limit; the message names the limit."""
 
 
 class _Rendering(threading.local):
-    """The rendering of the calling thread: the thread's processor time when it has to be done, and the characters that
-    it may still make."""
+    """The limits of the calling thread's rendering.
+
+    ``end`` is a deadline in the thread's processor time; ``left`` is the remaining number of characters.
+    """
 
     end = float("inf")
     seconds = SECONDS
@@ -42,7 +44,7 @@ _rendering: Final = _Rendering()
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Limit what the calling thread renders within."""
+    """Limit the rendering of the calling thread within the context; ``seconds`` are of processor time."""
     _rendering.seconds, _rendering.end, _rendering.left = seconds, thread_time() + seconds, MAX_ALL_TEXT
     try:
         yield
@@ -51,7 +53,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def tick() -> None:
-    """Raise :class:`TooMuch` when the time is used up."""
+    """Raise :class:`TooMuch` if the processor time is exhausted."""
     if thread_time() > _rendering.end:
         raise TooMuch(
             f"it takes more than {_rendering.seconds:g} seconds of processor time (parameter 'chat_template_timeout')"
@@ -59,7 +61,7 @@ def tick() -> None:
 
 
 def charge(characters: float) -> None:
-    """Count a text that is about to be made.  Raises :class:`TooMuch` where it is too long, or there were too many."""
+    """Charge for a text before it is created.  Raises :class:`TooMuch` if it exceeds a limit."""
     _rendering.left -= characters  # type: ignore[assignment]
     if characters > MAX_TEXT or _rendering.left < 0:
         raise TooMuch(f"it makes texts of more than {MAX_TEXT} characters, or {MAX_ALL_TEXT} in all")
@@ -67,7 +69,7 @@ def charge(characters: float) -> None:
 
 
 def size_of(value: Any) -> int:
-    """Roughly the characters that ``value`` has as text; of lists in lists, each as often as it is written out."""
+    """Estimate the characters of ``value`` as text; a nested list counts each time that it occurs."""
     if isinstance(value, str | bytes):
         return len(value)
     if not isinstance(value, list | tuple | dict | set):
@@ -86,7 +88,7 @@ def size_of(value: Any) -> int:
 
 
 def charge_product(left: Any, right: Any) -> None:
-    """Count what ``left * right`` makes: a text or a list so many times, or a number."""
+    """Charge for ``left * right``: a repeated text or list, or a number."""
     for many, times in ((left, right), (right, left)):
         if isinstance(times, int) and isinstance(many, str | bytes | list | tuple):
             charge(len(many) * max(times, 0) * (1 if isinstance(many, str | bytes) else _ELEMENT))
@@ -95,13 +97,13 @@ def charge_product(left: Any, right: Any) -> None:
 
 
 def charge_power(left: Any, right: Any) -> None:
-    """Count what ``left ** right`` makes, where that is a whole number: slower to compute than to write down."""
+    """Raise :class:`TooMuch` if ``left ** right`` is a huge integer, which is slow to compute."""
     if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > 1 << 16:
         raise TooMuch("it computes a number of more than 65536 bits")
 
 
 def charge_sum(left: Any, right: Any) -> None:
-    """Count what ``left + right`` makes."""
+    """Charge for ``left + right`` of texts or lists."""
     if isinstance(left, str) and isinstance(right, str):
         charge(len(left) + len(right))
     elif isinstance(left, list | tuple) and isinstance(right, list | tuple):

@@ -1,6 +1,6 @@
-"""A tokenizer of ``tokenizers``: of a tokenizer.json, of a GGUF file, or of one that transformers converted.
+"""Tokenizers of the library ``tokenizers``: from a tokenizer.json, from a GGUF file, or converted by transformers.
 
-The GIL is free while it encodes, and threads share it without a lock.
+Encoding releases the GIL, and threads share a tokenizer without a lock.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.tokenizer import CHUNK, Ids, TextTokenizer, Tokens, Truncation, refused
 
-# Pure functions over encodings of ``tokenizers``, used by fast.py, where a text that is part of many pairs is
-# tokenised once: the library itself tokenises both texts of each pair.
+# Functions that combine the encodings of two texts.  They allow a text that is part of many pairs to be tokenised once;
+# the library itself tokenises both texts of each pair.
 
 
 def kept_lengths(first: int, second: int, room: int, truncation: Truncation) -> tuple[int, int] | None:
-    """How many tokens of the texts of a pair stay of ``first`` and ``second``; None where the second fills the room."""
+    """Return the numbers of tokens to keep of a pair's texts with ``first`` and ``second`` tokens.
+
+    None if only the first text may be truncated and the second alone leaves it no room.
+    """
     if truncation == "longest":
         return shares(first, second, room)
     if first + second <= room:
@@ -29,7 +32,7 @@ def kept_lengths(first: int, second: int, room: int, truncation: Truncation) -> 
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of a pair stay when the longer one gives way first, as ``tokenizers`` does it."""
+    """Return the numbers of tokens to keep if the longer text is truncated first, as in ``tokenizers``."""
     if first + second <= room:
         return first, second
     room = max(room, 0)
@@ -42,10 +45,10 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def cut(encoding: Any, length: int, side: str) -> None:
-    """Keep ``length`` tokens of ``encoding``, the last ones where ``side``, which is cut, is ``left``.
+    """Truncate ``encoding`` to ``length`` tokens on ``side``; ``left`` keeps the last tokens.
 
-    By halves, since an encoding keeps what is cut off in pieces of the length that stays, and post-processing
-    combines each piece of a text with each of its pair.
+    Halves it repeatedly, because an encoding keeps the removed tokens as pieces of the remaining length, and
+    post-processing combines each piece of a text with each piece of its pair.
     """
     while len(encoding) > 2 * length > 0:
         encoding.truncate((len(encoding) + 1) // 2, direction=side)
@@ -53,7 +56,7 @@ def cut(encoding: Any, length: int, side: str) -> None:
 
 
 def shortened(fast: Any, encoding: Any, length: int, side: str) -> Any:
-    """``encoding`` cut to ``length`` tokens, which itself stays as it is."""
+    """Return ``encoding`` truncated to ``length`` tokens, without modifying it."""
     if len(encoding) <= length:
         return encoding
     copy = fast.post_process(encoding, None, False)
@@ -62,9 +65,9 @@ def shortened(fast: Any, encoding: Any, length: int, side: str) -> Any:
 
 
 def kept_offsets(whole: Any, special: list[int], side: str) -> list[tuple[int, int]]:
-    """The offsets of what is left of a single text, of whose tokens ``special`` are not of the text.
+    """Return the offsets of a truncated text; ``special`` is 1 for each token that is not part of the text.
 
-    They are taken from the ``whole`` encoding: post-processing a second time has trimmed them twice.
+    The offsets come from the ``whole`` encoding, because post-processing a second time trims them twice.
     """
     offsets: list[tuple[int, int]] = whole.offsets
     if len(special) == len(whole):
@@ -76,7 +79,11 @@ def kept_offsets(whole: Any, special: list[int], side: str) -> list[tuple[int, i
 
 
 class FastTokenizer(TextTokenizer):
-    """``side`` is where texts are cut, ``clean_up`` whether tokenizer_config.json wants spaces removed."""
+    """A tokenizer of ``tokenizers``.
+
+    ``side`` is the side on which texts are truncated; ``clean_up`` is ``clean_up_tokenization_spaces`` of
+    tokenizer_config.json.
+    """
 
     def __init__(
         self,
@@ -97,7 +104,7 @@ class FastTokenizer(TextTokenizer):
         self.types = types
         self.side = side
         self._clean_up = clean_up and type(fast.model).__name__ != "BPE"
-        # Hardly any tokenizer gives a single text other types than 0, and reading them costs time.
+        # Few tokenizers give a single text types other than 0, and reading types takes time.
         self._types_of_one_text = any(fast.encode("").type_ids)
         self._shown = stream.pieces_of(fast)
         self._skipped = stream.pieces_of(fast, special.all_ids) if self._shown is not None else None
@@ -179,13 +186,13 @@ class FastTokenizer(TextTokenizer):
         return encodings
 
     def _shortened(self, text: str, limit: int) -> Any:
-        """A text cut to ``limit`` tokens before the special tokens are put around it."""
+        """Encode a text truncated to ``limit`` tokens, including its special tokens."""
         [encoding] = self.fast.encode_batch([text], add_special_tokens=False)
         cut(encoding, limit - self.special_token_count(pair=False), self.side)
         return self.fast.post_process(encoding)
 
     def _parts(self, texts: Sequence[str], name: str, room: int) -> dict[str, tuple[Any, int]]:
-        """Each of the texts without special tokens, cut to ``room`` tokens, and how many it had."""
+        """Encode each distinct text without special tokens, truncated to ``room`` tokens, with its original length."""
         distinct = list(dict.fromkeys(texts))
         parts: dict[str, tuple[Any, int]] = {}
         for start in range(0, len(distinct), CHUNK):
@@ -196,16 +203,16 @@ class FastTokenizer(TextTokenizer):
         return parts
 
     def _pair_types(self, both: Any, first: int) -> Ids:
-        """The types of a pair whose first text has ``first`` tokens."""
+        """Return the types of a pair whose first text has ``first`` tokens."""
         types = np.array(both.type_ids, np.int64)
         if not self.special_token_count(pair=True):
-            # Where nothing is put around them, only tokenising both at once would tell them apart.
+            # Without special tokens, post-processing separate encodings does not set the types.
             types[first:] = 1
         return types
 
 
 def without_spaces(text: str) -> str:
-    """``text`` without the spaces that a WordPiece tokenizer puts before punctuation and contractions."""
+    """Remove the spaces that a WordPiece tokenizer adds before punctuation and contractions."""
     for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(spaced, spaced.strip(" "))
     return text

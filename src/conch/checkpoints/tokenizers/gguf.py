@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file, made into one of ``tokenizers``.
+"""Converts the tokenizer in a GGUF file to a tokenizer of ``tokenizers``.
 
-A file has the vocabulary and the merges, but how text is divided before the merges is only a name in it, whose meaning
-is in llama.cpp (``src/llama-vocab.cpp``), from which the expressions and flags below are.  Why transformers' reader is
-not used: docs/decisions/0009.
+A file contains the vocabulary and the merges, but only the name of the rule that splits text before merging.  The
+rules are defined in llama.cpp (``src/llama-vocab.cpp``), the source of the expressions and flags below.
+docs/decisions/0009 explains why transformers' reader is not used.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens, put_around
 from conch.errors import ConchError, invalid, one_line
 
-#: Types of tokens.
+#: Token types in GGUF.
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
-#: The keys of the tokens with a role.
+#: Metadata keys of tokens with a role.
 _ROLES: Final[Mapping[str, str]] = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-#: The keys of the tokens that end a text, a turn, and a message to a tool.
+#: Metadata keys of the tokens that end a text, a turn, and a message to a tool.
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TEMPLATE: Final = "tokenizer.chat_template"
 
@@ -44,7 +44,7 @@ _GPT4O: Final = f"{_WORD}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD}{_UPPER}+{_LOWER}*{_
 _LLAMA3_NAMES: Final = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
 )  # fmt: skip
-#: How text is divided before the merges, by ``tokenizer.ggml.pre``: the expressions one after the other.
+#: The expressions that split text before merging, applied in order, by ``tokenizer.ggml.pre``.
 _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         (
@@ -61,18 +61,18 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie"), (_GPT4O,)),
 }  # fmt: skip
-#: Divisions whose models take a piece of text that is a token as that token, whatever the merges say, and whose texts
-#: begin with a BOS token unless the file says otherwise.
+#: Rules of models that ignore the merges for a piece of text that is a token, and whose texts begin with a BOS token by
+#: default.
 _LIKE_LLAMA3: Final = frozenset({*_LLAMA3_NAMES, "tekken"})
-#: Divisions whose models compose characters (NFC) first.
+#: Rules of models that first normalise text to NFC.
 _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
 def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, extra: str = "") -> FastTokenizer:
-    """The tokenizer of a GGUF file, with its chat templates unless ``templates`` replace them.
+    """Open the tokenizer of a GGUF file; ``templates`` replaces its chat templates.
 
-    ``extra`` is what brings the libraries of the engine.  Raises INVALID_ARG for a file that cannot be read,
-    UNSUPPORTED without ``tokenizers``.
+    ``extra`` is the pip extra of the engine.  Raises INVALID_ARG for a file that cannot be read, UNSUPPORTED if
+    ``tokenizers`` is not installed.
     """
     path = file.path
     tokens = file.texts("tokenizer.ggml.tokens")
@@ -105,7 +105,7 @@ def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, ext
     put_around(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
     special_ids = (id for id, token in fast.get_added_tokens_decoder().items() if token.special)
     eos_ids = dict.fromkeys(id for key in _ENDS if (id := _token(file, key, tokens)) is not None)
-    # By id, since a vocabulary may have the same text twice.
+    # Not by looking up texts, because a vocabulary may contain the same text twice.
     by_text = {roles[role]: id for role, id in ids.items()}
     return FastTokenizer(
         fast,
@@ -115,7 +115,7 @@ def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, ext
 
 
 def _token(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
-    """The id of a token with a role; None without one."""
+    """Return the id of a token with a role, or None.  Raises INVALID_ARG for an id outside the vocabulary."""
     id = file.integer(f"tokenizer.ggml.{key}")
     if id >= len(tokens):
         raise invalid(f"{file.path}: tokenizer.ggml.{key} is {id}, and there are {len(tokens)} tokens")
@@ -129,7 +129,7 @@ def _templates(file: GgufFile) -> dict[str, str]:
 
 
 def _division(file: GgufFile) -> str:
-    """The name of how text is divided; that of GPT-2 for files of GPT-2 from before there were names."""
+    """Return the name of the rule that splits text; old GPT-2 files have no name and use GPT-2's rule."""
     name = file.text("tokenizer.ggml.pre", "default")
     return "gpt-2" if name == "default" and file.text("general.architecture") == "gpt2" else name
 
@@ -164,12 +164,12 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, st
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise invalid(f"{file.path}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
-    # Gemma's runs of spaces are stored as they are.
+    # Gemma's runs of spaces are stored unescaped.
     respelled = [token.replace(" ", "▁") if token.isspace() and " " in token else token for token in tokens]
     vocabulary = {token: id for id, token in enumerate(respelled)}
     ranks = scores
     if file.text("general.architecture").startswith("gemma"):
-        ranks = [-id for id in range(len(tokens))]  # its scores are not those of its merges
+        ranks = [-id for id in range(len(tokens))]  # its scores do not rank its merges
     given = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
     unknown = roles.get("unk_token")
     made: Any = Tokenizer(
@@ -183,7 +183,7 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, st
     )
     spaced = file.flag("tokenizer.ggml.add_space_prefix", True)
     if spaced and file.text("general.architecture") == "phi3":
-        # A space in front even of a text that has one, which no key of a file tells.
+        # Phi-3 prepends a space even to a text that begins with one; no metadata key specifies this.
         made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
         made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if spaced else "never", split=False)
@@ -193,7 +193,7 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, st
 
 
 def merges_of(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The merges that a SentencePiece vocabulary stands for: all ways to make a token of two, the best scores first."""
+    """Return the merges of a SentencePiece vocabulary: all pairs of tokens that form a token, best scores first."""
     found: list[tuple[float, int, int, str, str]] = []
     for token, id in vocabulary.items():
         for cut in range(1, len(token)):

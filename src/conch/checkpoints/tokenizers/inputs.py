@@ -1,6 +1,6 @@
-"""Texts as the inputs of an encoder network: none empty, none longer than the network takes.
+"""Encodes texts as inputs of an encoder network; enforces that none is empty or too long.
 
-Used by the tasks over encoders, by whichever thread received a request, and by ``conch convert``.
+Used by encoder tasks, on the thread that receives a request, and by ``conch convert``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from conch.errors import ConchError, invalid
 
 
 class InputEncoder:
-    """``tokenizer`` for a network that takes sequences of at most ``max_length`` tokens.
+    """Encodes texts with ``tokenizer`` for a network that accepts at most ``max_length`` tokens.
 
-    ``types`` says whether the network is given the types of tokens, ``refuse`` whether longer texts are refused; else
-    they are cut.  Raises INVALID_ARG for a maximum without room for text.
+    ``types`` is true if the network gets token types.  Longer texts are rejected if ``refuse`` is true, otherwise
+    truncated.  Raises INVALID_ARG for a ``max_length`` without room for text.
     """
 
     def __init__(self, tokenizer: TextTokenizer, max_length: int, *, types: bool = True, refuse: bool = False) -> None:
@@ -40,11 +40,11 @@ class InputEncoder:
         offsets: bool = False,
         truncation: Truncation = "longest",
     ) -> tuple[list[Tokens], int]:
-        """Each text, or text and pair, as the network wants it, and how many rows had to be shortened.
+        """Encode each text, or pair of texts; returns the tokens and the number of rows that were truncated.
 
-        ``names`` are the inputs that messages name, ``per_row`` how many texts each of their rows gave.  Raises
-        INVALID_ARG for a text that gives no token, and for one beyond the maximum length where those are refused.
-        ``offsets`` are those of single texts.
+        ``names`` are the input names in errors, and ``per_row`` is the number of texts per row.  ``offsets`` applies
+        only to single texts.  Raises INVALID_ARG for a text without tokens, and for a text that is too long and must
+        not or cannot be truncated.
         """
         first, second = f"input '{names[0]}'", f"input '{names[1]}'"
         limit = self.max_length
@@ -71,7 +71,10 @@ class InputEncoder:
         return items, len(cut)
 
     def room(self, *, pair: bool = False) -> int:
-        """How many tokens of a text, or a pair, the network takes; INVALID_ARG where that is not one of each."""
+        """Return the maximum number of tokens of a text or pair, excluding special tokens.
+
+        Raises INVALID_ARG if there is no room for at least one token per text.
+        """
         special = self.tokenizer.special_token_count(pair=pair)
         if self.max_length < special + (2 if pair else 1):
             raise no_room(self.max_length, special, pair=pair)
@@ -82,7 +85,7 @@ class InputEncoder:
 
 
 def no_room(length: int, special: int, *, pair: bool = False) -> ConchError:
-    """The error for a maximum of ``length`` tokens that ``special`` ones take up."""
+    """Return the error for a maximum of ``length`` tokens that ``special`` special tokens use up."""
     return invalid(
         f"max_length is {length}, and the tokenizer puts {special} special tokens around "
         f"{'a pair of texts' if pair else 'a text'}: set parameter 'max_length' to {special + 1 + pair} at least"
@@ -90,13 +93,13 @@ def no_room(length: int, special: int, *, pair: bool = False) -> ConchError:
 
 
 def open_encoder(checkpoint: Checkpoint, options: Options, original: Any = None) -> InputEncoder:
-    """The tokenizer of a checkpoint for its network.  Raises INVALID_ARG or UNSUPPORTED, as ``open_tokenizer``.
+    """Open the tokenizer of a checkpoint for its network.  Raises the errors of ``open_tokenizer``.
 
-    ``original`` is the same as transformers loads it: its class may know what tokenizer_config.json leaves out, that
-    the network is given no types of tokens.
+    ``original`` is the same tokenizer loaded by transformers.  Its class may specify that the network gets no token
+    types, which tokenizer_config.json may omit.
     """
     tokenizer = open_tokenizer(checkpoint)
     given = tokenizer.types if original is None else TYPES in original.model_input_names
-    # Types beyond those that the network has embeddings for must not reach it.
+    # The network must not get types for which it has no embeddings.
     known = int(checkpoint.config.get("type_vocab_size") or 2) > 1
     return InputEncoder(tokenizer, checkpoint.max_length, types=given and known, refuse=options.truncation == "refuse")

@@ -1,7 +1,7 @@
-"""Which tokenizer a checkpoint has: that of its tokenizer.json, of its GGUF file, or what transformers makes of others.
+"""Opens the tokenizer of a checkpoint: from tokenizer.json, from a GGUF file, or else through transformers.
 
-Called by workers when a model is loaded, and by ``conch convert``.  ``tokenizers`` and transformers are imported only
-when a checkpoint needs them.
+Used by workers when a model is loaded, and by ``conch convert``.  ``tokenizers`` and transformers are imported only if
+a checkpoint needs them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conch.errors import ConchError, invalid, one_line
 
 
 class SlowTokenizer(TextTokenizer):
-    """``slow`` is a ``PreTrainedTokenizer`` of transformers."""
+    """A tokenizer written in Python: ``slow`` is a ``PreTrainedTokenizer`` of transformers."""
 
     fast = None
 
@@ -70,7 +70,7 @@ class SlowTokenizer(TextTokenizer):
                 self._slow.decode(
                     list(ids),
                     skip_special_tokens=skip_special_tokens,
-                    clean_up_tokenization_spaces=None if clean_up else False,  # None: as its settings say
+                    clean_up_tokenization_spaces=None if clean_up else False,  # None: use the tokenizer's setting
                 )
             )
 
@@ -109,14 +109,14 @@ class SlowTokenizer(TextTokenizer):
             raise refused(error, name) from None
 
 
-#: What tokenizers call the types of tokens; theirs are whether a network is given any.
+#: The tokenizers' name of token types; listed in ``model_input_names`` if the network gets them.
 TYPES: Final = "token_type_ids"
 
 
 def open_tokenizer(checkpoint: Checkpoint, *, chat_template: Path | None = None) -> TextTokenizer:
-    """The tokenizer of a checkpoint; ``chat_template`` is a file that replaces its own.
+    """Open the tokenizer of a checkpoint; ``chat_template`` is a file that replaces its own template.
 
-    Raises INVALID_ARG for files that cannot be read, UNSUPPORTED where a library is missing.
+    Raises INVALID_ARG for files that cannot be read, UNSUPPORTED if a library is missing.
     """
     tokenizer = _opened(checkpoint, read_file(chat_template) if chat_template is not None else None)
     tokenizer.template.seconds = _template_seconds(checkpoint)
@@ -131,7 +131,7 @@ def _template_seconds(checkpoint: Checkpoint) -> float:
 
 
 def _opened(checkpoint: Checkpoint, replaced: dict[str, str] | None) -> TextTokenizer:
-    """The tokenizer with the chat templates of the checkpoint, or with those in ``replaced``."""
+    """Open the tokenizer with the chat templates in ``replaced``, or with those of the checkpoint if it is None."""
     if checkpoint.gguf is not None:
         return open_gguf(checkpoint.gguf, replaced, extra=checkpoint.extra)
     settings = checkpoint.json("tokenizer_config.json") or {}
@@ -157,7 +157,7 @@ def _of_json(checkpoint: Checkpoint, settings: dict[str, Any], templates: dict[s
 
 
 def original_tokenizer(checkpoint: Checkpoint) -> Any:
-    """The tokenizer of a checkpoint as transformers' ``AutoTokenizer`` loads it, None where that cannot."""
+    """Return the tokenizer loaded by transformers' ``AutoTokenizer``, or None if it cannot be loaded."""
     try:
         return _load(checkpoint)
     except ConchError:
@@ -165,7 +165,10 @@ def original_tokenizer(checkpoint: Checkpoint) -> Any:
 
 
 def _load(checkpoint: Checkpoint) -> Any:
-    """The folder's tokenizer as transformers loads it.  Raises INVALID_ARG where it cannot, UNSUPPORTED without it."""
+    """Load the tokenizer through transformers.
+
+    Raises INVALID_ARG if it cannot be loaded, UNSUPPORTED if transformers is not installed.
+    """
     extras.require(f"'{checkpoint.source}' has no tokenizer.json, and its tokenizer", "transformers")
     from transformers import AutoTokenizer
 
@@ -220,7 +223,7 @@ def _special(
 
 
 def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The ids that end a text, as the first file that has any says."""
+    """Return the end-of-sequence ids from generation_config.json, or else from config.json."""
     for name in ("generation_config.json", "config.json"):
         document = checkpoint.json(name) or {}
         inner = document.get("text_config")

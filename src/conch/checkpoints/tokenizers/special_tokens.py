@@ -1,7 +1,8 @@
-"""The special tokens of a tokenizer: which there are, their ids, and which are put around a text.
+"""The special tokens of a tokenizer: their ids, and which of them are added around a text.
 
-Used while a tokenizer is opened.  It does what transformers does with tokenizer_config.json, without transformers.  As
-there, ``add_bos_token`` has no effect beside a tokenizer.json, which says itself what is put around a text.
+Used when a tokenizer is opened.  Applies tokenizer_config.json in the same way as transformers, without importing it.
+As in transformers, ``add_bos_token`` has no effect with a tokenizer.json, which itself defines the tokens around a
+text.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-#: The tokens with a role of their own, as tokenizer_config.json names them.
+#: The roles of special tokens in tokenizer_config.json.
 ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _WITHOUT_ROLE: Final = ("additional_special_tokens", "extra_special_tokens")
-#: How a token is matched in a text, as both JSON files and ``tokenizers`` name it.
+#: Flags of a token, with the same names in the JSON files and in ``tokenizers``.
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Special tokens by role; an id is None where the tokenizer has no such token.
+    """Special tokens by role; an id is None if the tokenizer has no such token.
 
-    ``texts`` are by the roles' names, ``all_ids`` those of all special tokens, with a role or without, ``eos_ids``
-    those that end a text.
+    ``texts`` has the texts by role; ``all_ids`` has the ids of all special tokens, with or without a role; ``eos_ids``
+    are the ids that end a text.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -44,10 +45,10 @@ class SpecialTokens:
         eos_ids: Iterable[int] = (),
         pad_ids: Iterable[Any] = (),
     ) -> SpecialTokens:
-        """The tokens ``texts``, whose ids ``id_of`` looks up.
+        """Create special tokens from their ``texts``; ``id_of`` returns the id of a text.
 
-        ``eos_ids`` go before the id of ``eos_token``.  ``pad_ids`` are tried in order where there is no ``pad_token``;
-        those that are no ids are passed over.
+        ``eos_ids`` replace the id of ``eos_token``.  Without a ``pad_token``, the first valid id in ``pad_ids`` is the
+        padding token.
         """
         ids = {role: id for role, text in texts.items() if (id := id_of(text)) is not None}
         padding = (id for id in (ids.get("pad_token"), *pad_ids) if isinstance(id, int) and id >= 0)
@@ -64,14 +65,14 @@ class SpecialTokens:
 
 
 def texts_by_role(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of the tokens with a role in ``settings``, the content of tokenizer_config.json."""
+    """Return the texts of special tokens by role; ``settings`` is the content of tokenizer_config.json."""
     return {role: text for role in ROLES if (text := _content(settings.get(role)))}
 
 
 def add_missing(fast: Any, settings: Mapping[str, Any]) -> frozenset[int]:
-    """Add the tokens that tokenizer_config.json has and tokenizer.json has not; returns the ids of all special ones.
+    """Add tokens that are in tokenizer_config.json but not in tokenizer.json; returns the ids of all special tokens.
 
-    ``fast`` is a tokenizer of ``tokenizers``.  Tokens that it has keep their flags.
+    ``fast`` is a tokenizer of ``tokenizers``; its existing tokens keep their flags, unless they become special.
     """
     from tokenizers import AddedToken
 
@@ -91,7 +92,7 @@ def add_missing(fast: Any, settings: Mapping[str, Any]) -> frozenset[int]:
 
 
 def put_around(fast: Any, bos: str | None, eos: str | None) -> None:
-    """Have ``fast`` put ``bos`` before a text and ``eos`` after it, and nothing else."""
+    """Configure ``fast`` to add only ``bos`` before a text and ``eos`` after it; None adds no token."""
     from tokenizers import processors
 
     fast.post_processor = processors.TemplateProcessing(
@@ -101,7 +102,7 @@ def put_around(fast: Any, bos: str | None, eos: str | None) -> None:
 
 
 def _special(settings: Mapping[str, Any]) -> Iterator[Any]:
-    """The special tokens in tokenizer_config.json, each a text or an object with ``content``."""
+    """Yield the special tokens in tokenizer_config.json, each a text or an object with ``content``."""
     yield from (settings[role] for role in ROLES if role in settings)
     for name in _WITHOUT_ROLE:
         tokens = settings.get(name)
@@ -113,6 +114,6 @@ def _flags(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    """The text of a token in a JSON file, empty without one."""
+    """Return the text of a token in a JSON file; empty without one."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""

@@ -1,8 +1,8 @@
-"""Token ids to text as they come, exactly as decoding all of them at once would give it.
+"""Incremental detokenizers: convert token ids to text as they arrive, with the same result as decoding all at once.
 
-Runs in a worker's engine thread, for every sequence at every step.  What a token adds to a text is looked up in a table
-where the tokenizer's decoder works token by token, which those of generating models do; other decoders are asked about
-the last few tokens again.
+Runs in a worker's engine thread, for every sequence at every step.  If the tokenizer's decoder works token by token, as
+is usual for generative models, the text of a token comes from a table.  Otherwise the last few tokens are decoded
+again.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Final
 
-#: Decoded in front of a token in place of the text before it; no decoder changes it.
+#: Decoded before a token in place of the preceding text; no decoder changes it.
 _ANCHOR: Final = "a"
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
-#: Decoders of ``tokenizers`` that know of other tokens no more than whether one is the first.
+#: Decoders of ``tokenizers`` that decode each token independently, except for the first one.
 _SINGLE: Final = frozenset({"ByteFallback", "Metaspace", "Replace", "WordPiece"})
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
-#: A character has at most four bytes, so that as many tokens have at least one whole character.
+#: The maximum number of bytes in a character; that many tokens contain at least one whole character.
 _LONGEST_CHARACTER: Final = 4
 
 
 class TextStream(ABC):
-    """The text of one sequence.  All that ``add`` and ``flush`` return is the text of all ids together."""
+    """The detokenizer of a sequence.  The texts returned by ``add`` and ``flush`` join to the text of all ids."""
 
     __slots__ = ()
 
     @abstractmethod
     def add(self, ids: Sequence[int]) -> str:
-        """The text that is certain now: what later ids might change is kept back."""
+        """Add ids; returns the new text that later ids cannot change, and holds back the rest."""
 
     @abstractmethod
     def flush(self) -> str:
-        """The text that was kept back, when no ids follow; U+FFFD stands for half a character."""
+        """Return the text that was held back, after the last id; U+FFFD replaces an incomplete character."""
 
 
-#: The tokens of ids, None for one that is not shown.
+#: Returns the token of an id, None for a hidden token.
 Token = Callable[[int], str | None]
 
 
 class BytePieces(dict[int, bytes]):
-    """What each token adds to a text of bytes (byte-level BPE); filled as tokens occur.  Threads may share it."""
+    """The bytes of each token of a byte-level BPE tokenizer; filled as tokens occur.  Thread-safe."""
 
     def __init__(self, token: Token) -> None:
         self._token = token
@@ -56,21 +56,21 @@ class BytePieces(dict[int, bytes]):
         return piece
 
     def text(self, id: int) -> str:
-        """The text of a token on its own."""
+        """Return the text of a single token."""
         return self[id].decode("utf-8", "replace")
 
 
 class TokenKind(Enum):
-    """Tokens without a text of their own: a byte of one, or one that is not shown."""
+    """Kinds of tokens without a text of their own: a single byte, or a hidden token."""
 
     BYTE = 1
     HIDDEN = 2
 
 
 class TextPieces(dict[int, str | TokenKind]):
-    """What each token adds to a text that has begun; filled as tokens occur.  Threads may share it.
+    """The text of each token except the first of a sequence; filled as tokens occur.  Thread-safe.
 
-    ``decode`` makes a text of tokens.  The first token of a text may lose its space, so it is decoded on its own.
+    ``decode`` converts tokens to text.  The first token of a text is decoded separately because it may lose its space.
     """
 
     def __init__(self, token: Token, decode: Callable[[list[str]], str], *, byte_fallback: bool) -> None:
@@ -91,17 +91,17 @@ class TextPieces(dict[int, str | TokenKind]):
         return piece
 
     def continuation(self, tokens: list[str]) -> str:
-        """What tokens add to a text that has begun."""
+        """Return the text that tokens add after other text."""
         return self.decode([_ANCHOR, *tokens])[len(_ANCHOR) :]
 
     def text(self, id: int) -> str:
-        """The text of a token on its own, with the space before it."""
+        """Return the text of a single token, including the space before it."""
         token = self.token(id)
         return "" if token is None else self.continuation([token])
 
 
 class ByteStream(TextStream):
-    """Byte-level BPE: tokens are bytes, and characters come out when they are complete."""
+    """The detokenizer of byte-level BPE: tokens are bytes, and only complete characters are returned."""
 
     __slots__ = ("_pieces", "_utf8")
 
@@ -117,9 +117,9 @@ class ByteStream(TextStream):
 
 
 class PieceStream(TextStream):
-    """SentencePiece and the like: tokens are texts or, where no token has a character, its bytes.
+    """The detokenizer of SentencePiece and similar tokenizers: tokens are texts, or single bytes of other characters.
 
-    Bytes in a row are kept until another token comes: one wrong byte among them makes all of them U+FFFD.
+    Consecutive bytes are held back until another token arrives, because one invalid byte makes all of them U+FFFD.
     """
 
     __slots__ = ("_begun", "_bytes", "_pieces")
@@ -154,7 +154,7 @@ class PieceStream(TextStream):
 
 
 class WindowStream(TextStream):
-    """Any other tokenizer: the tokens since the last character's end are decoded again, with some before them."""
+    """The detokenizer of other tokenizers: decodes the tokens since the last complete character again, with context."""
 
     __slots__ = ("_decode", "_read", "_window")
 
@@ -189,7 +189,7 @@ class WindowStream(TextStream):
 def open_stream(
     pieces: BytePieces | TextPieces | None, decode: Callable[[list[int]], str], after: Sequence[int]
 ) -> TextStream:
-    """A stream over a table, or over ``decode`` where there is none; the text of the ids ``after`` is not given."""
+    """Open a stream with a table, or with ``decode`` if it is None; omits the text of the preceding ids ``after``."""
     stream: TextStream
     match pieces:
         case BytePieces():
@@ -204,15 +204,15 @@ def open_stream(
 
 
 def pieces_of(tokenizer: Any, hidden: Iterable[int] = ()) -> BytePieces | TextPieces | None:
-    """The table for a tokenizer of ``tokenizers``; None where its decoder has to see tokens together.
+    """Return the table for a tokenizer of ``tokenizers``, or None if its decoder does not work token by token.
 
-    The tokens ``hidden`` add nothing.
+    Tokens in ``hidden`` have no text.
     """
     decoder = tokenizer.decoder
     try:
         chain = _chain(json.loads(decoder.__getstate__()))
     except (AttributeError, TypeError, ValueError):
-        return None  # none, or one written in Python
+        return None  # no decoder, or one written in Python
     left_out = frozenset(hidden)
 
     def token(id: int) -> str | None:
@@ -227,20 +227,20 @@ def pieces_of(tokenizer: Any, hidden: Iterable[int] = ()) -> BytePieces | TextPi
 
 
 def _chain(decoder: dict[str, Any]) -> list[dict[str, Any]]:
-    """The decoders that work one after the other."""
+    """Return the decoders of a sequence in order."""
     if decoder.get("type") != "Sequence":
         return [decoder]
     return [one for inner in decoder["decoders"] for one in _chain(inner)]
 
 
 def _is_single(chain: list[dict[str, Any]]) -> bool:
-    """Whether the text of a token depends on nothing but the token and whether it is the first."""
+    """Whether the text of a token depends only on the token and on whether it is the first."""
     fused = False
     for one in chain:
         if one.get("type") == "Fuse":
             fused = True
         elif one.get("type") == "Strip":
-            # Of the text as a whole, no more than the first character, which the first token has.
+            # After Fuse, Strip applies to the whole text; one character at its start belongs to the first token.
             if not fused or one.get("start", 0) > 1 or one.get("stop", 0):
                 return False
         elif fused or one.get("type") not in _SINGLE:
@@ -249,7 +249,7 @@ def _is_single(chain: list[dict[str, Any]]) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes are themselves, the others follow from U+0100 on."""
+    """Return GPT-2's alphabet: printable bytes stand for themselves, the others are U+0100 and following."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
@@ -259,7 +259,7 @@ _BYTES: Final = _byte_of_character()
 
 
 def bytes_of(token: str) -> bytes:
-    """The bytes that a token stands for; one with a character outside the alphabet stands for itself."""
+    """Return the bytes of a token in GPT-2's alphabet, or its UTF-8 bytes if it has other characters."""
     try:
         return bytes([_BYTES[character] for character in token])
     except KeyError:

@@ -1,7 +1,7 @@
 """The bytes that each token adds to a text, for libraries that compute the tokens allowed by a grammar.
 
-They come from the tokenizer's own decoding, because its vocabulary and kind of decoder are often misleading (``Ġ`` for
-a space, ``<0x41>`` for a byte).
+They are obtained by decoding, because the vocabulary (``Ġ`` for a space, ``<0x41>`` for a byte) and the type of decoder
+are often misleading.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from conch.checkpoints.tokenizers.stream import bytes_of
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import one_line, unsupported
 
-#: What tokens are decoded between, so that none is the first or the last of its text.
+#: Tokens are decoded between these texts, so that none is the first or last of its text.
 _BEFORE, _AFTER = "a", "b"
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>", re.ASCII)
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
-#: Texts whose tokens, one after the other, must decode to the bytes of each: characters of one to four bytes.
+#: Texts for checking the result, with characters of one to four bytes: the bytes of their tokens must join to the text.
 _EXAMPLES: Final = (
     '{"name": "Größe", "sizes": [1, -2.5e3],\n\t"of": {"東京": null, "ok": true}}',
     "yes, it's 12:30 \N{SPIRAL SHELL} \N{FAMILY}\r\n\n  - a_b = (c | d) * 10;",
@@ -28,16 +28,16 @@ _EXAMPLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """The bytes of each token by id, empty for ids without a token, and the ids of special tokens, which texts lack.
+    """The bytes of each token by id (empty for ids without a token), and the ids of special tokens.
 
-    Special tokens have the bytes of their names.
+    Special tokens have the bytes of their names, although they add no text.
     """
 
     tokens: Sequence[bytes]
     special_ids: frozenset[int]
 
     def difference(self, others: Mapping[int, bytes]) -> str:
-        """Where another table of tokens by id differs, empty where it does not; special tokens are not compared."""
+        """Describe a difference to another table of tokens by id; empty without one.  Ignores special tokens."""
         for id, expected in enumerate(self.tokens):
             token = others.get(id, expected)
             if token != expected and expected and id not in self.special_ids:
@@ -46,7 +46,7 @@ class TokenBytes:
 
 
 def token_bytes(tokenizer: TextTokenizer) -> TokenBytes:
-    """The bytes of all tokens.  Raises UNSUPPORTED for a tokenizer whose tokens have no text of their own."""
+    """Return the bytes of all tokens.  Raises UNSUPPORTED for a tokenizer whose tokens have no independent text."""
     fast = tokenizer.fast
     if fast is None:
         raise unsupported("the tokenizer is written in Python")
@@ -69,7 +69,7 @@ def token_bytes(tokenizer: TextTokenizer) -> TokenBytes:
 
 
 def _texts(tokenizer: TextTokenizer, ids: Any) -> dict[int, str]:
-    """The text of each token within a text."""
+    """Return the text of each token in the middle of a text."""
     before, after = (tokenizer.encode(text, special_tokens=False) for text in (_BEFORE, _AFTER))
     alone, both = (_decoded(tokenizer, [sequence])[0] for sequence in (before, [*before, *after]))
     if not both.startswith(alone) or not alone or both == alone:
@@ -101,6 +101,6 @@ def _decoded(tokenizer: TextTokenizer, sequences: Sequence[list[int]]) -> list[s
 
 
 def _spelt(name: str) -> bytes:
-    """The bytes that the name of a token spells, of which some are no whole character."""
+    """Return the bytes that the name of a token represents; they may be an incomplete character."""
     byte = _BYTE.fullmatch(name)
     return bytes.fromhex(byte[1]) if byte else bytes_of(name)

@@ -1,7 +1,7 @@
-"""The tokenizer of a checkpoint, as tasks, language models and ``conch convert`` know it.
+"""The tokenizer interface for tasks, language models and ``conch convert``.
 
-In a worker the thread that receives requests encodes while others decode, so nothing here changes once it is open:
-truncation and padding are off, and whoever needs them says so in each call.
+In a worker, one thread encodes requests while other threads decode.  An open tokenizer therefore never changes:
+truncation and padding are off, and callers request truncation in each call.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.stream import TextStream
 from conch.errors import ConchError, invalid, one_line
 
-#: Texts that are tokenised in one call: what their encodings take is given back before the next.
+#: Texts per tokenizer call; limits memory, because the encodings of a call are freed before the next call.
 CHUNK: Final = 1024
-#: Which of a pair is shortened: the longer one, or the first.
+#: Which text of a pair is truncated: the longer one, or the first.
 Truncation = Literal["longest", "first"]
 #: INT64 ``[length]``.
 Ids = npt.NDArray[np.int64]
 
 
 class Tokens:
-    """One sequence for a network: INT64 ``ids`` and ``types`` of the same length.
+    """A token sequence for a network: INT64 ``ids`` and ``types`` of the same length.
 
-    ``types`` is None where all are 0.  ``length`` is that before it was cut.  Where they were asked for, ``offsets``
-    are the characters of each token (start, end), and ``special`` is 1 for tokens that are not of the text.
+    ``types`` is None if all are 0.  ``length`` is the length before truncation.  If requested, ``offsets`` has the
+    character range (start, end) of each token, and ``special`` is 1 for tokens that are not part of the text.
     """
 
     __slots__ = ("ids", "length", "offsets", "special", "types")
@@ -44,11 +44,11 @@ class Tokens:
 
 
 class TextTokenizer(ABC):
-    """Texts and conversations to token ids, and token ids to text.
+    """Converts texts and conversations to token ids, and token ids to text.
 
-    ``vocabulary`` is the number of tokens, added ones included.  ``types`` says whether the network is given the types
-    of tokens (``token_type_ids``).  ``fast`` is the tokenizer of ``tokenizers``; None for one that is written in
-    Python, which knows no offsets.
+    ``vocabulary`` is the number of tokens, including added tokens.  ``types`` is true if the network gets token types
+    (``token_type_ids``).  ``fast`` is the tokenizer of ``tokenizers``; None for a tokenizer written in Python, which
+    does not support offsets.
     """
 
     special: SpecialTokens
@@ -59,13 +59,16 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """The ids of a text, with the tokens that the model expects around one.  Raises INVALID_ARG."""
+        """Encode a text, by default with the model's special tokens around it.
+
+        Raises INVALID_ARG for a text that cannot be tokenised.
+        """
 
     @abstractmethod
     def encode_texts(
         self, texts: Sequence[str], limit: int, *, types: bool = False, offsets: bool = False, name: str = "the text"
     ) -> Iterator[Tokens]:
-        """Each text with special tokens around it, cut to ``limit`` tokens.  Raises INVALID_ARG, naming ``name``."""
+        """Encode each text with special tokens, truncated to ``limit`` tokens.  Raises INVALID_ARG, naming ``name``."""
 
     @abstractmethod
     def encode_pairs(
@@ -78,51 +81,55 @@ class TextTokenizer(ABC):
         truncation: Truncation = "longest",
         names: tuple[str, str] = ("the text", "the text"),
     ) -> Iterator[Tokens]:
-        """Each pair with special tokens around it, cut to ``limit`` tokens.
+        """Encode each pair with special tokens, truncated to ``limit`` tokens.
 
-        A pair that cannot be, since the second text alone is too long and only the first may be shortened, is given
-        whole.  Raises INVALID_ARG, naming the one of ``names`` that cannot be tokenised.
+        A pair is not truncated if only the first text may be and the second alone is too long.  Raises INVALID_ARG for
+        a text that cannot be tokenised, naming it from ``names``.
         """
 
     @abstractmethod
     def special_token_count(self, *, pair: bool) -> int:
-        """How many special tokens are put around a text, or a pair of texts."""
+        """Return the number of special tokens that are added to a text or a pair of texts."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, clean_up: bool = False) -> str:
-        """The text of ids; those that are none of the tokenizer's add nothing.
+        """Decode ids to text; unknown ids are ignored.
 
-        ``clean_up`` removes the spaces that tokenizer_config.json wants removed, as transformers does by default.
+        ``clean_up`` removes spaces if tokenizer_config.json requests it, as transformers does by default.
         """
 
     @abstractmethod
     def token(self, id: int) -> str:
-        """A token as the vocabulary has it."""
+        """Return a token as written in the vocabulary."""
 
     @abstractmethod
     def join(self, tokens: Sequence[str]) -> str:
-        """Tokens of the vocabulary as text."""
+        """Convert tokens as written in the vocabulary to text."""
 
     @abstractmethod
     def piece(self, id: int) -> str:
-        """The text of one token, in the middle of a text; special ones are shown."""
+        """Return the text of a token in the middle of a text; includes special tokens."""
 
     @abstractmethod
     def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
-        """A stream that turns ids into text as they come; ``after`` are ids before them, whose text is left out.
+        """Open a stream that converts ids to text as they arrive; ``after`` are preceding ids, whose text is omitted.
 
-        Without ``after`` a text begins, which with SentencePiece drops the space before its first word.
+        Without ``after`` the ids begin a text; SentencePiece then drops the space before the first word.
         """
 
     def chat(self, messages: Any, *, tools: Any = None, **variables: Any) -> str:
-        """A conversation as a prompt, which has its special tokens: encode it without.  Raises INVALID_ARG."""
+        """Render a conversation to a prompt; see :meth:`ChatTemplate.render`.
+
+        The prompt includes special tokens, so encode it with ``special_tokens=False``.
+        """
         return self.template.render(messages, tools, **variables)
 
 
 def refused(error: BaseException, name: str) -> ConchError:
-    """INVALID_ARG for a text that a tokenizer cannot take; ``name`` is how the message calls the text.
+    """Return INVALID_ARG for a text that cannot be tokenised; ``name`` is the text's name in the message.
 
-    To be raised for a BaseException: a panic in Rust is no Exception, and no more than one request's fault.
+    Callers catch BaseException, because a Rust panic is not an Exception and must fail only one request.  Raises
+    KeyboardInterrupt and SystemExit again.
     """
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error

@@ -1,1 +1,1 @@
-"""The conversion of causal language models."""
+"""Conversion of causal language models."""

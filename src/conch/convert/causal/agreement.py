@@ -1,6 +1,6 @@
-"""How far a language model's variant is from the reference: perplexity, next tokens and continuations; its verdict.
+"""Compares a language model's variant with the reference by perplexity, next tokens and continuations, and judges it.
 
-Pure: predictions in, figures and reasons out.
+Does no I/O: takes predictions, returns figures and reasons.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from conch.convert.statistics import Z
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What one network said: by text, the natural log-probability of each token after the first and the likeliest token
-    at each of these places; by prompt, its greedy continuation."""
+    """Predictions of one network.
+
+    ``logprobs`` are, by text, the natural log-probabilities of all tokens after the first, and ``next_tokens`` the most
+    likely tokens at these positions.  ``continuations`` are greedy continuations by prompt.
+    """
 
     logprobs: Sequence[Array]
     next_tokens: Sequence[Array]
@@ -27,9 +30,9 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """``value`` of the variant, ``reference`` that of torch in fp32, ``delta`` the difference as a share of the latter.
+    """Perplexity of the variant (``value``) and of torch in fp32 (``reference``); ``delta`` is the relative difference.
 
-    ``low`` and ``high`` bound ``delta`` with 95 % confidence, by the spread over single tokens.
+    ``low`` and ``high`` are the 95 % confidence interval of ``delta``, from the variance over single tokens.
     """
 
     value: float
@@ -42,8 +45,11 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Continuations without sampling: how much of them is equal before the first difference, as a share (``prefix``)
-    and in tokens (``mean_tokens`` of ``tokens``), and the share of prompts whose continuation is ``identical``."""
+    """Agreement of continuations without sampling.
+
+    ``prefix`` is the mean share before the first difference, and ``mean_tokens`` the same in tokens, of ``tokens``.
+    ``identical`` is the share of prompts with identical continuations.
+    """
 
     prefix: float
     mean_tokens: float
@@ -54,14 +60,14 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class CausalAgreement:
-    """``top_1`` is the share of places of real text at which both find the same next token likeliest."""
+    """Agreement of a variant; ``top_1`` is the share of positions in real text with the same most likely next token."""
 
     perplexity: Perplexity
     top_1: float
     greedy: Greedy
 
     def to_json(self) -> dict[str, Mapping[str, Any]]:
-        """The figures as ``conch.json`` stores them, by metric."""
+        """Return the figures by metric, as stored in ``conch.json``."""
         return {
             "perplexity": asdict(self.perplexity),
             "top_1": {"value": self.top_1},
@@ -71,8 +77,11 @@ class CausalAgreement:
 
 @dataclass(frozen=True, slots=True)
 class CausalTolerance:
-    """What a precision must reach: perplexity may differ by the share ``delta``, as a much lower one is a fault, too;
-    ``top_1`` and ``prefix`` are least values."""
+    """The tolerance of a precision.
+
+    ``delta`` is the maximum relative difference of perplexity, in both directions, because a much lower perplexity is
+    an error too.  ``top_1`` and ``prefix`` are minimum values.
+    """
 
     delta: float
     top_1: float
@@ -80,19 +89,20 @@ class CausalTolerance:
 
 
 TOLERANCES: Final[Mapping[str, CausalTolerance]] = {
-    # The same arithmetic in another order: a near-tie here and there, after which a continuation goes another way.
-    # The pipeline's own log-probabilities are off by 0.014 % for SmolLM2, whose graph gives torch's to 1e-8.
+    # The same arithmetic in another order: occasional near-ties, after which a continuation differs.  The pipeline's
+    # own log-probabilities differ by 0.014 % for SmolLM2, although its graph matches torch's to 1e-8.
     "fp32": CausalTolerance(delta=0.001, top_1=0.99, prefix=0.8),
-    # Computed in bf16 where the CPU has it.
+    # Computed in bf16 if the CPU supports it.
     "fp16": CausalTolerance(delta=0.02, top_1=0.97, prefix=0.3),
     "int8": CausalTolerance(delta=0.03, top_1=0.92, prefix=0.3),
-    # 16 steps for each weight.  Small models lose more than large ones, and this much can be read in their answers.
+    # 16 levels per weight.  Small models lose more than large ones; at this tolerance the loss is visible in their
+    # responses.
     "int4": CausalTolerance(delta=0.15, top_1=0.75, prefix=0.15),
 }
 
 
 def compare(reference: Predictions, variant: Predictions) -> CausalAgreement:
-    """Compare a variant with the reference, on the same texts and prompts."""
+    """Compare a variant with the reference on the same texts and prompts."""
     before, after = (
         np.concatenate([np.asarray(text, np.float64) for text in predictions.logprobs])
         for predictions in (reference, variant)
@@ -103,7 +113,7 @@ def compare(reference: Predictions, variant: Predictions) -> CausalAgreement:
     half = Z * spread / float(np.sqrt(len(lost)))
     same = np.concatenate([a == b for a, b in zip(reference.next_tokens, variant.next_tokens, strict=True)])
     with np.errstate(over="ignore"):
-        # Differences of mean log-probabilities are shares of perplexity.
+        # The exponential of a difference of mean log-probabilities is a ratio of perplexities.
         delta, low, high = (float(np.expm1(value)) for value in (mean, mean - half, mean + half))
         value, expected = (float(np.exp(-logprobs.mean())) for logprobs in (after, before))
     perplexity = Perplexity(value, expected, delta, low, high, len(lost))
@@ -119,12 +129,12 @@ def _greedy(reference: Sequence[Sequence[int]], variant: Sequence[Sequence[int]]
 
 
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two continuations share before the first difference."""
+    """Return the number of tokens before the first difference of two continuations."""
     return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def reasons(precision: str, figures: CausalAgreement) -> tuple[str, ...]:
-    """Why a variant is refused, a sentence for each bound that it misses; empty when it passes."""
+    """Return why a variant is refused, one sentence per missed bound; empty if it passes."""
     tolerance = TOLERANCES.get(precision.partition("-")[0], TOLERANCES["int4"])
     missed = []
     perplexity = figures.perplexity

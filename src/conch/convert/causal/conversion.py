@@ -1,6 +1,6 @@
-"""The conversion of a causal language model: exports with weights in fewer bits, judged by what they say on real text.
+"""Conversion of a causal language model: exports with quantized weights, judged by their predictions on real text.
 
-One variant is in memory at a time beside the reference, since language models are large.
+Only one variant and the reference are in memory at a time, because language models are large.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def contrasts(
     prompts: Sequence[Sequence[int]],
     decode: Callable[[Sequence[int]], str],
 ) -> Contrasts:
-    """The differences of tokens' log-probabilities, and the continuations by how soon they differ."""
+    """Return the differences of tokens' log-probabilities, and the continuations that diverge earliest."""
     pairs = list(zip(reference.continuations, variant.continuations, strict=True))
     before, after = (np.concatenate([np.asarray(text) for text in one.logprobs]) for one in (reference, variant))
     lost = [1 - shared_prefix(a, b) / len(a) if len(a) else 0.0 for a, b in pairs]
@@ -59,14 +59,14 @@ def contrasts(
     return kept("difference of a token's log-probability", np.abs(before - after), lost, describe)
 
 
-#: A passage is cut at the one; shorter than the other it says nothing.
+#: The maximum length of a passage, and the minimum length of one that is informative (tokens).
 MAX_PASSAGE_TOKENS: Final = 512
 MIN_PASSAGE_TOKENS: Final = 8
-#: All passages one after another, cut here: a context of many cache blocks.
+#: The length of all passages concatenated (tokens): a context of many cache blocks.
 LONG_TEXT_TOKENS: Final = 1024
-#: The most tokens that a conversion evaluates, over all passages.
+#: The maximum number of tokens to evaluate, over all passages.
 MAX_TOKENS: Final = 16_384
-#: Prompts that are continued: how many, of how many tokens, and by how many.
+#: The number of prompts to continue, their length, and the length of continuations (tokens).
 PROMPTS: Final = 16
 PROMPT_TOKENS: Final = 32
 CONTINUATION_TOKENS: Final = 32
@@ -74,7 +74,7 @@ CONTINUATION_TOKENS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Token ids: ``compared`` are scored, ``prompts`` continued, ``fitted`` are for calibration and in neither."""
+    """Token ids: ``compared`` are scored, ``prompts`` are continued; ``fitted`` are used only for calibration."""
 
     compared: list[list[int]]
     prompts: list[list[int]]
@@ -82,7 +82,7 @@ class Texts:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are predicted: all but the first of each text."""
+        """The number of predicted tokens: all but the first of each text."""
         return sum(len(text) - 1 for text in self.compared)
 
     @property
@@ -91,15 +91,15 @@ class Texts:
         return max(len(text) for text in self.compared)
 
     def stream(self, length: int) -> list[int]:
-        """A prompt of exactly ``length`` tokens for measuring: the passages one after another, again and again."""
+        """Return a prompt of exactly ``length`` tokens for measurements, made by repeating the passages."""
         joined = [token for text in self.compared for token in text]
         return (joined * (length // len(joined) + 1))[:length]
 
 
 def load_texts(encode: Callable[[str], list[int]], file: Path | None, context: int) -> Texts:
-    """The built-in passages, or the texts of ``file``; ``context`` is the most tokens that the model takes.
+    """Load the built-in passages, or the texts of ``file``; ``context`` is the model's context length (tokens).
 
-    INVALID_ARG for a file without texts, and for one whose texts are all too short.
+    Raises INVALID_ARG for a file without texts, or with only short ones.
     """
     most = min(MAX_PASSAGE_TOKENS, context)
     fitted, samples = sentences.split(sentences.load(TEXT_GENERATION, file))
@@ -113,7 +113,7 @@ def load_texts(encode: Callable[[str], list[int]], file: Path | None, context: i
     long = [token for text in ids for token in text][: min(LONG_TEXT_TOKENS, context)]
     if len(long) > most:
         compared.append(long)
-    # No prompt takes more than half of its text, or of the context.
+    # A prompt is at most half of its text, and of the context.
     prompts = [text[: min(_prompt_tokens(context), max(1, len(text) // 2))] for text in compared[:PROMPTS]]
     return Texts(compared, prompts, [encode(sample.text)[:most] for sample in fitted])
 
@@ -123,25 +123,25 @@ def _prompt_tokens(context: int) -> int:
 
 
 def continuation_tokens(context: int) -> int:
-    """How many tokens are generated after a prompt, in a model that sees ``context`` tokens."""
+    """Return the number of tokens to generate after a prompt, for a context length (tokens)."""
     return max(1, min(CONTINUATION_TOKENS, context - _prompt_tokens(context)))
 
 
-# Grammars are about texts, and the engine sees tokens. With these files it needs neither transformers nor the seconds
-# that the conversion takes.
+# Grammars constrain texts, but the engine handles tokens.  With these files it needs neither transformers nor the
+# seconds that the conversion takes.
 
 
-#: Texts whose tokens must mean the same.
+#: The number of texts that both tokenizers must decode equally.
 COMPARED: Final = 8
 
 
 def write_tokenizer(
     checkpoint: Checkpoint, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]], logits: int, folder: Path
 ) -> str:
-    """Write the tokenizer into ``folder``; if that is impossible, leave it empty and return why.
+    """Write the tokenizer to ``folder``; if that fails, leave it empty and return why.
 
-    ``texts`` are token ids, which must mean the same text to ``tokenizer``; ``logits`` is the size of the network's
-    vocabulary.
+    ``texts`` are token ids, which must decode to the same text as with ``tokenizer``; ``logits`` is the size of the
+    network's vocabulary.
     """
     folder.mkdir()
     try:
@@ -152,7 +152,7 @@ def write_tokenizer(
             if problem:
                 raise internal(problem)
             verify(folder, tokenizer, texts[:COMPARED])
-    except Exception as error:  # whatever transformers, OpenVINO and the checkpoint's own code raise
+    except Exception as error:  # any exception of transformers, OpenVINO or the checkpoint's own code
         shutil.rmtree(folder)
         folder.mkdir()
         return describe_error(error)
@@ -160,7 +160,7 @@ def write_tokenizer(
 
 
 def verify(folder: Path, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]]) -> None:
-    """Raise INTERNAL unless both decode tokens to the same text, apart from spaces, which libraries clean up."""
+    """Raise INTERNAL if the tokenizers decode tokens differently, ignoring spaces, which libraries clean up."""
     import openvino_genai
 
     made: Any = openvino_genai.Tokenizer(folder)
@@ -170,23 +170,23 @@ def verify(folder: Path, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]
             raise internal("OpenVINO's tokenizer reads tokens as another text")
 
 
-#: The precisions of a language model besides fp32.  ``fp16`` stores the weights in 16 bits.
+#: Precisions of a language model besides fp32.  ``fp16`` stores the weights in 16 bits.
 PRECISIONS: Final = ("fp16", "int8", "int4", "int4-awq")
 USUAL: Final = ("int8", "int4")
-#: Weights that share a scale and a zero point, in a row of a matrix; where a row does not divide, the largest power of
-#: two that divides it, down to ``MIN_GROUP``, and int8 below that.
+#: The number of weights in a matrix row that share a scale and a zero point.  If it does not divide the row, the
+#: largest power of two that does is used, down to ``MIN_GROUP``, and int8 below that.
 GROUP: Final = 128
 MIN_GROUP: Final = 32
-#: The length of a calibration text in tokens, and the number of texts: each costs a run of the fp32 graph.
+#: The length of a calibration text (tokens), and the number of texts; each costs a run of the fp32 graph.
 CALIBRATION_TOKENS: Final = 256
 CALIBRATION_TEXTS: Final = 64
 GRAPH: Final = "openvino_model.xml"
 
 
 def write_weights(model: Any, folder: Path, precision: str, texts: Sequence[Sequence[int]]) -> Path:
-    """Write ``model`` (fp32; it is changed) with weights of ``precision`` into ``folder``; returns the file.
+    """Write ``model`` (fp32; modified in place) with weights of ``precision`` to ``folder``; returns the file.
 
-    ``texts`` are token ids to calibrate with, which only ``int4-awq`` needs.
+    ``texts`` are token ids for calibration, needed only for ``int4-awq``.
     """
     folder.mkdir()
     file = folder / GRAPH
@@ -223,7 +223,7 @@ def _compressed(model: Any, precision: str, texts: Sequence[Sequence[int]]) -> A
 
 
 def calibration(texts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """The graph's inputs for each text, from the beginning of an empty cache."""
+    """Return the graph's inputs for each text, starting with an empty cache."""
     inputs = []
     for text in texts[:CALIBRATION_TEXTS]:
         ids = np.array([text[:CALIBRATION_TOKENS]], np.int64)
@@ -236,19 +236,19 @@ def calibration(texts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     return inputs
 
 
-#: The engines that language models are converted for.
+#: The engines for which language models can be converted.
 BACKENDS: Final = ("torch", "openvino")
 BATCH_SIZES: Final = (1, 8)
 PROMPT_LENGTHS: Final = (128, 512)
-#: Tokens before the first decoding step that is measured, and the steps that are measured at once.
+#: The number of tokens before the first measured decoding step, and of steps measured together.
 DECODED_FROM: Final = 32
 DECODING_STEPS: Final = 16
-#: What the other exports are made from.
+#: The variant from which other exports are made.
 EXPORT: Final = "openvino-fp32"
 
 
 class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
-    """Answers are the log-probabilities of real text and greedy continuations."""
+    """Conversion judged by the log-probabilities of real text and by greedy continuations."""
 
     in_memory_together = False
     advice = "serve the checkpoint as it is (engine transformers); --force accepts those that ran"
@@ -265,7 +265,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         self.sample_count = len(self.texts.compared)
         self.compared_on = f"{self.texts.tokens} tokens"
         self.warn(evidence.few_tokens(self.texts.tokens))
-        #: Why structured output is not available; empty where it is.
+        #: Why structured output is not available; empty if it is.
         self.unstructured = ""
 
     def _check(self) -> None:
@@ -285,19 +285,19 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
 
     @property
     def serving_engines(self) -> frozenset[str]:
-        """All engines of ``BACKENDS``, whatever the layout."""
+        """All engines of ``BACKENDS``, regardless of the layout."""
         return frozenset(BACKENDS)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How much was compared, and whether structured output is available, or why not."""
+        """The amount of compared text, and whether structured output is available, or why not."""
         return {
             "tokens": self.texts.tokens,
             "structured_output": self.unstructured or "yes",
         }
 
     def build(self) -> list[BuiltVariant | FailedVariant]:
-        """Export to OpenVINO, and make the other precisions of that."""
+        """Export to OpenVINO, and make the other precisions from the export."""
         self.progress("loading the checkpoint")
         self.network = network.load(self.checkpoint)
         self.progress("exporting to OpenVINO")
@@ -313,12 +313,12 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
 
                     model: Any = openvino.Core().read_model(whole.path)
                 built.append(self._write(model, precision, tokenizer_files, made_from=EXPORT))
-            except Exception as error:  # a library's, about one variant
+            except Exception as error:  # an exception of a library that concerns one variant
                 built.append(FailedVariant(f"openvino-{precision}", describe_error(error)))
         return built
 
     def _convert_tokenizer(self) -> list[Path]:
-        """The tokenizer in OpenVINO's form, without which the model serves all but structured output."""
+        """Convert the tokenizer for OpenVINO; without it, the model lacks only structured output."""
         self.progress("converting the tokenizer")
         folder = self.folder / "tokenizer"
         vocabulary = self.network.vocabulary
@@ -334,7 +334,10 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         return BuiltVariant(name, "openvino", precision, file, copies, made_from)
 
     def evaluate(self, variant: BuiltVariant) -> tuple[CausalNetwork | ServedGraph, Predictions]:
-        """Of an export, next tokens are the graph's, and all else is the serving pipeline's."""
+        """Evaluate a variant.
+
+        For an export, next tokens come from the graph, everything else from the serving pipeline.
+        """
         count = continuation_tokens(self.context)
         if variant.path is None:
             scores = [score(self.network.logits(np.array([text]))[0], text) for text in self.texts.compared]
@@ -351,7 +354,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         for text in self.texts.compared:
             graph.reset()
             logits = graph.run(np.array([text]))[0, :-1]
-            # numpy takes the first NaN for the largest number; -1 agrees with no token.
+            # numpy's argmax treats the first NaN as the largest number; -1 matches no token.
             next_tokens.append(np.where(np.isfinite(logits).all(-1), logits.argmax(-1), -1))
         return next_tokens
 
@@ -367,7 +370,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         return ServedGraph(file, precision, self.checkpoint.config, **self._sizes(count))
 
     def _sizes(self, count: int) -> dict[str, int]:
-        """The sizes of a pipeline that continues the prompts by ``count`` tokens, and is measured."""
+        """Return the sizes of a pipeline that continues the prompts by ``count`` tokens and is measured."""
         batch = max(shape.batch for shape in self.shapes)
         longest = max(self.texts.max_tokens, *(shape.tokens for shape in self.shapes))
         prompts = len(self.texts.prompts) * (PROMPT_TOKENS + count + 64)
@@ -386,16 +389,16 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         return figures.to_json(), (*agreement.reasons(precision, figures), *few)
 
     def contrast(self, reference: Predictions, answers: Predictions) -> Contrasts:
-        """The continuations that go another way soonest."""
+        """Return the continuations that diverge earliest."""
         return contrasts(reference, answers, self.texts.prompts, self.tokenizer.decode)
 
     def runs(self, networks: Mapping[str, CausalNetwork | ServedGraph], shape: Shape) -> dict[str, Run]:
-        """A prompt, or some decoding steps of several sequences: see :func:`run_of`."""
+        """Return runs of a prompt, or of decoding steps of several sequences; see :func:`run_of`."""
         return {name: run_of(network, shape, self.texts, self.context) for name, network in networks.items()}
 
 
 def read_with_torch(checkpoint: Checkpoint, prompt: Sequence[int]) -> CausalNetwork:
-    """The network in torch after it has read a prompt."""
+    """Return the network in torch after it has processed a prompt."""
     loaded = network.load(checkpoint)
     loaded.prefill(prompt)
     return loaded
@@ -404,16 +407,16 @@ def read_with_torch(checkpoint: Checkpoint, prompt: Sequence[int]) -> CausalNetw
 def read_with_graph(
     prompt: Sequence[int], file: Path, precision: str, config: Mapping[str, Any], **sizes: int
 ) -> ServedGraph:
-    """The pipeline of an export after it has read a prompt."""
+    """Return the pipeline of an export after it has processed a prompt."""
     served = ServedGraph(file, precision, config, **sizes)
     served.prefill(prompt)
     return served
 
 
 def shapes(plan: Plan, context: int) -> list[Shape]:
-    """What is measured: a decoding step for each batch size, as ``Bx1``, and a prompt of each length, as ``1xN``.
+    """Return the shapes to measure: decoding steps ``Bx1`` for each batch size, and prompts ``1xN`` of each length.
 
-    INVALID_ARG for a length that is asked for and that the model does not take; the usual ones are cut.
+    Raises INVALID_ARG for a requested length that the model does not support; default lengths are reduced.
     """
     if plan.expect:
         raise invalid(
@@ -429,23 +432,26 @@ def shapes(plan: Plan, context: int) -> list[Shape]:
 
 
 def run_of(network: CausalNetwork | ServedGraph, shape: Shape, texts: Texts, context: int) -> Run:
-    """One prompt to its first token, or decoding steps without the first, which the prompts are part of."""
+    """Return a run of a prompt to its first token, or of decoding steps after the first.
+
+    The first step includes processing the prompts.
+    """
     if shape.tokens > 1:
         prompt = texts.stream(shape.tokens)
         return lambda: [network.prefill(prompt)]
     length = min(DECODED_FROM, max(1, context // 2))
     stream = texts.stream(length + shape.batch)
-    # No two of the prompts are the same.
+    # All prompts are different.
     prompts = [stream[start : start + length] for start in range(shape.batch)]
     steps = max(1, min(DECODING_STEPS, context - length - 2))
     return lambda: network.decode(prompts, steps + 1)[1:]
 
 
 def score(logits: Array, text: Sequence[int]) -> tuple[Array, Array]:
-    """The log-probability of each token after the first, and the likeliest one at each of these places."""
+    """Return the log-probability of each token after the first, and the most likely token at its position."""
     before = logits[:-1].astype(np.float64)
     shifted = before - before.max(-1, keepdims=True)
     norm = np.log(np.exp(shifted).sum(-1))
     places = np.arange(len(text) - 1)
-    # Nothing below this can be told from a probability of zero.
+    # Lower values are indistinguishable from a probability of zero.
     return np.maximum(shifted[places, list(text[1:])] - norm, -1e4), before.argmax(-1)

@@ -1,8 +1,8 @@
-"""A causal language model to OpenVINO's IR with its KV cache as the graph's own state.
+"""Exports a causal language model to OpenVINO's IR with its KV cache as state of the graph.
 
-The form is the one that OpenVINO's generation pipelines page: inputs ``input_ids``, ``attention_mask``,
-``position_ids`` (INT64 ``[rows, tokens]``) and ``beam_idx`` (INT32 ``[rows]``: the row of the cache that each row
-goes on from), output ``logits``, attention as one operator.
+The graph has the form that OpenVINO's generation pipelines convert to a paged cache: inputs ``input_ids``,
+``attention_mask``, ``position_ids`` (INT64 ``[rows, tokens]``) and ``beam_idx`` (INT32 ``[rows]``: the cache row that
+each row continues), output ``logits``, attention as one operator.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from conch.convert.causal.network import CausalNetwork, not_convertible
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.errors import internal
 
-# Paging drops a graph's masks, and masks causally by itself. A window ("the last 4,096 tokens") is kept only where
-# the mask is a sum, and is lost without a word where it is a Boolean.
+# Paging replaces a graph's masks by causal masks.  A window ("the last 4,096 tokens") is kept only if the mask is
+# added, and is silently lost if it is Boolean.
 
 
-#: Added where there is to be no attention: the smallest number of fp16, which every precision can hold.
+#: Added to masked positions: the lowest number of fp16, which every precision can represent.
 MASKED: Final = -65504.0
-#: Which input of OpenVINO's paged attention is the window; 0 stands for none.
+#: The index of the window among the inputs of OpenVINO's paged attention; a window of 0 means none.
 _WINDOW_INPUT: Final = 10
 
 
 @contextmanager
 def additive_masks() -> Iterator[None]:
-    """Have transformers make masks as sums inside the block, for networks with the attention ``sdpa``."""
+    """Make transformers create additive masks in a context, for networks with the attention ``sdpa``."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as FUNCTIONS
 
-    # This instance's entries go before those of the class, which stay.
+    # An entry of this instance overrides that of the class, which is unchanged.
     FUNCTIONS["sdpa"] = _additive
     try:
         yield
@@ -54,11 +54,11 @@ def _additive(
     attention_mask: Any = None,
     **_: Any,
 ) -> Any:
-    """FP32 ``[rows, 1, queries, keys]``: 0 or :data:`MASKED`; sizes are tensors while a network is traced."""
+    """Return FP32 ``[rows, 1, queries, keys]`` of 0 or :data:`MASKED`; sizes are tensors while a network is traced."""
     import torch
     from transformers import masking_utils
 
-    # Some versions of transformers give the positions themselves for the length.
+    # Some versions of transformers pass the positions instead of the length.
     queries = q_length if getattr(q_length, "ndim", 0) else torch.arange(q_offset, q_offset + q_length)
     padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
@@ -72,7 +72,7 @@ def _additive(
 
 
 def windows_of(config: Any) -> list[int]:
-    """The sliding window of each layer, in tokens; 0 for a layer that sees all of them."""
+    """Return the sliding window of each layer (tokens); 0 for a layer without one."""
     window = getattr(config, "sliding_window", None) or 0
     layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None)
@@ -82,7 +82,7 @@ def windows_of(config: Any) -> list[int]:
 
 
 def verify_windows(model: Any, config: Any) -> None:
-    """INTERNAL where paging ``model`` (an ``openvino.Model``, which stays as it is) would lose a layer's window."""
+    """Raise INTERNAL if paging ``model`` (an ``openvino.Model``, not modified) would lose a layer's window."""
     from openvino._offline_transformations import paged_attention_transformation
     from openvino.passes import ConstantFolding, Manager
 
@@ -107,15 +107,18 @@ def _layers(windows: Counter[int]) -> str:
 
 
 TEXT_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
-#: Rows, past tokens and new tokens of what is traced: no size is 1, so that tracing leaves no step out.
+#: Rows, past tokens and new tokens of the trace; none is 1, so that tracing omits no operation.
 TRACED: Final = (2, 5, 3)
-#: How far logits may be from torch's, as a share of the largest.
+#: The maximum difference of logits from torch's, relative to the largest.
 TOLERANCE: Final = 2e-3
 _UNKNOWN: Final = re.compile(r"No conversion rule found for operations: (.*)")
 
 
 def export(network: CausalNetwork) -> Any:
-    """The stateful ``openvino.Model`` in fp32, verified against torch; UNSUPPORTED where the export fails."""
+    """Return the stateful ``openvino.Model`` in fp32, verified against torch.
+
+    Raises UNSUPPORTED if the export fails.
+    """
     shapes = [shape for layer in network.cache_shapes() for shape in layer]
     try:
         with silence_libraries():
@@ -125,7 +128,7 @@ def export(network: CausalNetwork) -> Any:
             _make_stateful(model)
             verify(model, network)
             verify_windows(model, network.module.config.get_text_config())
-    except Exception as error:  # of torch's tracing, of OpenVINO's frontend, or disagreement
+    except Exception as error:  # an error of torch's tracing or OpenVINO's frontend, or a mismatch
         unknown = _UNKNOWN.search(str(error))
         why = f"OpenVINO has no operator for {unknown[1].strip()}" if unknown else describe_error(error)
         raise not_convertible(f"the export to OpenVINO failed ({why})") from None
@@ -133,9 +136,9 @@ def export(network: CausalNetwork) -> Any:
 
 
 def _traced(network: CausalNetwork, shapes: Sequence[tuple[int, int]]) -> Any:
-    """The graph of one run over a past, with the past as inputs and outputs.
+    """Return the graph of one run with a past, which is among its inputs and outputs.
 
-    The frontend is called itself: ``openvino.convert_model`` reports to its makers that it was used.
+    Calls the frontend directly, because ``openvino.convert_model`` sends usage telemetry.
     """
     import torch
     from openvino._offline_transformations import apply_moc_transformations
@@ -151,18 +154,18 @@ def _traced(network: CausalNetwork, shapes: Sequence[tuple[int, int]]) -> Any:
         decoder = TorchScriptPythonDecoder(_flat(network), example_input=(ids, mask, positions, *cache))
         frontend: Any = FrontEndManager().load_by_framework("pytorch")
         model: Any = frontend.convert(frontend.load(decoder))
-    # OpenVINO pages the cache of graphs that have the form which these give them.
+    # OpenVINO can page only graphs in the form that this transformation creates.
     apply_moc_transformations(model, cf=False, smart_reshape=True)
     return model
 
 
 def _flat(network: CausalNetwork) -> Any:
-    """The network with keys and values as tensors by position."""
+    """Return the network with keys and values as positional tensors."""
     import torch
     from transformers.cache_utils import Cache, DynamicLayer
 
     class Layer(DynamicLayer):
-        """A layer's cache that holds its past from the beginning."""
+        """A layer's cache with an initial past."""
 
         def __init__(self, keys: Any, values: Any) -> None:
             super().__init__()
@@ -194,7 +197,7 @@ def _cache_names(count: int, prefix: str) -> list[str]:
 
 
 def _name(model: Any, shapes: Sequence[tuple[int, int]]) -> None:
-    """Give inputs and outputs their names, and free the sizes of batch and text."""
+    """Name inputs and outputs, and make the batch and text sizes dynamic."""
     import openvino
 
     names = [*TEXT_INPUTS, *_cache_names(len(shapes), "past_key_values")]
@@ -211,7 +214,7 @@ def _name(model: Any, shapes: Sequence[tuple[int, int]]) -> None:
 
 
 def _reorder(model: Any) -> None:
-    """Choose the rows of the past by ``beam_idx``."""
+    """Select the rows of the past by ``beam_idx``."""
     import openvino
     from openvino import opset13
 
@@ -228,7 +231,7 @@ def _reorder(model: Any) -> None:
 
 
 def _make_stateful(model: Any) -> None:
-    """Keep each past in the graph, empty at the first run."""
+    """Store each past in the graph's state, initially empty."""
     from openvino import opset13
     from openvino._offline_transformations import apply_make_stateful_transformation
 
@@ -250,7 +253,7 @@ def _make_stateful(model: Any) -> None:
 
 
 def verify(model: Any, network: CausalNetwork) -> None:
-    """Compare with torch over a cache that grows by many, one and several tokens, its rows put in another order."""
+    """Compare with torch while the cache grows by many, one and several tokens, with its rows reordered."""
     ids = np.random.default_rng(7).integers(0, network.vocabulary, (3, 12))
     starts = (8, 9)
     expected = network.logits(ids, starts)
@@ -264,10 +267,10 @@ def verify(model: Any, network: CausalNetwork) -> None:
 
 
 class StatefulGraph:
-    """An exported graph over its own cache, in fp32: for its logits, where the server's pipeline gives only tokens."""
+    """An exported graph with its own cache, in fp32, for its logits; the server's pipeline returns only tokens."""
 
     def __init__(self, model: Any, threads: int = 0) -> None:
-        """``model`` is a file or a model."""
+        """Compile ``model``, a file or a model."""
         import openvino
 
         settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
@@ -283,9 +286,9 @@ class StatefulGraph:
         self.done = 0
 
     def run(self, ids: Array, beams: Array | None = None) -> Array:
-        """FP32 ``[rows, tokens, vocabulary]`` for tokens after those of the runs before.
+        """Return FP32 ``[rows, tokens, vocabulary]`` for tokens that follow those of earlier runs.
 
-        ``beams`` says which row of the cache each row goes on from; without it, its own.
+        ``beams`` selects the cache row that each row continues; the default is its own.
         """
         rows, tokens = ids.shape
         end = self.done + tokens

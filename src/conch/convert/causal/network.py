@@ -1,4 +1,4 @@
-"""A causal language model in torch, fp32: the reference that exports are made from and compared with."""
+"""A causal language model in torch, fp32: the reference for exports and comparisons."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from conch.checkpoints.folder import Checkpoint
 from conch.convert.libraries import load_pretrained, silence_libraries
 from conch.errors import ConchError, unsupported
 
-#: Rotary embeddings whose angles depend on how long the text is, which one trace cannot hold.
+#: Rotary embeddings with angles that depend on the length of the text, which a trace cannot represent.
 _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
 
 
 def not_convertible(why: str) -> ConchError:
-    """UNSUPPORTED: why a model is not converted, and what to do with it."""
+    """Return an UNSUPPORTED error with the reason why a model cannot be converted, and an alternative."""
     return unsupported(f"{why}: serve the checkpoint as it is (engine transformers)")
 
 
 def load(checkpoint: Checkpoint) -> CausalNetwork:
-    """The network of a checkpoint.  INVALID_ARG for one that does not load, UNSUPPORTED for one that no export fits."""
+    """Load the network of a checkpoint.
+
+    Raises INVALID_ARG if it cannot be loaded, UNSUPPORTED if it cannot be exported.
+    """
     if checkpoint.gguf is not None:
         raise not_convertible("a GGUF file has quantised weights already")
     try:
@@ -43,9 +46,9 @@ def load(checkpoint: Checkpoint) -> CausalNetwork:
 
 
 def paged_cache_problem(config: Any) -> str:
-    """Why the paged KV cache would change what a network of this configuration says; empty where it does not.
+    """Return why the paged KV cache would change the predictions of such a network; empty if it would not.
 
-    The exported graph has all that is checked here, and a server that pages its cache drops it without a word.
+    The exported graph supports all features checked here, but a pipeline with a paged cache drops them silently.
     """
     kinds = set(getattr(config, "layer_types", None) or ())
     others = kinds - {"sliding_attention", "full_attention"}
@@ -79,7 +82,7 @@ class CausalNetwork:
         return size
 
     def new_cache(self) -> Any:
-        """An empty KV cache."""
+        """Return an empty KV cache."""
         from transformers import DynamicCache
 
         return DynamicCache(config=self.module.config)
@@ -89,7 +92,7 @@ class CausalNetwork:
         return self.module(use_cache=True, **{self._cache_argument: cache}, **inputs)
 
     def cache_shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Heads and width of the keys, and of the values, of each layer, as one run of the network shows them."""
+        """Return heads and width of the keys and of the values of each layer, determined by running the network."""
         import torch
 
         cache = self.new_cache()
@@ -99,10 +102,10 @@ class CausalNetwork:
         return [((keys[1], keys[3]), (values[1], values[3])) for keys, values in shapes]
 
     def require_plain_cache(self) -> None:
-        """UNSUPPORTED for a network that keeps other things than a key and a value for each token."""
+        """Raise UNSUPPORTED for a network whose cache is not a key and a value per token."""
         try:
             shapes = self.cache_shapes()
-        except Exception:  # an AttributeError, mostly: no keys, no layers
+        except Exception:  # usually an AttributeError: no keys or no layers
             shapes = []
         if not shapes:
             raise not_convertible(
@@ -110,8 +113,10 @@ class CausalNetwork:
             )
 
     def logits(self, ids: Array, starts: Sequence[int] = ()) -> Array:
-        """FP32 ``[rows, tokens, vocabulary]`` for INT64 ids ``[rows, tokens]``, which are cut at ``starts``: the parts
-        go one after another over the cache."""
+        """Return FP32 ``[rows, tokens, vocabulary]`` for INT64 ids ``[rows, tokens]``.
+
+        The ids are split at ``starts``, and the parts run one after another with the cache.
+        """
         import torch
 
         cache, logits = self.new_cache(), []
@@ -122,7 +127,10 @@ class CausalNetwork:
         return np.concatenate(logits, axis=1)
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """The likeliest next ``count`` tokens of each prompt, those of one length in one batch; no token ends them."""
+        """Return the most likely next ``count`` tokens of each prompt, batched by length.
+
+        No token ends a continuation.
+        """
         continuations: dict[int, list[int]] = {}
         for length in {len(prompt) for prompt in prompts}:
             places = [place for place, prompt in enumerate(prompts) if len(prompt) == length]
@@ -131,19 +139,22 @@ class CausalNetwork:
         return [continuations[place] for place in range(len(prompts))]
 
     def prefill(self, prompt: Sequence[int]) -> float:
-        """Seconds for a prompt, to its first token."""
+        """Return the time from a prompt to its first token (s)."""
         seconds: list[float] = []
         self._continue([list(prompt)], 1, seconds)
         return seconds[0]
 
     def decode(self, prompts: Sequence[Sequence[int]], count: int) -> list[float]:
-        """Seconds of each of ``count`` decoding steps for prompts of one length, all in one batch."""
+        """Return the time of each of ``count`` decoding steps (s) for prompts of equal length in one batch."""
         seconds: list[float] = []
         self._continue([list(prompt) for prompt in prompts], count + 1, seconds)
         return seconds[1:]
 
     def _continue(self, prompts: list[list[int]], count: int, seconds: list[float] | None = None) -> list[list[int]]:
-        """The likeliest next ``count`` tokens of prompts of one length; what each took is added to ``seconds``."""
+        """Return the most likely next ``count`` tokens of prompts of equal length.
+
+        Appends the time of each token (s) to ``seconds``.
+        """
         import torch
 
         cache, tokens = self.new_cache(), []

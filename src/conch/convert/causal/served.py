@@ -1,6 +1,6 @@
 """An exported language model as the server runs it: OpenVINO GenAI's pipeline with a paged KV cache.
 
-The pipeline is that of the server's engine, made with its settings.
+The pipeline is that of the server's engine, created with the same settings.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from conch.backends.generation.engine import EngineSpec
 from conch.convert.libraries import silence_libraries
 from conch.sampling.parameters import SamplingParams
 
-#: The arithmetic that an engine is told to use, by precision; for all others it chooses.
+#: The engine's dtype by precision; for other precisions the engine chooses.
 DTYPES: Final[Mapping[str, str]] = {"fp32": "float32"}
 
 
 def spec_of(graph: Path, precision: str, config: Mapping[str, Any], threads: int) -> EngineSpec:
-    """The server engine's specification of a variant, apart from the size of its cache."""
+    """Return the server engine's specification of a variant, without the size of its cache."""
     dtype = DTYPES.get(precision, "auto")
     return EngineSpec(graph.parent, config, (), threads=threads, dtype=dtype, prefix_caching=False)
 
 
 class ServedGraph:
-    """The pipeline over one exported graph, which lies in a folder of its own.
+    """The pipeline of one exported graph, which is in its own folder.
 
-    ``max_text_tokens`` is the most tokens of one text, ``cache_tokens`` the most of all texts that are under way at a
-    time.
+    ``max_text_tokens`` is the maximum length of a text; ``cache_tokens`` is the maximum number of tokens of all
+    concurrent texts.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ServedGraph:
         spec = spec_of(graph, precision, config, threads)
         with silence_libraries(), tempfile.TemporaryDirectory() as empty:
             precision_of_cpu = Precision.of(spec, pipelines.capabilities())
-            # Token ids go in and out, so that no tokenizer is needed.
+            # Inputs and outputs are token ids, so no tokenizer is needed.
             no_tokenizer: Any = openvino_genai.Tokenizer(empty)
             self.pipeline = pipelines.pipeline(
                 spec, no_tokenizer, precision_of_cpu, cache_tokens // BLOCK + 64, max(256, max_text_tokens)
@@ -61,21 +61,21 @@ class ServedGraph:
         self.number = 0
 
     def logprobs(self, ids: Sequence[int]) -> Array:
-        """The natural log-probability of each token after the first."""
+        """Return the natural log-probability of each token after the first."""
         handle = self._add(ids, 1, echo=True)
         self._run()
         [answer] = handle.read_all()
-        # The first token has nothing before it, and the last is the one that was generated.
+        # The first token has no predecessor, and the last is the generated one.
         return np.array(answer.generated_log_probs[1 : len(ids)], np.float64)
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """The likeliest next ``count`` tokens of each prompt, all prompts in one batch; no token ends them."""
+        """Return the most likely next ``count`` tokens of each prompt, in one batch; no token ends a continuation."""
         handles = [self._add(prompt, count) for prompt in prompts]
         self._run()
         return [list(handle.read_all()[0].generated_ids) for handle in handles]
 
     def prefill(self, prompt: Sequence[int]) -> float:
-        """Seconds for a prompt, to its first token."""
+        """Return the time from a prompt to its first token (s)."""
         handle = self._add(prompt, 1)
         before = time.perf_counter()
         self._run()
@@ -84,7 +84,7 @@ class ServedGraph:
         return seconds
 
     def decode(self, prompts: Sequence[Sequence[int]], count: int) -> list[float]:
-        """Seconds of each of ``count`` decoding steps for prompts of one length, all in one batch."""
+        """Return the time of each of ``count`` decoding steps (s) for prompts of equal length in one batch."""
         handles = [self._add(prompt, count + 1) for prompt in prompts]
         self.pipeline.step()
         seconds = []

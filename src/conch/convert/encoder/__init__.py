@@ -1,1 +1,1 @@
-"""The conversion of encoders and of other networks that compute an answer in one pass."""
+"""Conversion of encoders and other networks that compute a response in one pass."""

@@ -1,6 +1,6 @@
-"""How far a variant's outputs are from those of the reference: per output, and in the task's own terms.
+"""Compares a variant's outputs with the reference's, by output and by the task's metric.
 
-Pure: arrays in, figures out.
+Does no I/O: takes arrays, returns figures.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from conch.backends.base.arrays import Array
 from conch.convert.sentences import TextSample
 from conch.convert.statistics import RESAMPLES, bootstrap, kendall, paired, spearman, wilson
 
-#: What a network says about one sample: by output, ``[vectors, width]`` without padding.
+#: One sample's outputs by name: ``[vectors, width]`` without padding.
 SampleOutputs = Mapping[str, Array]
 
-#: Longer answers are not considered in question-answering.
+#: The maximum length of an answer in question-answering (tokens).
 _MAX_ANSWER_TOKENS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
 class OutputAgreement:
-    """One output over all samples.
+    """Agreement of one output over all samples.
 
-    The cosine of every vector with the reference's (None for vectors of one number, whose cosine says nothing), the
-    largest absolute difference of any number, and in which share of vectors the largest number is at the same place
-    (None where a place has no meaning).  ``width`` is that of the widest vector.
+    Cosines are of each vector with the reference's (None for vectors of one number, where they are meaningless).
+    ``max_difference`` is the largest absolute difference.  ``argmax`` is the share of vectors with the same argmax
+    (None for vectors of other values than logits).  ``width`` is the size of the widest vector.
     """
 
     cosine_min: float | None
@@ -40,10 +40,9 @@ class OutputAgreement:
 
 @dataclass(frozen=True, slots=True)
 class TaskAgreement:
-    """The task's metric: its value, and its difference from the reference's with the 95 % interval of that.
+    """The task's metric: its value, and its difference from the reference's with a 95 % confidence interval.
 
-    Metrics that compare the variant with the reference itself are 1 when both say the same, so ``delta`` is
-    what is missing from 1.
+    Metrics that compare the variant with the reference are 1 if both are equal, so ``delta`` is the difference from 1.
     """
 
     name: str
@@ -55,7 +54,7 @@ class TaskAgreement:
 
 
 def compare(reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]) -> dict[str, OutputAgreement]:
-    """Figures by output name, over the same samples in the same order."""
+    """Return figures by output name for the same samples in the same order."""
     return {
         name: _compare([sample[name] for sample in reference], [sample[name] for sample in variant], "logits" in name)
         for name in reference[0]
@@ -89,7 +88,7 @@ def _compare(expected: Sequence[Array], actual: Sequence[Array], places: bool) -
 def _cosines(a: Array, b: Array) -> Array:
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     equal = (a == b).all(-1)
-    # Vectors of zeros have no direction; they agree when both are zeros.
+    # Zero vectors have no direction; they agree only with zero vectors.
     values = (a * b).sum(-1) / np.where(lengths > 0, lengths, 1)
     return np.where(equal, 1.0, np.where(lengths > 0, values, 0.0))
 
@@ -97,7 +96,7 @@ def _cosines(a: Array, b: Array) -> Array:
 def compare_task(
     task: str, samples: Sequence[TextSample], reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]
 ) -> TaskAgreement:
-    """Compare what the outputs mean for ``task``, such as labels or the order of passages."""
+    """Compare the outputs in terms of ``task``, such as labels or the order of passages."""
     pairs = list(zip(reference, variant, strict=True))
     if task in ("feature-extraction", "sentence-similarity"):
         return _similarities(reference, variant)
@@ -115,7 +114,7 @@ def compare_task(
 def accuracy(
     labels: Sequence[int], reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]
 ) -> TaskAgreement:
-    """Accuracy on labels that the user gave, as indices, against the reference's on the same texts."""
+    """Compare the accuracy on the user's labels, given as indices, with the reference's on the same texts."""
     before, after = (
         np.array([labels_of(sample)[0] == label for sample, label in zip(samples, labels, strict=True)])
         for samples in (reference, variant)
@@ -126,21 +125,21 @@ def accuracy(
 
 
 def labels_of(sample: SampleOutputs) -> Array:
-    """The index of the label of each vector of logits; with a single logit 1 where it is positive."""
+    """Return the label index of each vector of logits; for a single logit, 1 if it is positive."""
     logits = sample["logits"]
     labels: Array = logits.argmax(-1) if logits.shape[-1] > 1 else logits[:, 0] > 0
     return labels
 
 
 def _shared_top(a: Array, b: Array, count: int) -> float:
-    """The share of the ``count`` likeliest words that both have."""
+    """Return the share of common words among the ``count`` most likely of each."""
     count = min(count, a.shape[-1])
     tops = [set(np.argpartition(logits[0], -count)[-count:].tolist()) for logits in (a, b)]
     return len(tops[0] & tops[1]) / count
 
 
 def answer_span(sample: SampleOutputs) -> tuple[int, int]:
-    """First and last token of the best answer: the first not after the last, and not too long."""
+    """Return the first and last token of the best answer that is not reversed and not too long."""
     start, end = sample["start_logits"][0], sample["end_logits"][0]
     scores = start[:, None] + end[None, :]
     allowed = np.triu(np.tri(len(start), len(start), _MAX_ANSWER_TOKENS, dtype=bool))
@@ -149,15 +148,15 @@ def answer_span(sample: SampleOutputs) -> tuple[int, int]:
 
 
 def _similarities(reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]) -> TaskAgreement:
-    """Do the same texts come out as similar?  The rank correlation of all pairwise similarities."""
+    """Return the rank correlation of all pairwise similarities."""
     expected, actual = _similarity_matrix(reference), _similarity_matrix(variant)
 
     def correlation(chosen: Array) -> float:
-        # A text drawn twice is not a pair of texts.
+        # A text drawn twice does not form a pair.
         rows, columns = np.nonzero(np.triu(chosen[:, None] != chosen[None, :], 1))
         rows, columns = chosen[rows], chosen[columns]
         if not len(rows):
-            return 0.0  # Of very few texts a draw may have one alone, which has no order.
+            return 0.0  # A draw from very few texts may contain only one, which has no order.
         return spearman(expected[rows, columns], actual[rows, columns])
 
     count = len(reference)
@@ -175,8 +174,10 @@ def _similarity_matrix(samples: Sequence[SampleOutputs]) -> Array:
 def _rankings(
     samples: Sequence[TextSample], reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]
 ) -> TaskAgreement:
-    """Are a query's passages put into the same order?  The mean over the queries of Kendall's tau; without two
-    passages for any query, the rank correlation over all pairs."""
+    """Return the mean Kendall's tau of each query's passages.
+
+    If no query has two passages, returns the rank correlation over all pairs.
+    """
     expected, actual = (
         np.array([sample["logits"][0, -1] for sample in outputs], np.float64) for outputs in (reference, variant)
     )
@@ -191,7 +192,7 @@ def _rankings(
 
 
 def _mean(name: str, values: Sequence[float]) -> TaskAgreement:
-    """A mean of values up to 1 with a bootstrap's interval, or that of a share where none differs from 1."""
+    """Return a mean of values up to 1 with a bootstrap interval; with a share's interval if all values are 1."""
     array = np.asarray(values, np.float64)
     mean = float(array.mean())
     interval = wilson(1.0, len(array)) if mean == 1 else bootstrap(len(array), lambda drawn: float(array[drawn].mean()))
@@ -199,11 +200,11 @@ def _mean(name: str, values: Sequence[float]) -> TaskAgreement:
 
 
 def _proportion(name: str, agreeing: Sequence[bool]) -> TaskAgreement:
-    """A share with Wilson's interval: drawing again from samples that all agree would claim certainty."""
+    """Return a share with Wilson's interval, because resampling samples that all agree would give a zero width."""
     count, share = len(agreeing), sum(agreeing) / len(agreeing)
     return _against_one(name, share, wilson(share, count), count)
 
 
 def _against_one(name: str, value: float, interval: tuple[float, float], count: int) -> TaskAgreement:
-    """A metric that is 1 for the reference."""
+    """Return a metric that is 1 for the reference."""
     return TaskAgreement(name, value, value - 1, interval[0] - 1, interval[1] - 1, count)

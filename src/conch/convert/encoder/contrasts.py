@@ -1,6 +1,6 @@
-"""What an encoder's answers say in words, and how far two answers to a text are apart.
+"""Describes an encoder's outputs in words, and the difference between two outputs for a text.
 
-Pure, but for the tokenizer that turns ids into words.
+Uses only the tokenizer, which decodes ids to words.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from conch.convert.encoder.agreement import SampleOutputs, answer_span, labels_o
 from conch.convert.encoder.neighbours import PARTS
 from conch.convert.sentences import TextSample
 
-#: Words and tokens that an answer shows at most.
+#: The maximum number of words and tokens in a description.
 _MOST: Final = 4
 _DECIMALS: Final = 3
 
-#: What one sample's outputs say, by its number.
+#: Describes a sample's outputs, given its index.
 Words = Callable[[int], str]
-#: Token ids to text.
+#: Decodes token ids to text.
 Decode = Callable[[Sequence[int]], str]
 
 
 class EncoderAnswers:
-    """Puts the answers of a task into words: ``names`` are its labels, ``tokens`` those of each sample."""
+    """Describes the outputs of a task; ``names`` are its labels, ``tokens`` those of each sample."""
 
     def __init__(
         self, task: str, samples: Sequence[TextSample], tokens: Sequence[Tokens], names: Sequence[str], decode: Decode
@@ -41,7 +41,7 @@ class EncoderAnswers:
         self._decode = decode
 
     def contrasts(self, reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]) -> Contrasts:
-        """How the answers of a variant differ from those of the reference, to the same samples."""
+        """Return the differences between a variant's outputs and the reference's for the same samples."""
         pairs = list(zip(reference, variant, strict=True))
         differences = [self._difference(a, b) for a, b in pairs]
         before, after = self._words(reference, variant), self._words(variant, reference)
@@ -66,7 +66,7 @@ class EncoderAnswers:
         return f"difference of a {'score' if self._task == 'text-ranking' else 'probability'}"
 
     def _difference(self, a: SampleOutputs, b: SampleOutputs) -> float:
-        """Infinite where an answer is no number."""
+        """Return the difference of two outputs, infinite if one is not finite."""
         if not all(np.isfinite(one[name]).all() for one in (a, b) for name in a if name not in PARTS):
             return float("inf")
         if self._embeds:
@@ -76,8 +76,10 @@ class EncoderAnswers:
         return max(float(np.abs(turn(a[name]) - turn(b[name])).max()) for name in a if name not in PARTS)
 
     def _words(self, outputs: Sequence[SampleOutputs], others: Sequence[SampleOutputs]) -> Words:
-        """What ``outputs`` say by the sample's number; of sequences of labels only where ``others`` say something
-        else."""
+        """Return a function that describes ``outputs`` by sample index.
+
+        Label sequences show only differences from ``others``.
+        """
         if self._embeds:
             return self._nearest(outputs)
         match self._task:
@@ -132,7 +134,7 @@ class EncoderAnswers:
 
 
 def probabilities(logits: Array) -> Array:
-    """Softmax over the last axis, or of a single number its logistic function."""
+    """Apply softmax over the last axis, or the logistic function to a single number."""
     values = logits.astype(np.float64)
     if values.shape[-1] == 1:
         shares: Array = 1 / (1 + np.exp(-values))
@@ -143,7 +145,7 @@ def probabilities(logits: Array) -> Array:
 
 
 def _cosine(a: SampleOutputs, b: SampleOutputs) -> float | None:
-    """The smallest cosine of the two answers' vectors; None where there is none, or it is of one number."""
+    """Return the smallest cosine of two outputs' vectors; None without vectors of more than one number."""
     found = []
     for name in a:
         if (name in PARTS and len(a) > 1) or a[name].shape[-1] == 1:

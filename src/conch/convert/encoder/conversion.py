@@ -1,4 +1,4 @@
-"""The conversion of an encoder: all variants are in memory together, and are measured in turns."""
+"""Conversion of an encoder: all variants are in memory together, and are measured in alternation."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ from conch.texts.shapes import Shape
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What a precision must reach.
+    """The tolerance of a precision.
 
-    ``vector``, ``token`` and ``logits`` bound the smallest cosine: of sentence embeddings, of the vectors of single
-    tokens, and of logits (of classes, positions or words).  ``mean`` bounds every mean cosine, ``argmax`` the share of
-    logits whose largest is at the same place, and ``task`` how much of the task's metric may be lost.
+    ``vector``, ``token`` and ``logits`` are lower bounds of the smallest cosine: of sentence embeddings, of single
+    tokens' vectors, and of logits (of classes, positions or words).  ``mean`` is the bound of all mean cosines,
+    ``argmax`` that of the share of logits with the same argmax, and ``task`` the maximum loss in the task's metric.
 
-    A row alone must be as close to the same row in a batch, since it could otherwise be no closer to the reference.
+    The bounds also apply to a row alone and the same row in a batch, because otherwise one of the two could not be as
+    close to the reference.
     """
 
     vector: float
@@ -66,19 +67,19 @@ class Tolerance:
 
 
 TOLERANCES: Final[dict[str, Tolerance]] = {
-    # The same arithmetic in another order: what differs is rounding, and a near-tie here and there.
+    # The same arithmetic in another order: only rounding and occasional near-ties differ.
     "fp32": Tolerance(vector=0.9999, token=0.999, logits=0.999, mean=0.9999, argmax=0.99, task=0.01),
-    # 11 bits of significand: errors of 5e-4 a step, which add up over layers.
+    # 11 bits of significand: errors of 5e-4 per operation, which accumulate over layers.
     "fp16": Tolerance(vector=0.999, token=0.99, logits=0.99, mean=0.999, argmax=0.98, task=0.01),
     # 8 bits of significand: eight times as coarse.
     "bf16": Tolerance(vector=0.995, token=0.95, logits=0.97, mean=0.995, argmax=0.96, task=0.02),
-    # 8 bits for each weight and activation.  Single tokens (above all [CLS], [SEP] and punctuation) move far more than
+    # 8 bits per weight and activation.  Single tokens (especially [CLS], [SEP] and punctuation) change much more than
     # the mean over a sentence, which is what is used.
     "int8": Tolerance(vector=0.97, token=0.80, logits=0.90, mean=0.97, argmax=0.95, task=0.05),
 }
 
-#: Logits of fewer classes have no bound on their smallest cosine: where a text is near the border between two, a few
-#: small numbers point anywhere.  How often another class wins is bounded instead.
+#: Logits of fewer classes have no bound of the smallest cosine: near the border between two classes, a few small
+#: numbers point in any direction.  The share of changed classes is bounded instead.
 MIN_CLASSES: Final = 32
 
 
@@ -88,9 +89,9 @@ def missed_tolerances(
     task: TaskAgreement | None,
     neighbours: Neighbours | None = None,
 ) -> tuple[str, ...]:
-    """Why a variant of ``precision`` is refused, a sentence for each bound that it misses; empty when it passes.
+    """Return why a variant of ``precision`` is refused, one sentence per missed bound; empty if it passes.
 
-    A precision without a row of its own has to meet that of ``int8``.
+    Precisions without their own tolerance use that of ``int8``.
     """
     tolerance = TOLERANCES.get(precision, TOLERANCES["int8"])
     missed = [reason for name, output in outputs.items() for reason in _missed(name, output, tolerance)]
@@ -107,12 +108,12 @@ def missed_tolerances(
 def together(
     precisions: Sequence[str], outputs: Mapping[str, OutputAgreement], found: Neighbours, largest: float
 ) -> tuple[str, ...]:
-    """Why two variants must not serve together, each for some shapes: a text's answer would depend on its neighbours by
-    more than the stricter of the two precisions allows.
+    """Return why two variants must not serve together, each for some shapes.
 
-    ``found`` compares their answers, alone and in batches.  Of scores and few classes the direction says nothing, but
-    they are compared with those of other texts, which the other variant may have answered: what they may differ by is
-    bounded as a share of the ``largest`` number of all.
+    They must not if a text's outputs depend on the other rows of its batch by more than the stricter of the two
+    precisions allows.  ``found`` compares their outputs, alone and in batches.  The direction of scores and of few
+    classes is meaningless, but they are compared between texts, which may run on different variants.  So their
+    difference is bounded as a share of the ``largest`` number.
     """
     strict = max(
         (TOLERANCES.get(precision, TOLERANCES["int8"]) for precision in precisions), key=lambda one: one.vector
@@ -137,7 +138,7 @@ def _dependent(found: Neighbours, outputs: Mapping[str, OutputAgreement], tolera
 
 
 def _answers(outputs: Mapping[str, OutputAgreement]) -> Sequence[str]:
-    """The outputs that are answers, and not what these are made of, where there are any."""
+    """Return the final outputs without intermediate ones, or all if there are no others."""
     return [name for name in outputs if name not in PARTS] or [*outputs]
 
 
@@ -161,25 +162,24 @@ def _cosine_bound(name: str, width: int, tolerance: Tolerance) -> float:
 
 
 def _rounded(value: float) -> str:
-    """The value with up to four decimal places, which tell it from a tolerance that it misses."""
+    """Format a value with up to four decimals, enough to distinguish it from a tolerance."""
     return f"{value:.4f}".rstrip("0").rstrip(".") or "0"
 
 
-#: How far an output of a graph that was edited may be from the same before, as a share of the largest value (or of 1).
+#: The maximum difference of an edited graph's output from the original's, relative to the largest value (at least 1).
 EDITED_TOLERANCE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a variant says: the outputs of the network for each sample, in the samples' order, and how far these depend
-    on the other rows of a batch."""
+    """The network's outputs for each sample, in sample order, and their dependence on the other rows of a batch."""
 
     outputs: list[SampleOutputs]
     neighbours: Neighbours
 
 
 def open_and_run(checkpoint: Checkpoint, head: str, device: str, arrays: Mapping[str, Array]) -> NetworkEngine:
-    """The engine of a variant after its first run."""
+    """Return the engine of a variant after its first run."""
     engine = open_engine(checkpoint, checkpoint.options, head=head, device=device)
     engine.run(arrays)
     return engine
@@ -208,7 +208,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         self.compared_on = f"{self.sample_count} samples"
         classifies = checkpoint.task == "text-classification"
         self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
-        #: Single sequences without padding, to set the ranges of quantised activations by.
+        #: Single sequences without padding, for calibrating the ranges of quantized activations.
         self.calibration = [batch.arrays for batch in batches(self.encoder, fitted, rows=(1,))]
         self.batches = batches(self.encoder, self.samples)
         self.strangers = batches_of_strangers(self.encoder, self.samples)
@@ -224,11 +224,11 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
 
     @property
     def serving_engines(self) -> frozenset[str]:
-        """All engines, but for NVIDIA's server ONNX Runtime alone: the model written for it is an ONNX graph."""
+        """All engines; only ONNX Runtime for the layout ``triton``, whose model is an ONNX graph."""
         return frozenset({"onnxruntime"} if self.plan.layout == "triton" else {"torch", "onnxruntime", "openvino"})
 
     def build(self) -> list[BuiltVariant | FailedVariant]:
-        """The variants that the plan asks for, and the reference before them if it does not."""
+        """Build the planned variants, preceded by the reference if the plan lacks it."""
         wanted = planned(self.engines, self.precisions)
         builder = VariantBuilder(self.checkpoint, self.calibration, self.folder, self.progress)
         built = builder.build(wanted)
@@ -237,7 +237,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         return built
 
     def evaluate(self, variant: BuiltVariant) -> tuple[NetworkEngine, Answers]:
-        """Open a variant as the server opens it, and give it the batches that the server would."""
+        """Open a variant as the server does, and run the batches that the server would make."""
         engine, answers = self._answers(variant)
         if variant.name == REFERENCE:
             self._check_reference(answers.outputs)
@@ -257,7 +257,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         return engine, Answers(answer(self.batches), neighbours(self.strangers, answer))
 
     def _check_reference(self, outputs: list[SampleOutputs]) -> None:
-        """Warn where the checkpoint's own answers tell nothing."""
+        """Warn if the checkpoint's own outputs are not informative."""
         names = self.checkpoint.labels or ()
         if self.labels is not None:
             given = [int(agreement.labels_of(sample)[0]) for sample in outputs]
@@ -268,8 +268,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
     def compare(
         self, precision: str, reference: Answers, answers: Answers
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
-        """Figures by output, those of the task's metric under ``task``, and those of rows in a batch under
-        ``neighbours``."""
+        """Return figures by output, of the task's metric as ``task``, of batch invariance as ``neighbours``."""
         before, after = reference.outputs, answers.outputs
         outputs = agreement.compare(before, after)
         if self.labels is not None:
@@ -282,16 +281,16 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         return {**figures, "task": asdict(task), "neighbours": asdict(answers.neighbours)}, (*reasons, *few)
 
     def contrast(self, reference: Answers, answers: Answers) -> Contrasts:
-        """The texts whose answers differ most, and what both say."""
+        """Return the texts with the most different outputs, and descriptions of both outputs."""
         return self.words.contrasts(reference.outputs, answers.outputs)
 
     @property
     def serves_by_shape(self) -> bool:
-        """Where conch serves: of the trio, NVIDIA's server runs one graph."""
+        """Whether conch serves the model; with the layout ``triton``, NVIDIA's server runs one graph."""
         return self.plan.layout == "huggingface"
 
     def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """The worst of three: the answers of one with those of the other, and of each alone with its own in a batch."""
+        """Return the worst figures of comparing one variant with the other, and each alone with itself in a batch."""
         (_, one), (_, other) = self._answers(first), self._answers(second)
         found = widest([apart(one.outputs, other.outputs), one.neighbours, other.neighbours])
         outputs = agreement.compare(one.outputs, other.outputs)
@@ -299,14 +298,14 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         return asdict(found), together((first.precision, second.precision), outputs, found, largest)
 
     def runs(self, networks: Mapping[str, NetworkEngine], shape: Shape) -> dict[str, Run]:
-        """One run of each network on the same arrays."""
+        """Return one run of each network on the same arrays."""
         arrays = arrays_of_shape(self.encoder, self.samples, shape)
         return {name: timed(partial(engine.run, arrays)) for name, engine in networks.items()}
 
     def write_models(
         self, target: Path, manifest: Manifest, built: Mapping[str, BuiltVariant]
     ) -> tuple[Path, dict[str, str]]:
-        """Write one model, or with ``--layout triton`` the trio around the variant ``auto``."""
+        """Write one model, or for ``--layout triton`` three models around the variant ``auto``."""
         if self.plan.layout != "triton":
             return super().write_models(target, manifest, built)
         trio, variant = Trio(self.plan.served_name, self.checkpoint.task), built[manifest.auto]
@@ -326,7 +325,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
             return open_engine(checkpoint, checkpoint.options, head=head, device=device)
 
     def _opened(self, variant: BuiltVariant) -> tuple[Checkpoint, str, str]:
-        """The checkpoint with the variant alone, its head, and the device."""
+        """Return the checkpoint with only this variant, its head, and the device."""
         entry = replace(
             variant.to_manifest(self.folder),
             path=str(variant.path.resolve()) if variant.path is not None else "",
@@ -337,7 +336,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         return checkpoint, self.head, "cuda" if variant.engine == "tensorrt" else "cpu"
 
     def _verify_edited(self, graph: Path, variant: BuiltVariant) -> None:
-        """Raise INTERNAL unless a graph that was edited for other servers says the same as before."""
+        """Raise INTERNAL if a graph that was edited for other servers has changed its outputs."""
         with silence_libraries():
             edited = OnnxRuntimeEngine(graph, precision=variant.precision, threads=self.plan.threads)
         arrays = self.batches[len(self.batches) // 2].arrays

@@ -1,7 +1,7 @@
-"""What a network says about the samples: texts to batches of token ids, and outputs without their padding.
+"""Runs a network on the samples: batches of token ids in, unpadded outputs out.
 
-Used by ``conch convert`` in its process.  Every network gets the same batches, made as the server makes them:
-texts of similar length together.
+Used in the process of ``conch convert``.  Every network gets the same batches, made as in the server from texts of
+similar length.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from conch.convert.encoder.agreement import SampleOutputs
 from conch.convert.sentences import TextSample
 from conch.texts.shapes import Shape
 
-#: Rows of the batches that networks are compared on, in turn: an error may show in some shapes only.
+#: Batch sizes for comparing networks, used in turn, because errors may occur only in some shapes.
 ROWS: Final = (8, 1, 3)
 
-#: Outputs of one number a token.
+#: Outputs of one number per token.
 _BY_TOKEN: Final = ("start_logits", "end_logits")
 
-#: FP32 ``[rows, tokens, hidden]`` and INT64 ``[rows, tokens]`` (1 where real) to ``[rows, width]``.
+#: Maps FP32 ``[rows, tokens, hidden]`` and INT64 ``[rows, tokens]`` (1 for real tokens) to ``[rows, width]``.
 Pool = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Rows of one run: which samples they are, and the arrays, INT64 ``[rows, tokens]``."""
+    """The rows of one run: sample indices, and arrays, INT64 ``[rows, tokens]``."""
 
     indices: tuple[int, ...]
     arrays: dict[str, Array]
 
 
 def batches(encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS) -> list[TokenBatch]:
-    """The samples by length.  Texts that are too long are cut, whatever the model's configuration says."""
+    """Batch the samples by length.  Long texts are truncated regardless of the model's configuration."""
     tokens = tokenize(encoder, samples)
     order = sorted(range(len(tokens)), key=lambda index: len(tokens[index].ids))
     groups = []
@@ -53,14 +53,14 @@ def batches(encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence
 
 
 def tokenize(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[Tokens]:
-    """The token ids of each sample, cut to what the model takes."""
+    """Return the token ids of each sample, truncated to the model's maximum length."""
     pairs = [sample.pair for sample in samples if sample.pair is not None]
     tokens, _ = encoder.encode([sample.text for sample in samples], pairs or None)
     return tokens
 
 
 def padded(tokens: Sequence[Tokens], pad_id: int) -> dict[str, Array]:
-    """INT64 ``[texts, tokens]`` by input name, as long as the longest text."""
+    """Return INT64 ``[texts, tokens]`` by input name, padded to the longest text."""
     shape = (len(tokens), max(len(text.ids) for text in tokens))
     ids, mask, types = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for row, text in enumerate(tokens):
@@ -73,10 +73,10 @@ def padded(tokens: Sequence[Tokens], pad_id: int) -> dict[str, Array]:
 
 
 def arrays_of_shape(encoder: InputEncoder, samples: Sequence[TextSample], shape: Shape) -> dict[str, Array]:
-    """Arrays of exactly ``shape`` without padding: the samples' texts one after another, cut into rows."""
+    """Return arrays of exactly ``shape`` without padding, made from the samples' concatenated texts."""
     tokens = tokenize(encoder, [TextSample(f"{sample.text} {sample.pair or ''}") for sample in samples])
     ids = np.resize(np.concatenate([text.ids for text in tokens]), (shape.batch, shape.tokens))
-    # Each row begins and ends as texts do.
+    # Each row begins and ends with the special tokens of a text.
     ids[:, 0], ids[:, -1] = tokens[0].ids[0], tokens[0].ids[-1]
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
@@ -91,11 +91,11 @@ def evaluate(
     pad_id: int = 0,
     max_length: int = 0,
 ) -> list[SampleOutputs]:
-    """What ``engine`` says about each sample, in the samples' order.
+    """Return the outputs of ``engine`` for each sample, in sample order.
 
-    Batches are padded with ``pad_id`` to the shapes that the engine wants, up to ``max_length`` tokens, as the server
-    does it.  ``pool`` makes the sentence embeddings of feature-extraction; for fill-mask only the logits at ``mask_id``
-    stay, since those of all places would fill the memory.
+    Batches are padded with ``pad_id`` to the engine's shapes, up to ``max_length`` tokens, as in the server.  ``pool``
+    makes the sentence embeddings of feature-extraction.  For fill-mask only the logits at ``mask_id`` are kept, because
+    those of all positions would fill the memory.
     """
     by_index: dict[int, SampleOutputs] = {}
     for batch in batches:
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def as_served(engine: NetworkEngine, arrays: dict[str, Array], pad_id: int, max_length: int) -> dict[str, Array]:
-    """INT64 ``[rows, tokens]`` arrays, padded to the shape that ``engine`` wants for them."""
+    """Pad INT64 ``[rows, tokens]`` arrays to the shape that ``engine`` requires."""
     rows, tokens = arrays["attention_mask"].shape
     wanted_rows, wanted_tokens = engine.padded_shape(rows, tokens)
     around = ((0, wanted_rows - rows), (0, min(wanted_tokens, max(tokens, max_length)) - tokens))
@@ -122,16 +122,16 @@ def as_served(engine: NetworkEngine, arrays: dict[str, Array], pad_id: int, max_
         name: np.pad(array, around, constant_values=pad_id if name == "input_ids" else 0)
         for name, array in arrays.items()
     }
-    # A row without a single token would give NaN.
+    # A row without tokens would give NaN.
     made["attention_mask"][rows:, 0] = 1
     return made
 
 
 def _unpadded(name: str, values: Array, length: int) -> Array:
-    """One row of an output as ``[vectors, width]`` without what stands at padding."""
+    """Return one row of an output as ``[vectors, width]`` without padding."""
     if values.ndim == 2:
         return values[:length].copy()
-    # A number a token is one vector over the tokens; numbers a text are one as they are.
+    # Numbers per token form one vector over the tokens; numbers per text already are a vector.
     return values[None, :length].copy() if name in _BY_TOKEN else values[None].copy()
 
 

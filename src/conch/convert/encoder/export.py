@@ -1,7 +1,8 @@
-"""A network to ONNX in fp32, with dynamic numbers of sequences and tokens, checked against torch.
+"""Exports a network to ONNX in fp32 with dynamic batch and sequence length, and verifies it against torch.
 
-Two exporters: torch's older one, which traces, gives graphs whose attention ONNX Runtime's optimiser recognises;
-the newer one (dynamo) takes networks that tracing gets wrong.  The first whose file agrees with torch is taken.
+There are two exporters.  torch's older exporter, which traces, gives graphs in which ONNX Runtime's optimizer
+recognizes attention.  The newer exporter (dynamo) supports networks that tracing gets wrong.  The first file that
+agrees with torch is used.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.errors import internal
 
-#: The opset that the newer exporter writes without converting, and that ONNX Runtime 1.14, OpenVINO 2023 and
-#: TensorRT 8.6 read.
+#: The opset that the newer exporter writes without conversion, and that ONNX Runtime 1.14, OpenVINO 2023 and TensorRT
+#: 8.6 read.
 OPSET: Final = 18
-#: Sequences and tokens of what is traced: two sequences with padding, so that no step can be left out for want of it.
+#: Sequences and tokens of the trace: two sequences with padding, so that no operation is omitted.
 TRACED: Final = (2, 7)
 
 
 def export(network: ReferenceNetwork, path: Path) -> str:
-    """Write ``path``; returns which exporter did.  INTERNAL with both reasons when neither gives an agreeing file."""
+    """Write ``path``; returns the name of the exporter.  Raises INTERNAL with all reasons if no export agrees."""
     reasons = []
     for exporter, write in (("torchscript", by_tracing), ("dynamo", by_dynamo)):
         try:
@@ -33,13 +34,13 @@ def export(network: ReferenceNetwork, path: Path) -> str:
                 _write(network, path, write)
                 onnx_graph.verify(path, network)
             return exporter
-        except Exception as error:  # anything may go wrong inside an exporter; the next one is tried
+        except Exception as error:  # any exception of an exporter; the next is tried
             reasons.append(f"{exporter}: {describe_error(error)}")
     raise internal(f"the export to ONNX failed ({'; '.join(reasons)})")
 
 
 def _write(network: ReferenceNetwork, path: Path, write: Callable[[Any, ReferenceNetwork, Path], None]) -> None:
-    """Export into a folder of its own, since the weights of large networks come as a crowd of files."""
+    """Export to a temporary folder, because the weights of large networks are written to many files."""
     import onnx
 
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="export-") as folder:
@@ -49,7 +50,7 @@ def _write(network: ReferenceNetwork, path: Path, write: Callable[[Any, Referenc
 
 
 def _positional(network: ReferenceNetwork) -> Any:
-    """The network with inputs by position and outputs as a tuple."""
+    """Return the network with positional inputs and a tuple of outputs."""
     import torch
 
     class Positional(torch.nn.Module):
@@ -65,13 +66,13 @@ def _positional(network: ReferenceNetwork) -> Any:
 
 
 def by_tracing(module: Any, network: ReferenceNetwork, file: Path) -> None:
-    """Export with the older exporter: what one run computes, with branches as that run took them."""
+    """Export with the older exporter, which records one run and the branches taken in it."""
     names = (*network.inputs, *network.outputs)
     _export(module, network, file, dynamo=False, dynamic_axes={name: _axes(network, name) for name in names})
 
 
 def by_dynamo(module: Any, network: ReferenceNetwork, file: Path) -> None:
-    """Export with the newer exporter: the network's program with symbolic sizes."""
+    """Export with the newer exporter, which captures the network's program with symbolic sizes."""
     import torch
 
     sizes = {size: torch.export.Dim(size) for size in ("sequences", "tokens")}
@@ -95,19 +96,19 @@ def _export(module: Any, network: ReferenceNetwork, file: Path, **settings: Any)
 
 
 def _axes(network: ReferenceNetwork, name: str) -> dict[int, str]:
-    """The dynamic axes of an input or output."""
+    """Return the dynamic axes of an input or output."""
     if name in network.outputs and not network.outputs_have_tokens:
         return {0: "sequences"}
     return {0: "sequences", 1: "tokens"}
 
 
-#: How much of the activations' range SmoothQuant moves into the weights.  For all-MiniLM-L6-v2 the library's 0.95 gives
-#: sentences unlike the calibrating ones a cosine of 0.990 with fp32 (at worst 0.938), and this 0.996 (0.985).
+#: The share of the activations' range that SmoothQuant moves to the weights.  For all-MiniLM-L6-v2 and sentences unlike
+#: the calibration's, the library's 0.95 gives a cosine with fp32 of 0.990 (worst 0.938), this value 0.996 (0.985).
 SMOOTHING: Final = 0.7
 
 
 def convert_graph(exported: Path, network: ReferenceNetwork, target: Path, *, half: bool = False) -> None:
-    """Write ``target`` (``.xml``, weights in ``.bin``); ``half`` stores the weights in fp16 and computes as before."""
+    """Write ``target`` (``.xml``, weights in ``.bin``); ``half`` stores the weights in fp16."""
     import openvino
 
     with silence_libraries():
@@ -118,7 +119,7 @@ def convert_graph(exported: Path, network: ReferenceNetwork, target: Path, *, ha
 
 
 def quantise(exported: Path, network: ReferenceNetwork, samples: Sequence[Mapping[str, Array]], target: Path) -> None:
-    """Write ``target`` with INT8 products, ranges taken from ``samples``, each one sequence."""
+    """Write ``target`` with INT8 products; ranges come from ``samples`` of one sequence each."""
     with silence_libraries():
         import nncf
         import openvino
@@ -139,7 +140,7 @@ def quantise(exported: Path, network: ReferenceNetwork, samples: Sequence[Mappin
 
 
 def verify(file: Path, network: ReferenceNetwork) -> None:
-    """Compare the IR, computed in fp32, with the network at several sizes; INTERNAL where it disagrees."""
+    """Compare the IR, computed in fp32, with the network at several sizes; raises INTERNAL if it disagrees."""
     import openvino
 
     core = openvino.Core()
@@ -150,7 +151,7 @@ def verify(file: Path, network: ReferenceNetwork) -> None:
 
 
 def computes_bf16() -> bool:
-    """Whether the CPU plugin has bf16 arithmetic here."""
+    """Return whether the CPU plugin supports bf16 on this machine."""
     import openvino
 
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -1,7 +1,7 @@
-"""How much a row's answer depends on the other rows of its batch: the same texts alone, and among others.
+"""Measures batch invariance: compares the outputs for the same texts alone and in batches with others.
 
-It should not, but for rounding.  With scales that are found at run time for the whole of an activation (ONNX Runtime's
-dynamic quantisation) a neighbour with larger numbers makes those of all rows coarser.
+They should be equal except for rounding.  If scales are computed at run time for whole activations (ONNX Runtime's
+dynamic quantization), a row with larger numbers makes the quantization of all rows coarser.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs, comp
 from conch.convert.encoder.evaluate import TokenBatch, padded, tokenize
 from conch.convert.sentences import TextSample
 
-#: Rows of a batch, of all lengths that there are, and the most rows that are compared.
+#: The number of rows in a batch with a mix of lengths, and the maximum number of rows to compare.
 ROWS: Final = 6
 MAX_ROWS: Final = 24
 
-#: The outputs that are not what the task answers with, but what is made of them.
+#: Intermediate outputs, from which the task's outputs are computed.
 PARTS: Final = ("last_hidden_state",)
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The same rows alone and in batches of ``rows``: the smallest cosine of an answer with itself (None where that
-    says nothing), the share of logits whose largest is at the same place (None without logits of classes), and how many
-    rows were compared."""
+    """Comparison of the same rows alone and in batches of ``rows``.
+
+    ``cosine_min`` is the smallest cosine of an output with itself (None if meaningless), ``argmax`` the share of logits
+    with the same argmax (None without class logits), and ``samples`` the number of compared rows.
+    """
 
     cosine_min: float | None
     argmax: float | None
@@ -39,7 +41,7 @@ class Neighbours:
 
 
 def batches_of_strangers(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[TokenBatch]:
-    """Batches of texts of different lengths, the shortest beside the longest."""
+    """Return batches of texts of different lengths, from the shortest to the longest."""
     tokens = tokenize(encoder, samples)
     order = sorted(range(len(tokens)), key=lambda index: len(tokens[index].ids))
     step = max(1, len(order) // MAX_ROWS)
@@ -54,7 +56,7 @@ def batches_of_strangers(encoder: InputEncoder, samples: Sequence[TextSample]) -
 
 
 def alone(batch: TokenBatch) -> list[TokenBatch]:
-    """Each row of a batch as a batch of its own, without padding."""
+    """Return each row of a batch as its own batch, without padding."""
     rows = []
     for row, index in enumerate(batch.indices):
         length = int(batch.arrays["attention_mask"][row].sum())
@@ -65,13 +67,13 @@ def alone(batch: TokenBatch) -> list[TokenBatch]:
 def neighbours(
     batches: Sequence[TokenBatch], answer: Callable[[Sequence[TokenBatch]], list[SampleOutputs]]
 ) -> Neighbours:
-    """Compare what ``answer`` gives for the rows of ``batches`` alone and together."""
+    """Compare the results of ``answer`` for the rows of ``batches`` alone and together."""
     by_itself = answer([row for batch in batches for row in alone(batch)])
     return apart(by_itself, answer(batches), rows=max(len(batch.indices) for batch in batches))
 
 
 def apart(first: Sequence[SampleOutputs], second: Sequence[SampleOutputs], rows: int = 1) -> Neighbours:
-    """How far the answers to the same rows are apart, which were in batches of ``rows``."""
+    """Compare two outputs for the same rows, which were in batches of ``rows``."""
     figures = _answers(compare(first, second))
     cosines = [figure.cosine_min for figure in figures.values() if figure.cosine_min is not None]
     shares = [figure.argmax for figure in figures.values() if figure.argmax is not None]
@@ -85,7 +87,7 @@ def apart(first: Sequence[SampleOutputs], second: Sequence[SampleOutputs], rows:
 
 
 def widest(found: Sequence[Neighbours]) -> Neighbours:
-    """The worst of each figure."""
+    """Return the worst of each figure."""
     cosines = [one.cosine_min for one in found if one.cosine_min is not None]
     shares = [one.argmax for one in found if one.argmax is not None]
     return Neighbours(
@@ -98,7 +100,7 @@ def widest(found: Sequence[Neighbours]) -> Neighbours:
 
 
 def greatest(outputs: Sequence[SampleOutputs]) -> float:
-    """The largest number of all answers, without its sign."""
+    """Return the largest absolute value of all outputs."""
     return max(
         (float(np.abs(output[name]).max()) for output in outputs for name in output if name not in PARTS), default=0.0
     )

@@ -1,6 +1,6 @@
-"""The network of a checkpoint in torch: its inputs and outputs, and inputs to test conversions with.
+"""The network of a checkpoint in torch, fp32, on the CPU: its inputs and outputs, and test inputs.
 
-It is the reference that every file made from it is compared with, in fp32 and on the CPU.
+It is the reference for all files made from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conch.checkpoints.tokenizers.open import original_tokenizer
 from conch.convert.libraries import load_pretrained, silence_libraries
 from conch.errors import internal, unsupported
 
-#: The class of transformers that gives a task's network, for the tasks that one pass of an encoder answers.
+#: The class of transformers for the network of each task that an encoder completes in one pass.
 HEADS: Final[dict[str, str]] = {
     "feature-extraction": "AutoModel",
     "sentence-similarity": "AutoModel",
@@ -31,22 +31,22 @@ HEADS: Final[dict[str, str]] = {
     "fill-mask": "AutoModelForMaskedLM",
 }
 
-#: What a head gives, as transformers calls it.
+#: The outputs of a head, by transformers' names.
 OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
     "AutoModel": ("last_hidden_state",),
     "AutoModelForQuestionAnswering": ("start_logits", "end_logits"),
 }
 LOGITS: Final = ("logits",)
 
-#: Sequences and tokens of the inputs that a conversion is tested with: other sizes than those it was traced with,
-#: one token, one sequence; shorter sequences are padded.
+#: Sequences and tokens of test inputs, different from those of the trace, including one token and one sequence; shorter
+#: sequences are padded.
 TEST_SHAPES: Final = ((2, 9), (1, 1), (1, 16), (5, 33))
-#: Longer inputs than these say no more about a conversion.
+#: The maximum length of test inputs (tokens); longer ones reveal no more errors.
 MAX_TEST_TOKENS: Final = 512
 
 
 def head_of(task: str) -> str:
-    """The head for ``task``; UNSUPPORTED for a task that one pass of an encoder does not answer."""
+    """Return the head for ``task``; raises UNSUPPORTED for a task that is not completed in one pass."""
     try:
         return HEADS[task]
     except KeyError:
@@ -58,9 +58,9 @@ def head_of(task: str) -> str:
 
 @dataclass(frozen=True)
 class ReferenceNetwork:
-    """A module of transformers with the names of its inputs and outputs, and the most tokens that it is tested with.
+    """A module of transformers with the names of its inputs and outputs, and the maximum length of test inputs.
 
-    ``run`` takes INT64 ``[sequences, tokens]`` and gives FP32.
+    ``run`` takes INT64 ``[sequences, tokens]`` and returns FP32.
     """
 
     module: Any
@@ -75,11 +75,11 @@ class ReferenceNetwork:
 
     @property
     def outputs_have_tokens(self) -> bool:
-        """Whether the outputs have an axis of tokens, and not only one of sequences."""
+        """Whether the outputs have a token axis in addition to the sequence axis."""
         return self.head != "AutoModelForSequenceClassification"
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name."""
+        """Return the outputs by name."""
         import torch
 
         with torch.inference_mode(), silence_libraries():
@@ -88,13 +88,13 @@ class ReferenceNetwork:
             return {name: answer[name].float().numpy() for name in self.outputs}
 
     def example(self, sequences: int, tokens: int, seed: int = 0) -> dict[str, Array]:
-        """Inputs of random tokens, with padding after all sequences but the first."""
+        """Return inputs of random tokens, with padding in all sequences but the first."""
         tokens = min(tokens, self.max_tokens)
         draw = np.random.default_rng(seed)
         config = self.module.config
         pad = config.pad_token_id if config.pad_token_id is not None else 0
         ids = draw.integers(0, config.vocab_size, (sequences, tokens))
-        # A pad token inside a text would shift the positions of those models that count from it.
+        # A pad token inside a text would shift the positions in models that count from it.
         ids[ids == pad] = pad + 1 if pad + 1 < config.vocab_size else 0
         lengths = np.maximum(1, tokens - np.arange(sequences) * 2)
         mask = (np.arange(tokens) < lengths[:, None]).astype(np.int64)
@@ -106,18 +106,18 @@ class ReferenceNetwork:
         return {name: arrays[name] for name in self.inputs}
 
     def tests(self) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-        """Inputs of several sizes with this network's outputs, to compare a converted network with."""
+        """Yield inputs of several sizes with this network's outputs, for comparing a converted network."""
         for seed, (sequences, tokens) in enumerate(TEST_SHAPES):
             arrays = self.example(sequences, tokens, seed)
             yield arrays, self.run(arrays)
 
 
 def load(checkpoint: Checkpoint) -> ReferenceNetwork:
-    """The checkpoint's network, with the plain attention that exporters and optimisers know."""
+    """Load the checkpoint's network with the eager attention that exporters and optimizers recognize."""
     head = head_of(checkpoint.task)
     outputs = OUTPUTS.get(head, LOGITS)
     module = load_pretrained(checkpoint, head, attention="eager", outputs=outputs)
-    # Key-value caches are outputs that nobody wants.
+    # Key-value caches would be useless outputs.
     module.config.use_cache = False
     max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
     given = open_encoder(checkpoint, checkpoint.options, original_tokenizer(checkpoint))
@@ -125,12 +125,12 @@ def load(checkpoint: Checkpoint) -> ReferenceNetwork:
 
 
 def inputs_of(module: Any, *, types: bool) -> tuple[str, ...]:
-    """The arrays of a tokenizer that the network takes; ``types``: it gives the types of tokens."""
+    """Return the tokenizer's arrays that the network takes; ``types`` means that it returns token types."""
     parameters = inspect.signature(module.forward).parameters
     if "input_ids" not in parameters:
         raise internal(f"{type(module).__name__} does not take input_ids")
     names = [name for name in ("input_ids", "attention_mask") if name in parameters]
-    # With one kind of segment (roberta) or none (deberta-v2) it is no input, although the argument exists.
+    # With one segment type (roberta) or none (deberta-v2) it is not an input, although the argument exists.
     if types and "token_type_ids" in parameters and getattr(module.config, "type_vocab_size", 2) > 1:
         names.append("token_type_ids")
     return tuple(names)

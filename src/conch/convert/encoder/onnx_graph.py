@@ -1,4 +1,4 @@
-"""ONNX files: running one on the CPU, comparing it with the network it was made from, and where its weights lie."""
+"""Runs ONNX files on the CPU, compares them with their source network, and stores their weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.libraries import silence_libraries
 from conch.errors import internal
 
-#: A graph that keeps its arithmetic agrees this closely, as a share of the largest value (or of 1).
+#: The maximum difference of a graph with unchanged arithmetic, relative to the largest value (at least 1).
 TOLERANCE: Final = 1e-3
-#: Larger weights go into a file beside the graph, in bytes: a graph with weights cannot exceed 2 GiB.
+#: Larger weights (bytes) are written to a file beside the graph, because a graph with weights cannot exceed 2 GiB.
 MAX_BYTES: Final = 1_500_000_000
 
 
 def session(path: Path) -> Any:
-    """``path`` in ONNX Runtime on the CPU, without its log lines."""
+    """Open ``path`` in ONNX Runtime on the CPU, without log lines."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -29,21 +29,21 @@ def session(path: Path) -> Any:
 
 
 def run(loaded: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """One run of a session: the outputs by name."""
+    """Run a session once; returns the outputs by name."""
     names = [output.name for output in loaded.get_outputs()]
     feed = {tensor.name: arrays[tensor.name] for tensor in loaded.get_inputs()}
     return dict(zip(names, loaded.run(names, feed), strict=True))
 
 
 def verify(path: Path, network: ReferenceNetwork) -> None:
-    """Compare ``path`` with the network at several sizes; INTERNAL tells where it disagrees."""
+    """Compare ``path`` with the network at several sizes; raises INTERNAL if they disagree."""
     loaded = session(path)
     for arrays, expected in network.tests():
         compare(run(loaded, arrays), expected, arrays)
 
 
 def compare(actual: Mapping[str, Array], expected: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:
-    """INTERNAL when an output differs by more than ``TOLERANCE``; what stands at padding does not count."""
+    """Raise INTERNAL if an output differs by more than ``TOLERANCE``, ignoring padding."""
     size = "x".join(map(str, next(iter(arrays.values())).shape))
     mask = arrays.get("attention_mask")
     for name, reference in expected.items():
@@ -54,13 +54,13 @@ def compare(actual: Mapping[str, Array], expected: Mapping[str, Array], arrays: 
             value, reference = value[mask == 1], reference[mask == 1]
         difference = float(np.abs(value - reference).max())
         allowed = TOLERANCE * max(1.0, float(np.abs(reference).max()))
-        # Written so that a NaN fails.
+        # NaN must fail, too.
         if not difference <= allowed:
             raise internal(f"{name} differs from torch by {difference:.2g} for input {size}; {allowed:.2g} is allowed")
 
 
 def write(model: Any, path: Path) -> None:
-    """Save an ``onnx.ModelProto``, with the weights in ``<path>.data`` when they are large."""
+    """Save an ``onnx.ModelProto``; large weights are written to ``<path>.data``."""
     import onnx
 
     with silence_libraries():
@@ -71,6 +71,6 @@ def write(model: Any, path: Path) -> None:
 
 
 def is_large(path: Path) -> bool:
-    """Whether the weights of ``path`` are, or must be, beside it."""
+    """Return whether the weights of ``path`` are, or must be, stored in a separate file."""
     data = path.with_name(path.name + ".data")
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0) > MAX_BYTES

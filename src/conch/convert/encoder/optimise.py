@@ -1,7 +1,7 @@
-"""ONNX Runtime's transformer optimiser on an exported graph, and the fp16 conversion.
+"""Applies ONNX Runtime's transformer optimizer to an exported graph, and converts graphs to fp16.
 
-It fuses what ONNX Runtime's own start-up passes do not: whole attention blocks, embeddings with their
-normalisation, residuals with theirs.  A fused graph that does not load or does not agree is not used.
+The optimizer fuses operators that ONNX Runtime's start-up passes do not: attention blocks, and embeddings and residuals
+with their normalization.  A fused graph is used only if it loads and agrees with the network.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.errors import unsupported
 
-# Its kernel for SkipLayerNormalization (the residual's sum, normalised) adds up one value at a time: 37 us for 16 x
-# 384 values on the machine this was written on, more than the product before it in INT8. The same arithmetic as a sum
-# and an InstanceNormalization over each token's values is vectorised, and takes less than half. GPUs fuse it better.
+# ONNX Runtime's CPU kernel of SkipLayerNormalization (normalized sum with the residual) adds one value at a time: 37 µs
+# for 16 x 384 values on the development machine, more than the preceding INT8 product.  The same arithmetic as a sum
+# and an InstanceNormalization over each token's values is vectorized and takes less than half.  GPUs are faster with
+# the fused operator.
 
 
-#: Names of the values that are added to the graph; they occur in no exported one.
+#: Prefix of value names that are added to the graph; exported graphs do not use it.
 PREFIX: Final = "conch.normalise."
 
 
 def unfuse_normalisations(model: Any) -> bool:
-    """Rewrite the SkipLayerNormalization nodes of an ``onnx.ModelProto`` in place; False when it has none.
+    """Rewrite the SkipLayerNormalization nodes of an ``onnx.ModelProto`` in place; returns False if there are none.
 
-    Their inputs must be ``[sequences, tokens, values]`` with as many tokens everywhere; the caller verifies.
+    Their inputs must be ``[sequences, tokens, values]`` with the same number of tokens; the caller verifies the result.
     """
     from onnx import TensorProto, helper
 
     fused = [node for node in model.graph.node if node.op_type == "SkipLayerNormalization"]
     if not fused:
         return False
-    # InstanceNormalization scales by channel, which tokens are here: by 1, from the first node's number of tokens.
+    # InstanceNormalization scales by channel; here channels are tokens, scaled by 1.  Their number is the first node's.
     tokens, ones, zeros = (PREFIX + name for name in ("tokens", "ones", "zeros"))
     shared = [helper.make_node("Shape", [fused[0].input[0]], [tokens], start=1, end=2)]
     for name, value in ((ones, 1.0), (zeros, 0.0)):
@@ -54,10 +55,10 @@ def unfuse_normalisations(model: Any) -> bool:
 
 
 def parts(node: Any, ones: str, zeros: str) -> list[Any]:
-    """One SkipLayerNormalization as the nodes that compute the same."""
+    """Return nodes equivalent to one SkipLayerNormalization."""
     from onnx import helper
 
-    # Inputs: value, residual, gamma, beta, bias; outputs: normalised, two that inference leaves out, the sum.
+    # Inputs: value, residual, gamma, beta, bias.  Outputs: normalized, two that inference omits, the sum.
     value, residual, gamma, beta, bias = (*node.input, "", "")[:5]
     target = node.output[0]
     total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{PREFIX}{target}.sum"
@@ -75,12 +76,15 @@ def parts(node: Any, ones: str, zeros: str) -> list[Any]:
     return made
 
 
-#: The optimiser's family by ``model_type``; what it does not know is tried as bert, and verified like all.
+#: The optimizer's model type by ``model_type``; unknown types are tried as bert, and verified like all.
 FAMILIES: Final[dict[str, str]] = {"bart": "bart", "clip": "clip"}
 
 
 def optimise(plain: Path, network: ReferenceNetwork, target: Path) -> str:
-    """Write ``target``, the fastest form of ``plain`` that agrees with the network; returns "" or why it is a copy."""
+    """Write ``target``, the fastest form of ``plain`` that agrees with the network.
+
+    Returns an empty string, or why it is only a copy.
+    """
     problem = ""
     for unfuse in (False,) if on_gpu() else (True, False):
         try:
@@ -91,21 +95,21 @@ def optimise(plain: Path, network: ReferenceNetwork, target: Path) -> str:
                 model.save_model_to_file(str(target), use_external_data_format=onnx_graph.is_large(plain))
                 onnx_graph.verify(target, network)
             return ""
-        except Exception as error:  # the optimiser matches patterns, and new networks surprise it in any way
+        except Exception as error:  # the optimizer matches patterns, and may fail in any way on new networks
             problem = describe_error(error)
     copy(plain, target)
     return problem
 
 
 def on_gpu() -> bool:
-    """Whether this ONNX Runtime computes on a GPU."""
+    """Return whether this ONNX Runtime supports GPUs."""
     import onnxruntime
 
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
 def fused(plain: Path, network: ReferenceNetwork) -> Any:
-    """The optimiser's model (an ``OnnxModel``) for the CPU."""
+    """Return the optimizer's model (an ``OnnxModel``) for the CPU."""
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
@@ -122,12 +126,12 @@ def fused(plain: Path, network: ReferenceNetwork) -> Any:
 
 
 def size_or_zero(size: object) -> int:
-    """A size of the network; 0, with which the optimiser looks at the graph, where stages differ or none is known."""
+    """Return a size of the network; 0, with which the optimizer inspects the graph, if it is unknown or varies."""
     return size if isinstance(size, int) else 0
 
 
 def half(optimised: Path, target: Path) -> None:
-    """Write ``target``: fp16 weights and arithmetic with fp32 outputs, for a GPU."""
+    """Write ``target`` with fp16 weights and arithmetic and fp32 outputs, for a GPU."""
     import onnx
     from onnxruntime.transformers.onnx_model import OnnxModel
 

@@ -1,6 +1,6 @@
-"""Builds the variants of an encoder: for each backend its fp32 form and the precisions that are asked for.
+"""Builds the variants of an encoder: for each backend, fp32 and the requested precisions.
 
-A variant that cannot be built is a ``FailedVariant`` with one sentence; the others go on.
+A variant that cannot be built becomes a ``FailedVariant`` with one sentence; the others continue.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.variant import BuiltVariant, FailedVariant
 from conch.errors import invalid, unsupported
 
-#: The operators that gain by INT8: products.  Embeddings are looked up and not multiplied.
+#: Operators that benefit from INT8: products.  Embeddings are looked up, not multiplied.
 OPERATORS: Final = ("MatMul", "Gemm", "Attention")
-#: Instructions that add four products of bytes without overflow.
+#: CPU instructions that add four products of bytes without overflow.
 DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
 
 
 def dynamic(optimised: Path, target: Path, operators: Sequence[str] = OPERATORS) -> None:
-    """Write ``target``: INT8 weights by channel for ``operators``, activations scaled for each run."""
+    """Write ``target``: INT8 weights per channel for ``operators``, activations scaled at each run."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -41,17 +41,17 @@ def dynamic(optimised: Path, target: Path, operators: Sequence[str] = OPERATORS)
             reduce_range=saturates(),
             weight_type=QuantType.QInt8,
             use_external_data_format=onnx_graph.is_large(optimised),
-            # Fused operators have no shape inference, and so no type of their own.
+            # Fused operators have no shape inference, and so no inferred type.
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
         onnx_graph.session(target)
 
 
 def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path) -> None:
-    """Write ``target``: INT8 weights by channel, activations scaled by their ranges over ``samples`` (of one row).
+    """Write ``target``: INT8 weights per channel, activations scaled by their ranges over ``samples`` (of one row).
 
-    Only what goes into products is INT8; what comes out stays FP32, which keeps the residuals exact.  Attention has
-    no static form in ONNX Runtime that is faster, so it is scaled for each run.
+    Only inputs of products are INT8; outputs stay FP32, which keeps the residuals exact.  ONNX Runtime has no faster
+    static form of attention, so it is scaled at each run.
     """
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -72,7 +72,7 @@ def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path
             reduce_range=saturates(),
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            # Cutting outliers (entropy, percentiles) costs encoders more than the finer steps give.
+            # For encoders, clipping outliers (entropy, percentiles) loses more than the finer steps gain.
             calibrate_method=CalibrationMethod.MinMax,
             use_external_data_format=large,
             extra_options={
@@ -87,8 +87,10 @@ def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path
 
 
 def declare_types(model: Any) -> None:
-    """Say that the activations around products are FP32: inference cannot tell after fused operators, and calibration
-    leaves out what has no type."""
+    """Declare the activations around products as FP32.
+
+    Shape inference cannot infer types after fused operators, and calibration ignores values without a type.
+    """
     from onnx import TensorProto, helper
 
     graph = model.graph
@@ -102,7 +104,7 @@ def declare_types(model: Any) -> None:
 
 
 def _reader(samples: Sequence[Mapping[str, Array]], names: Sequence[str]) -> Any:
-    """The samples as ONNX Runtime's calibration reads them."""
+    """Return a reader of the samples for ONNX Runtime's calibration."""
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):
@@ -117,14 +119,14 @@ def _reader(samples: Sequence[Mapping[str, Array]], names: Sequence[str]) -> Any
 
 
 def saturates(flags: frozenset[str] | None = None) -> bool:
-    """Whether products of INT8 overflow on this CPU, so that weights must keep to seven bits."""
+    """Return whether INT8 products overflow on this CPU, so that weights are limited to seven bits."""
     flags = cpu_flags() if flags is None else flags
     # AVX2 and AVX-512 without VNNI add pairs of products in 16 bits.
     return "avx2" in flags and not flags & DOT_PRODUCTS
 
 
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets of this CPU by Linux's names; empty where they are not known."""
+    """Return the instruction sets of this CPU, by Linux's names; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -133,7 +135,7 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(next(flags, "").split())
 
 
-#: The engine's name by the backend's name on the command line.
+#: Engine names by backend name on the command line.
 ENGINES: Final[dict[str, str]] = {
     "torch": "torch",
     "onnx": "onnxruntime",
@@ -141,19 +143,19 @@ ENGINES: Final[dict[str, str]] = {
     "openvino": "openvino",
     "tensorrt": "tensorrt",
 }
-#: The precisions that each engine has besides fp32, which is always built.
+#: Precisions of each engine besides fp32, which is always built.
 PRECISIONS: Final[dict[str, tuple[str, ...]]] = {
     "torch": ("bf16", "fp16"),
     "onnxruntime": ("int8", "int8-static", "fp16"),
     "openvino": ("bf16", "int8", "fp16"),
     "tensorrt": ("fp16",),
 }
-#: Sequences that are enough to see the ranges of activations; more change little and cost time.
+#: The number of sequences for calibrating the ranges of activations; more change little and cost time.
 MAX_CALIBRATION_SAMPLES: Final = 96
 
 
 def planned(backends: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
-    """Engine and precision of every variant, in order; INVALID_ARG for a name that nothing knows."""
+    """Return engine and precision of every variant, in order; raises INVALID_ARG for an unknown name."""
     known = {precision for each in PRECISIONS.values() for precision in each}
     for backend in backends:
         if backend not in ENGINES:
@@ -173,12 +175,11 @@ def planned(backends: Sequence[str], precisions: Sequence[str]) -> list[tuple[st
 
 
 class VariantBuilder:
-    """Builds the variants of one checkpoint in ``folder``, where only their files are left in the end.
+    """Builds the variants of one checkpoint in ``folder``, which contains only their files at the end.
 
-    The network is loaded once; it is exported and optimised once, for the first variant that needs it.
-    ``calibration`` are sequences to set the ranges of activations by, INT64 ``[1, tokens]`` by input name.
-    Raises UNSUPPORTED for a task that one pass of an encoder does not answer, INVALID_ARG for a checkpoint that does
-    not load.
+    The network is loaded once; it is exported and optimized once, for the first variant that needs it.  ``calibration``
+    are sequences for calibrating the ranges of activations, INT64 ``[1, tokens]`` by input name.  Raises UNSUPPORTED
+    for a task that is not completed in one pass, INVALID_ARG for a checkpoint that cannot be loaded.
     """
 
     def __init__(
@@ -192,11 +193,11 @@ class VariantBuilder:
         self.calibration = spread(calibration)
         self.folder = folder
         self.progress = progress
-        #: Files that others are made from.
+        #: Intermediate files from which others are made.
         self.parts = folder / "parts"
         progress("loading the checkpoint")
         self.network = network.load(checkpoint)
-        #: The file of each shared step, or what it raised, which fails every variant that needs it.
+        #: The file of each shared step, or its exception, which fails every variant that needs it.
         self.shared: dict[Callable[[], Path], Path | Exception] = {}
 
     def build(self, variants: Sequence[tuple[str, str]]) -> list[BuiltVariant | FailedVariant]:
@@ -215,14 +216,14 @@ class VariantBuilder:
                 try:
                     path = builders[engine](precision)
                     built.append(BuiltVariant(name, engine, precision.removesuffix("-static"), path))
-                except Exception as error:  # whatever a library raises ends one variant and not the conversion
+                except Exception as error:  # an exception of a library ends only one variant
                     built.append(FailedVariant(name, describe_error(error)))
         finally:
             shutil.rmtree(self.parts, ignore_errors=True)
         return built
 
     def _torch(self, precision: str) -> None:
-        """Write nothing: torch reads the checkpoint and converts it as it loads."""
+        """Write nothing: torch reads the checkpoint and converts it at load."""
         if precision == "fp16":
             import torch
 
@@ -246,7 +247,7 @@ class VariantBuilder:
         return target
 
     def _openvino(self, precision: str) -> Path:
-        """Write an IR for OpenVINO; bf16 is a way of computing the fp32 one."""
+        """Write an IR for OpenVINO; bf16 computes with the fp32 IR."""
         if precision == "bf16" and not openvino.computes_bf16():
             raise unsupported("this CPU has no bf16 arithmetic")
         if precision in ("fp32", "bf16"):
@@ -260,9 +261,9 @@ class VariantBuilder:
         return target
 
     def _tensorrt(self, precision: str) -> Path:
-        """Write the plain graph, for which ONNX Runtime's TensorRT provider builds an engine on the GPU it serves on.
+        """Write the plain graph, from which ONNX Runtime's TensorRT provider builds an engine on the serving GPU.
 
-        No machine that this was tried on had one.
+        Not tested on a machine with TensorRT.
         """
         import onnxruntime
 
@@ -271,7 +272,7 @@ class VariantBuilder:
         return self._once(self._unfused)
 
     def _once(self, step: Callable[[], Path]) -> Path:
-        """The file that ``step`` wrote when it was first taken; raises what it raised then."""
+        """Return the file of ``step``, which runs once; raises its exception again on later calls."""
         if step not in self.shared:
             try:
                 self.shared[step] = step()
@@ -300,7 +301,7 @@ class VariantBuilder:
         return target
 
     def _optimised(self) -> Path:
-        """Write the fused fp32 graph, or the plain one where fusing fails."""
+        """Write the fused fp32 graph, or the plain one if fusing fails."""
         exported, target = self._once(self._exported), self.folder / "onnxruntime-fp32.onnx"
         self.progress("fusing operators for ONNX Runtime")
         problem = optimise.optimise(exported, self.network, target)
@@ -319,7 +320,7 @@ class VariantBuilder:
 def spread(
     calibration: Sequence[Mapping[str, Array]], count: int = MAX_CALIBRATION_SAMPLES
 ) -> list[Mapping[str, Array]]:
-    """At most ``count`` of the sequences, taken evenly; INVALID_ARG when there are none."""
+    """Return at most ``count`` of the sequences, evenly spaced; raises INVALID_ARG if there are none."""
     if not calibration:
         raise invalid("there are no calibration texts")
     places = np.linspace(0, len(calibration) - 1, count) if len(calibration) > count else range(len(calibration))

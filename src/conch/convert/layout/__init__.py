@@ -1,1 +1,1 @@
-"""The model directories that a conversion ends in, written into a folder that nobody loads yet."""
+"""Writes the model directories of a conversion to a folder that no server loads yet."""

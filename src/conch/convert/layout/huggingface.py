@@ -1,4 +1,4 @@
-"""One model of the backend ``huggingface``: the checkpoint's files with every variant that may serve."""
+"""Writes one model of the backend ``huggingface``: the checkpoint's files and all variants that may serve."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import SMALL_FILES
 from conch.convert.variant import BuiltVariant
 
-#: Where variants are measured, and so where their verdict holds.
+#: The instance kind on which variants are measured and judged.
 INSTANCE_KIND: Final = "KIND_CPU"
-#: Modules of sentence-transformers are folders of their own.
+#: Modules of sentence-transformers are in their own folders.
 _MODULES: Final = "[0-9]*_*/*"
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 _EXCLUDED: Final = ("conch.json", "model.json")
@@ -24,7 +24,7 @@ def write_huggingface(
 ) -> None:
     """Write the model directory ``model``; files of ``variants`` are moved there from the folder ``built``.
 
-    Weights are copied if torch is among the variants, Python code if ``parameters`` trust it.
+    Copies weights if torch is among the variants, and Python code if ``parameters`` trust it.
     """
     version = model / "1"
     version.mkdir(parents=True)
@@ -38,9 +38,9 @@ def write_huggingface(
 
 
 def checkpoint_files(checkpoint: Checkpoint, *, weights: bool, code: bool = False) -> list[Path]:
-    """The files to copy, relative to the checkpoint: tokenizer, configuration, modules and, if wanted, weights.
+    """Return the files to copy, relative to the checkpoint: tokenizer, configuration, modules and, optionally, weights.
 
-    Weights are the safetensors, or the pickled ones of a checkpoint that has no others.
+    Weights are safetensors, or pickled ones if the checkpoint has no others.
     """
     folder = checkpoint.directory
     patterns = [*SMALL_FILES, "LICENSE*", _MODULES, *(["*.py"] if code else [])]
@@ -54,14 +54,14 @@ def checkpoint_files(checkpoint: Checkpoint, *, weights: bool, code: bool = Fals
 
 
 def copy(checkpoint: Checkpoint, names: Sequence[Path], target: Path) -> None:
-    """Copy files of the checkpoint, not links: in the Hub's cache every file is one."""
+    """Copy files of the checkpoint, following links, because the Hub's cache consists of links."""
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(checkpoint.directory / name, target / name)
 
 
 def huggingface_config(parameters: Mapping[str, str]) -> str:
-    """``config.pbtxt`` of the model; everything else is completed from the checkpoint when it loads."""
+    """Return ``config.pbtxt`` of the model; the rest is completed from the checkpoint at load."""
     return (
         "# Written by conch convert; tensors and batching follow from the checkpoint.  The variant that serves is\n"
         '# "auto" of 1/conch.json; the parameter "variant" chooses another one of those that passed.\n'
@@ -70,7 +70,7 @@ def huggingface_config(parameters: Mapping[str, str]) -> str:
 
 
 def parameter_lines(parameters: Mapping[str, str]) -> str:
-    """The model parameters of a ``config.pbtxt``."""
+    """Return the model parameters of a ``config.pbtxt``."""
     return "".join(
         f"parameters {{ key: {quoted(name)} value {{ string_value: {quoted(value)} }} }}\n"
         for name, value in parameters.items()
@@ -78,6 +78,6 @@ def parameter_lines(parameters: Mapping[str, str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string in protobuf's text format."""
+    """Return a string in protobuf's text format."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

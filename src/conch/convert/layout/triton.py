@@ -1,4 +1,4 @@
-"""Three models that NVIDIA's server runs as well: a tokenizer, an ONNX graph, and the ensemble of both."""
+"""Writes three models that NVIDIA's server can run, too: a tokenizer, an ONNX graph, and an ensemble of both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conch.checkpoints.pooling import PoolingPlan
 from conch.convert.layout.huggingface import INSTANCE_KIND, checkpoint_files, copy, parameter_lines, quoted
 from conch.errors import unsupported
 
-# Weights beside the graph stay where they are, and must lie beside the edited one under the same name.
+# Weights outside of the graph are not changed, and must be beside the edited graph with the same name.
 
 
 EMBEDDING: Final = "embedding"
@@ -23,10 +23,10 @@ _HIDDEN: Final = "last_hidden_state"
 _IDS: Final = "input_ids"
 _MASK: Final = "attention_mask"
 _TYPES: Final = "token_type_ids"
-#: Lengths and counts are kept above these, as in sentence-transformers.
+#: Lower bounds of lengths and counts, as in sentence-transformers.
 _MIN_LENGTH: Final = np.float32(1e-12)
 _MIN_COUNT: Final = np.float32(1e-9)
-#: What padding is lowered by before the largest value is taken.
+#: Added to padding before the maximum is taken.
 _MASKED: Final = np.float32(-1e9)
 
 
@@ -34,7 +34,7 @@ def standalone(source: Path, target: Path, *, plan: PoolingPlan | None, pairs: b
     """Write ``source`` to ``target`` for clients that send ``input_ids`` and ``attention_mask``.
 
     Unless texts come in ``pairs``, ``token_type_ids`` become zeros inside the graph.  With a ``plan`` the only output
-    is ``embedding`` FP32 ``[sequences, dimension]``.  Raises UNSUPPORTED for pooling that takes more than a few nodes.
+    is ``embedding`` FP32 ``[sequences, dimension]``.  Raises UNSUPPORTED for pooling that needs more than a few nodes.
     """
     import onnx
 
@@ -55,7 +55,7 @@ def _zero_types(model: Any) -> None:
     nodes = _Nodes(model, "types")
     zero = onnx.helper.make_tensor("value", types.type.tensor_type.elem_type, [1], [0])
     nodes.add("ConstantOfShape", [nodes.add("Shape", [_IDS])], output=_TYPES, value=zero)
-    # Nodes are in the order of execution: these go before those that read them.
+    # Nodes are in execution order: these precede the nodes that read them.
     nodes.made.extend(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend(nodes.made)
@@ -86,7 +86,7 @@ def _vectors(nodes: _Nodes, mode: str, hidden: str) -> str:
         return nodes.add("Gather", [hidden, nodes.constant(np.int64(0))], axis=1)
     mask = nodes.add("Unsqueeze", [nodes.add("Cast", [_MASK], to=1), nodes.constant(np.array([2]))])
     if mode == "max":
-        # Padding must never be the largest: 0 where real, far below everything else where not.
+        # Padding must never be the maximum: add 0 to real tokens and a very low number to padding.
         unreal = nodes.add("Sub", [nodes.constant(np.float32(1)), mask])
         far_below = nodes.add("Mul", [unreal, nodes.constant(_MASKED)])
         return nodes.reduce("ReduceMax", nodes.add("Add", [hidden, far_below]))
@@ -107,7 +107,7 @@ def _truncated(nodes: _Nodes, vectors: str, size: int) -> str:
 
 
 class _Nodes:
-    """Nodes for ``model``; their values have names that begin with ``conch_``, as no exporter's do."""
+    """Adds nodes to ``model``; names of values begin with ``conch_``, which no exporter uses."""
 
     def __init__(self, model: Any, prefix: str) -> None:
         self.opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
@@ -123,7 +123,7 @@ class _Nodes:
         return output
 
     def constant(self, value: Any) -> str:
-        """Add a constant of numpy's; returns its name."""
+        """Add a numpy constant; returns its name."""
         from onnx import numpy_helper
 
         return self.add("Constant", [], value=numpy_helper.from_array(np.asarray(value)))
@@ -136,21 +136,21 @@ class _Nodes:
 
 
 TEMPLATE: Final = Path(__file__).parents[1] / "templates" / "tokenize_model.py"
-#: The inputs of the first and the last model of the trio, by task; one text for all others.
+#: Inputs of the tokenizer and the ensemble by task; other tasks have one text.
 TEXTS: Final[dict[str, tuple[str, ...]]] = {
     "question-answering": ("QUESTION", "CONTEXT"),
     "text-ranking": ("TEXT", "TEXT_PAIR"),
     "zero-shot-classification": ("TEXT", "TEXT_PAIR"),
 }
-#: Protocol names of ONNX's element types.
+#: Protocol names of ONNX element types.
 _DATATYPES: Final = {1: "FP32", 7: "INT64", 6: "INT32", 10: "FP16", 11: "FP64"}
 
 
 @dataclass(frozen=True)
 class Trio:
-    """``NAME_onnx_tokenize``, ``NAME_onnx_model`` and ``NAME_onnx_inference``.
+    """The models ``NAME_onnx_tokenize``, ``NAME_onnx_model`` and ``NAME_onnx_inference``.
 
-    They have no batch dimension of the server's (``max_batch_size: 0``): shapes are whole, as in
+    They have no server-side batch dimension (``max_batch_size: 0``): shapes are complete, as in
     ``--shape input_ids:8,384`` and ``--shape TEXT:1``.
     """
 
@@ -171,21 +171,21 @@ class Trio:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """In the order in which they have to appear: the ensemble after its members."""
+        """The names in publishing order: the ensemble after its steps' models."""
         return self.tokenize, self.model, self.inference
 
     @property
     def texts(self) -> list[_TensorDeclaration]:
-        """The inputs of the first model and of the ensemble."""
+        """The inputs of the tokenizer and the ensemble."""
         return [_TensorDeclaration(name, "STRING", (-1,)) for name in TEXTS.get(self.task, ("TEXT",))]
 
     def write(
         self, folder: Path, checkpoint: Checkpoint, graph: Sequence[Path], pad_id: int, *, lower: bool = False
     ) -> Path:
-        """Write all three below ``folder``; returns the edited graph.
+        """Write all three models below ``folder``; returns the edited graph.
 
-        ``graph`` is the ONNX file and what lies beside it.  Texts are padded with ``pad_id``, and put into lower case
-        before they reach the tokenizer if ``lower``.
+        ``graph`` is the ONNX file followed by the files beside it.  Texts are padded with ``pad_id``, and lowercased
+        before tokenization if ``lower``.
         """
         version, tokenizer = folder / self.model / "1", folder / self.tokenize / "1"
         for made in (version, tokenizer, folder / self.inference / "1"):
@@ -202,7 +202,7 @@ class Trio:
         if lower:
             parameters["lower_case"] = "true"
         ids, outputs = signature(version / "model.onnx")
-        # A single output is called "output", whatever the graph calls it; several keep their names.
+        # A single output is always named "output"; several keep their names.
         names = {tensor.name: "output" if len(outputs) == 1 else tensor.name for tensor in outputs}
         answers = [_TensorDeclaration(names[tensor.name], tensor.datatype, tensor.dims) for tensor in outputs]
         same_ids = {tensor.name: tensor.name for tensor in ids}
@@ -248,7 +248,10 @@ def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> 
 
 
 def signature(graph: Path) -> tuple[list[_TensorDeclaration], list[_TensorDeclaration]]:
-    """Inputs and outputs of an ONNX file, with -1 for sizes that vary.  UNSUPPORTED unless it is a network of text."""
+    """Return the inputs and outputs of an ONNX file, with -1 for dynamic sizes.
+
+    Raises UNSUPPORTED unless it is a network of text.
+    """
     import onnx
 
     model = onnx.load(graph, load_external_data=False)

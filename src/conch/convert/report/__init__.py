@@ -1,1 +1,1 @@
-"""What a conversion found out, for people: on the terminal, as Markdown and as HTML."""
+"""Reports of a conversion: for the terminal, as Markdown and as HTML."""

@@ -1,6 +1,6 @@
-"""The table of a conversion: its columns, and how figures of both kinds of models are written in them.
+"""The table of a conversion: its columns, and the notation of figures for both kinds of models.
 
-Pure; everything is taken from the manifest, so that it can be shown again.  All writers of reports get their rows here.
+Everything is taken from the manifest, so that reports can be regenerated.  All report writers get their rows here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conch.sampling import TEXT_GENERATION
 from conch.texts.shapes import Shape
 
 _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
-#: The figures of rows alone and in batches, among those of a variant's agreement.
+#: The figures of batch invariance in a variant's agreement.
 NEIGHBOURS: Final = "neighbours"
 _SIZES: Final = (
     "Speed-up is the geometric mean over the shapes, against PyTorch in fp32; behind it half the distance of the "
@@ -24,17 +24,17 @@ _SIZES: Final = (
     "cores, other guests of the host more than 2 %, or the quota of the control group was used up. Disk is the "
     "variant's weights, memory what is resident of a process that runs it alone. "
 )
-#: Fewer runs have no quartiles.
+#: The minimum number of runs for quartiles.
 _MIN_RUNS: Final = 4
-#: Stands where there is no figure.
+#: Placeholder for a missing figure.
 _NONE: Final = "–"
 
 
 class EncoderNotation:
-    """How figures of encoders are written: latencies, cosines, and the task's metric."""
+    """Formats figures of encoders: latencies, cosines, and the task's metric."""
 
     unit: str = "median ms by batch x tokens"
-    #: Above a cell with all of a variant's speeds.
+    #: The heading of a cell with all speeds of a variant.
     speeds_heading: str = "batch x tokens"
     legend: str = (
         "Latency is the median of one run at batch x tokens. "
@@ -45,15 +45,15 @@ class EncoderNotation:
     )
 
     def heading(self, shape: Shape) -> str:
-        """The heading of the column of speeds at ``shape``, with their unit."""
+        """Return the heading of the speed column at ``shape``, with the unit."""
         return f"{shape} ms"
 
     def speed(self, latency: Latency) -> str:
-        """The speed at one shape."""
+        """Format the speed at one shape."""
         return f"{latency.median_ms:.2f}" if latency.median_ms < 1000 else f"{latency.median_ms:.1f}"
 
     def speeds(self, variant: Variant) -> str:
-        """All speeds: a line for each batch size and a column for each length."""
+        """Format all speeds: a line per batch size and a column per length."""
         latencies = by_shape(variant.latency)
         lengths = sorted({shape.tokens for shape in latencies})
         lines = ["  x" + "".join(f"{length:>8}" for length in lengths)] if lengths else []
@@ -63,7 +63,7 @@ class EncoderNotation:
         return "\n".join(lines)
 
     def agreement(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
-        """The smallest cosine of each output, and the metric: ``logits ≥ 0.9912; same label 0.993 (0.96 … 1)``."""
+        """Format smallest cosines and the metric: ``logits ≥ 0.9912; same label 0.993 (0.96 … 1)``."""
         parts = []
         for name, output in figures.items():
             if name == "task":
@@ -74,7 +74,7 @@ class EncoderNotation:
         return "; ".join(parts)
 
     def in_batch(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
-        """A row alone against the same row in a batch: ``≥ 0.9912``, or of answers with few classes ``0.9900 same``."""
+        """Format a row alone against the same row in a batch: ``≥ 0.9912``, or for few classes ``0.9900 same``."""
         found = figures.get(NEIGHBOURS, {})
         if found.get("argmax") is not None:
             return f"{found['argmax']:.4f} same"
@@ -82,7 +82,7 @@ class EncoderNotation:
 
 
 class LanguageModelNotation(EncoderNotation):
-    """How figures of language models are written: tokens a second, perplexity, next tokens and continuations."""
+    """Formats figures of language models: tokens per second, perplexity, next tokens and continuations."""
 
     unit = "tokens a second"
     speeds_heading = "speed"
@@ -103,12 +103,12 @@ class LanguageModelNotation(EncoderNotation):
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
     def speeds(self, variant: Variant) -> str:
-        """All speeds, a line for each."""
+        """Format all speeds, one per line."""
         order = sorted(by_shape(variant.latency).items(), key=lambda item: (item[0].tokens, item[0].batch))
         return "\n".join(f"  {self._step(shape):<10}{self.speed(latency):>8}" for shape, latency in order)
 
     def agreement(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
-        """``perplexity 30.51 (+0.87 %: +0.39 … +1.35); next token 0.9461; greedy 0.45``."""
+        """Format as ``perplexity 30.51 (+0.87 %: +0.39 … +1.35); next token 0.9461; greedy 0.45``."""
         parts = []
         if figures:
             perplexity = figures["perplexity"]
@@ -127,12 +127,12 @@ class LanguageModelNotation(EncoderNotation):
 
 
 def notation_of(manifest: Manifest) -> EncoderNotation:
-    """The notation of language models, or that of all other models."""
+    """Return the notation for the manifest's kind of model."""
     return LanguageModelNotation() if manifest.task == TEXT_GENERATION else EncoderNotation()
 
 
 def headings(manifest: Manifest) -> list[str]:
-    """The columns: title, a speed for each shape, speed-up, disk, memory, agreement, a row in a batch, verdict."""
+    """Return the headings: title, speed at each shape, speed-up, disk, memory, agreement, batch invariance, verdict."""
     heading = notation_of(manifest).heading
     return [
         "engine (precision)",
@@ -147,7 +147,7 @@ def headings(manifest: Manifest) -> list[str]:
 
 
 def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
-    """Each variant, measured or not, with its cells below the headings, in the manifest's order."""
+    """Yield each variant, measured or not, with its cells, in the manifest's order."""
     notation = notation_of(manifest)
     reference = next((variant.latency for variant in manifest.variants if variant.name == REFERENCE), ())
     for variant in manifest.variants:
@@ -168,36 +168,36 @@ def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
 
 
 def shapes(manifest: Manifest) -> list[Shape]:
-    """Every shape that was measured, in order."""
+    """Return all measured shapes, sorted."""
     return sorted({shape for variant in manifest.variants for shape in by_shape(variant.latency)})
 
 
 def title(variant: Variant) -> str:
-    """``ONNX Runtime (int8)``; whatever else the name says follows the precision."""
+    """Format as ``ONNX Runtime (int8)``; other parts of the name follow the precision."""
     rest = [part for part in variant.name.split("-")[1:] if part != variant.precision]
     return f"{_ENGINES.get(variant.engine, variant.engine)} ({', '.join([variant.precision, *rest])})"
 
 
 def _speed_up(variant: Variant, reference: Sequence[Latency]) -> str:
-    """``3.95x ±4%``, with the largest of the shapes' half distances of the quartiles, and whether it was busy."""
+    """Format as ``3.95x ±4%``: half the largest quartile distance of all shapes, followed by ``busy`` if disturbed."""
     spreads = [latency.spread / 2 for latency in variant.latency if latency.runs >= _MIN_RUNS]
     spread = f" ±{max(spreads):.0%}" if spreads else ""
     return f"{speed_up(variant.latency, reference):.2f}x{spread}{' busy' if is_busy(variant, reference) else ''}"
 
 
 def is_busy(variant: Variant, reference: Sequence[Latency]) -> bool:
-    """Whether a variant's speed-up over the ``reference`` rests on figures of a machine that was busy."""
+    """Return whether a variant's speed-up over the ``reference`` was measured on a busy machine."""
     return variant.busy or any(latency.busy for latency in reference)
 
 
 def megabytes(count: int) -> str:
-    """``90.9 MB`` of so many bytes; nothing was measured where there are none."""
+    """Format a size (bytes) as ``90.9 MB``; 0 means not measured."""
     value = count / 1e6
     return _NONE if not count else f"{value:.0f} MB" if value >= 100 else f"{value:.1f} MB"
 
 
 def conditions(manifest: Manifest) -> str:
-    """What was measured on, and how quiet that was: ``AMD EPYC, 2 of 2 cores; load average 0.3 before …``."""
+    """Describe the machine and its load: ``AMD EPYC, 2 of 2 cores; load average 0.3 before …``."""
     machine, settings = manifest.machine, manifest.settings
     latencies = [latency for variant in manifest.variants for latency in variant.latency]
     if not machine or not latencies:
@@ -212,7 +212,7 @@ def conditions(manifest: Manifest) -> str:
 
 
 def verdict(variant: Variant, auto: str) -> str:
-    """Whether the variant serves or may serve; if not, the first reason."""
+    """Return whether the variant serves or may serve; if not, the first reason."""
     if variant.name == auto:
         marks = [mark for mark, has in (("forced", variant.forced), ("busy", variant.busy)) if has]
         return f"auto ({', '.join(marks)})" if marks else "auto"

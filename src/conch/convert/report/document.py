@@ -1,4 +1,4 @@
-"""The report as log lines and Markdown.  Pure: everything is taken from the manifest."""
+"""Formats the report as log lines and Markdown, from the manifest only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conch.convert.verdict import NOT_ASKED_FOR
 
 
 def log_lines(manifest: Manifest) -> Iterator[str]:
-    """One line a variant and shape: mean, sd, min, max, median, 95p, 99p, in milliseconds."""
+    """Yield one line per variant and shape: mean, sd, min, max, median, 95p, 99p, in milliseconds."""
     for shape in shapes(manifest):
         for variant in manifest.variants:
             if (run := by_shape(variant.latency).get(shape)) is not None:
@@ -23,7 +23,7 @@ def log_lines(manifest: Manifest) -> Iterator[str]:
 
 
 def markdown(manifest: Manifest) -> str:
-    """The table with what it was measured on."""
+    """Return the table, the measurement conditions and the warnings."""
     names = headings(manifest)
     rules = ["---", *["---:"] * (len(names) - 4), "---", "---:", "---"]
     lines = [names, rules, *(cells for _, cells in rows(manifest))]
@@ -35,7 +35,7 @@ def markdown(manifest: Manifest) -> str:
 
 
 def facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What was converted, with what, and on what it was measured: names and values."""
+    """Yield names and values of the facts about the conversion: source, versions, and measurement conditions."""
     settings = manifest.settings
     yield "task", manifest.task
     if manifest.source.revision:

@@ -1,6 +1,6 @@
-"""The report of a conversion as a page: what was chosen and why, with all that others need to judge or repeat it.
+"""The report of a conversion as a page: the choice and its reasons, and everything needed to judge or repeat it.
 
-Pure; everything is taken from the manifest, so that it can be made again from that alone.
+Everything is taken from the manifest, so that the page can be regenerated.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from conch.reports.page import (
 )  # fmt: skip
 from conch.texts.shapes import Shape
 
-#: Smaller differences are rounding, and drawn as this.
+#: Smaller differences are rounding, and are drawn at this value.
 LEAST: Final = 1e-6
-#: Room for names at the left, which fonts of a reader may make wider than they were planned (pixels).
+#: Padding, e.g. for names at the left, which may be wider in the reader's fonts than planned (pixels).
 _PADDING: Final = {"left": 16, "right": 8, "top": 5, "bottom": 5}
-#: Colours of the map, from slower than PyTorch to much faster.
+#: Colors of the map, from slower than PyTorch to much faster.
 _SLOW: Final = "#e69f00"
 _EVEN: Final = "#f4f6f9"
 _FAST: Final = "#0072b2"
 
 
 def tradeoff_chart(manifest: Manifest) -> Chart | None:
-    """Each measured variant by speed-up and by how far it is from the reference; None where nothing was measured."""
+    """Chart the measured variants by speed-up and by difference from the reference; None if there are none."""
     measure = _measure_of(manifest)
     series = [
         Series(_named(variant, manifest), [Dot(_speed_up(variant, manifest), y)])
@@ -73,8 +73,10 @@ def tradeoff_chart(manifest: Manifest) -> Chart | None:
 
 
 def speed_map(manifest: Manifest) -> Chart | None:
-    """The time of each variant at each shape, coloured by how much faster than PyTorch that is; the fastest that may
-    serve stands out.  None where nothing was measured."""
+    """Chart the time of each variant at each shape, colored by the speed-up over PyTorch.
+
+    The fastest variant that may serve is highlighted.  None if nothing was measured.
+    """
     reference = by_shape(_reference(manifest).latency)
     notation = notation_of(manifest)
     rows: list[dict[str, Any]] = []
@@ -102,7 +104,7 @@ def speed_map(manifest: Manifest) -> Chart | None:
 
 
 def differences_chart(manifest: Manifest) -> Chart | None:
-    """The distribution of the differences of single texts or tokens; None where nothing was compared."""
+    """Chart the distribution of differences of single texts or tokens; None if nothing was compared."""
     known = [(variant, variant.contrasts) for variant in manifest.variants if variant.contrasts is not None]
     series = [
         Series(title(variant), [
@@ -125,7 +127,7 @@ def differences_chart(manifest: Manifest) -> Chart | None:
 
 
 def sizes_chart(manifest: Manifest) -> Chart | None:
-    """Disk and memory of each variant; None where neither is known."""
+    """Chart disk and memory of each variant; None if unknown."""
     bars = list(_sizes(manifest))
     if not bars:
         return None
@@ -138,7 +140,7 @@ def sizes_chart(manifest: Manifest) -> Chart | None:
 
 
 def _short(heading: str) -> str:
-    """A heading without the unit, which the title has."""
+    """Remove the unit from a heading, because the title has it."""
     return heading.removesuffix(" ms").removesuffix(" tok/s")
 
 
@@ -158,7 +160,7 @@ def _speed_up(variant: Variant, manifest: Manifest) -> float:
 
 
 def _fastest(manifest: Manifest, shape: Shape) -> str:
-    """The usable variant with the shortest median at ``shape``; empty where there is none."""
+    """Return the usable variant with the shortest median at ``shape``; empty if there is none."""
     medians = {
         variant.name: by_shape(variant.latency)[shape].median_ms
         for variant in manifest.variants
@@ -168,7 +170,7 @@ def _fastest(manifest: Manifest, shape: Shape) -> str:
 
 
 def _named(variant: Variant, manifest: Manifest) -> str:
-    """The variant's title, with what became of it."""
+    """Return the variant's title with its role: ``auto``, ``beside auto`` or ``refused``."""
     if variant.name == manifest.auto:
         return f"{title(variant)}: auto"
     if manifest.by_shape is not None and variant.name == manifest.by_shape.variant:
@@ -186,7 +188,7 @@ def _measure_of(manifest: Manifest) -> str:
 
 
 def _apart(variant: Variant) -> float | None:
-    """How far a variant is from the reference, by what :func:`_measure_of` names; None where that is not known."""
+    """Return a variant's difference from the reference in the measure of :func:`_measure_of`; None if unknown."""
     figures: Mapping[str, Mapping[str, Any]] = variant.agreement
     if variant.name == REFERENCE:
         return LEAST
@@ -199,7 +201,7 @@ def _apart(variant: Variant) -> float | None:
 
 
 def _cosine(variant: Variant) -> float | None:
-    """The smallest cosine of what the task answers with, or where only its parts have one of these."""
+    """Return the smallest cosine of final outputs, or of intermediate ones if no other has a cosine."""
     found = {
         name: one["cosine_min"]
         for name, one in variant.agreement.items()
@@ -210,7 +212,7 @@ def _cosine(variant: Variant) -> float | None:
 
 
 def _map_spec(rows: Sequence[Mapping[str, Any]], variants: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
-    """Rectangles with a number in each, wide enough for the numbers."""
+    """Return rectangles with a number in each, wide enough for the numbers."""
     altair = load("A chart", "altair")
     factors = [row["factor"] for row in rows]
     slowest, furthest = min(0.9, *factors), max(1.1, *factors)
@@ -238,7 +240,7 @@ def _map_spec(rows: Sequence[Mapping[str, Any]], variants: Sequence[str], column
 
 
 def page_of(manifest: Manifest) -> Page:
-    """The page; sections for which the manifest has nothing are left out."""
+    """Return the page, without sections for which the manifest has no data."""
     sections = [
         Section("Which variant, and why", [*_charts(tradeoff_chart(manifest)), *_choice(manifest), _table(manifest)]),
         Section("Where each is fastest", [*_charts(speed_map(manifest)), *_by_shape(manifest)]),
@@ -303,7 +305,7 @@ def _tiles(manifest: Manifest) -> Tiles:
 
 
 def _disturbed(manifest: Manifest) -> bool:
-    """Whether the speed of what serves rests on figures of a machine that other processes used."""
+    """Return whether the speed of the serving variant was measured on a busy machine."""
     return columns.is_busy(manifest.variant(manifest.auto), _latency(manifest, REFERENCE).latency)
 
 
@@ -317,7 +319,7 @@ def _choice(manifest: Manifest) -> Iterator[Block]:
 
 
 def _table(manifest: Manifest) -> Table:
-    """All variants, without their speeds at each shape, for which there is a map."""
+    """Return the table of all variants, without the speeds by shape, which the map shows."""
     names = columns.headings(manifest)
     count = len(columns.shapes(manifest))
     places = [0, *range(count + 1, len(names))]
@@ -362,7 +364,7 @@ def _by_shape(manifest: Manifest) -> Iterator[Block]:
 
 
 def _worst(manifest: Manifest) -> Iterator[Block]:
-    """A table for each variant below fp32 whose answers differ, and for those in fp32 where no other's do."""
+    """Yield a table for each variant below fp32 with differences, or for those in fp32 if no other has any."""
     known = [(one, one.contrasts) for one in manifest.variants if one.contrasts is not None and one.contrasts.worst]
     coarse = [(variant, contrasts) for variant, contrasts in known if variant.precision != "fp32"]
     for variant, contrasts in coarse or known:

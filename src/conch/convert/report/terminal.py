@@ -1,4 +1,4 @@
-"""The report as a table for a terminal of any width."""
+"""Formats the report as a table for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.text import Text
 from conch.checkpoints.manifest import Manifest, Variant
 from conch.convert.report.columns import conditions, notation_of, rows
 
-#: Narrower terminals get the speeds below the engine's name, not beside it, and sizes below each other.
+#: On narrower terminals (characters), speeds are below the engine's name instead of beside it, and sizes are stacked.
 MIN_WIDE: Final = 130
 
 
 def table(manifest: Manifest, width: int) -> Table:
-    """Engine and precision, speed by shape, speed-up over PyTorch, sizes, agreement, verdict, in ``width`` columns."""
+    """Return the table, ``width`` characters wide: engine, speeds, speed-up, sizes, agreement, verdict."""
     wide = width >= MIN_WIDE
     notation = notation_of(manifest)
     title = f"{manifest.source.model} ({manifest.task}), {notation.unit}"

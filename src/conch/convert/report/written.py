@@ -1,4 +1,4 @@
-"""Finds what a conversion wrote, so that its report can be made again."""
+"""Finds the manifest of a converted model, to regenerate its report."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from conch.errors import invalid
 
 
 def written_manifest(folder: Path) -> Manifest:
-    """The manifest of a converted model, whose files need not be there any more: that in ``folder``, or in the version
-    in it with the highest number.
+    """Return the manifest in ``folder``, or in its version with the highest number; other files may be missing.
 
-    Raises INVALID_ARG where there is none, and for one that cannot be read.
+    Raises INVALID_ARG if there is none, or if it cannot be read.
     """
     versions = [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
     for place in (folder, *sorted(versions, key=lambda one: -int(one.name))):

@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """The tokenizer's files lie beside this one; what the checkpoint wants of it is in the parameters."""
+    """Tokenizes with the files beside this one; the parameters contain the checkpoint's settings."""
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -57,7 +57,7 @@ class TritonPythonModel:
 
 
 def tokenizer(folder: str, max_length: int, pad_id: int) -> Callable[..., Any]:
-    """A function from texts (and second texts) to INT64 arrays [texts, tokens] by name."""
+    """Return a function from texts (and optional second texts) to INT64 arrays [texts, tokens] by name."""
     file = os.path.join(folder, "tokenizer.json")
     if os.path.exists(file):
         try:
@@ -86,7 +86,7 @@ def tokenizer(folder: str, max_length: int, pad_id: int) -> Callable[..., Any]:
 
 
 def fast(loaded: Any, max_length: int, pad_id: int) -> Callable[..., Any]:
-    """The same with the library that a tokenizer.json is made for."""
+    """Return the same function based on the library of tokenizer.json."""
     loaded.enable_truncation(max_length)
     loaded.enable_padding(pad_id=pad_id, pad_token=loaded.id_to_token(pad_id) or "[PAD]")
 

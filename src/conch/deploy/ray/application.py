@@ -1,6 +1,6 @@
-"""The Ray Serve application of a repository: its deployments, how it is run, watched and removed.
+"""The Ray Serve application of a repository: its deployments and their options.
 
-Called in the process of ``conch deploy ray``, which is connected to a cluster.
+Used in the process of ``conch deploy ray``, which is connected to a cluster.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from conch.deploy.ray.replica import ModelReplica, ReplicaSpec
 
 #: The name of the registry's deployment.
 REGISTRY: Final = "registry"
-#: Calls that Ray Serve passes to a replica at a time: an ingress that watches the registry has one open.
+#: The limit of concurrent calls through Ray Serve per replica; each ingress that watches the registry has one open.
 _MANY: Final = 100_000
-#: The most nodes that have an ingress.
+#: The maximum number of nodes with an ingress.
 _MOST_NODES: Final = 10_000
-#: How often Ray Serve starts a replica that fails to start, before its deployment fails.
+#: The number of attempts to start a replica before its deployment fails.
 _ATTEMPTS: Final = 2
-#: How often Ray Serve checks whether a replica that ends has calls of its own left (s).
+#: The interval at which Ray Serve checks whether an ending replica has calls left (s).
 _DRAINED_SECONDS: Final = 0.2
-#: How long a replica that ends may take beyond draining (s), before it is killed.
+#: The time for a replica to end after draining, before it is killed (s).
 _ENDING_SECONDS: Final = 10
 
 
 def application(options: RayOptions, plans: Sequence[DeploymentPlan]) -> Any:
-    """What ``serve.run`` takes: the ingress, bound to the deployments of ``plans`` and to the registry."""
+    """Return the ingress bound to the deployments of ``plans`` and the registry, for ``serve.run``."""
     registry = _deployment(ReplicaRegistry, REGISTRY, __version__).bind()
     replicas = [_of_models(options, plan).bind(_spec(options, plan), registry) for plan in plans]
     names = sorted(name for plan in plans for name in plan.models)
@@ -72,9 +72,9 @@ def _of_models(options: RayOptions, plan: DeploymentPlan) -> Any:
 
 
 def _deployment(kind: type, name: str, version: str, **options: Any) -> Any:
-    """A deployment whose replicas stay when it is deployed again with the same version and resources.
+    """Return a deployment whose replicas are kept if it is deployed again with the same version and resources.
 
-    Ray Serve takes a new version for everything that is run from Python, and would replace every replica.
+    By default, Ray Serve assigns a new version to each application run from Python, and would replace every replica.
     """
     from ray import serve
 

@@ -1,4 +1,4 @@
-"""Runs an application on a Ray cluster, waits until it answers, and takes it away."""
+"""Runs an application on a Ray cluster, waits until it is ready, and removes it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from conch.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.extras import require
 
-#: How often the state is looked at (s), and how long the registry may take to answer.
+#: The polling interval (s), and the timeout of a registry call (s).
 _LOOK_SECONDS: Final = 0.5
 _ANSWER_SECONDS: Final = 10.0
-#: How long a connection to the cluster may take to be made (s).
+#: The timeout of connecting to the cluster (s).
 _CONNECT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What answers now: an ingress on every node, and the replicas behind them."""
+    """The ready parts of an application: an ingress on every node, and the replicas."""
 
     ingresses: Sequence[IngressRecord]
     replicas: Sequence[ReplicaRecord]
@@ -35,10 +35,11 @@ class Deployed:
 
 @contextmanager
 def connected(address: str, *, start: bool = True) -> Iterator[bool]:
-    """Be connected to the cluster at ``address``, or to the one that ``RAY_ADDRESS`` names or this machine is part of.
+    """Connect to the cluster at ``address``, or to the one in ``RAY_ADDRESS`` or of this machine.
 
-    Where there is none, or with the address ``local``, one is started here, until the end; yields whether that is so.
-    Raises UNSUPPORTED without Ray, UNAVAILABLE where no cluster answers, or where there is none and ``start`` is false.
+    Without a cluster, or with the address ``local``, starts one for the duration of the context.  Yields whether it was
+    started.  Raises UNSUPPORTED without Ray, UNAVAILABLE if the cluster does not respond, or if there is none and
+    ``start`` is false.
     """
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
     import ray
@@ -57,7 +58,7 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
             raise unavailable(f"no Ray cluster answers {where}: {one_line(error)}") from None
         starts = True
     if starts:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster of ours, nobody is told
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # disable usage statistics of a cluster that conch starts
         ray.init(address="local", include_dashboard=False, **quiet)
     try:
         yield starts
@@ -66,7 +67,7 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
 
 
 def _check_listens(address: str) -> None:
-    """Raises UNAVAILABLE where nothing listens at ``address``, which Ray would try for minutes."""
+    """Raise UNAVAILABLE if nothing listens at ``address``, because Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         raise invalid(f"'{address}' is no address of a Ray cluster: give HOST:PORT, as 'ray start --head' shows it")
@@ -77,7 +78,7 @@ def _check_listens(address: str) -> None:
 
 
 def start_serve() -> None:
-    """Start Ray Serve without proxies of its own, unless it runs on the cluster already."""
+    """Start Ray Serve without proxies, unless it already runs on the cluster."""
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -86,7 +87,7 @@ def start_serve() -> None:
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Within it, whatever Ray raises is INTERNAL, with its last line."""
+    """Convert Ray's exceptions to INTERNAL, with their last line."""
     try:
         yield
     except ConchError:
@@ -97,22 +98,22 @@ def _in_one_line() -> Iterator[None]:
 
 
 class RayApplication:
-    """The application ``name`` of the cluster that this process is connected to."""
+    """The application ``name`` of the connected cluster."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     @property
     def is_there(self) -> bool:
-        """Whether it has been deployed before and not removed."""
+        """Whether the application is deployed."""
         from ray import serve
 
         return self._name in serve.status().applications
 
     def deploy(self, options: RayOptions, plans: Sequence[DeploymentPlan]) -> None:
-        """Have Ray Serve run ``plans``, in place of what it ran before; replicas that need not be replaced stay.
+        """Replace the running deployments by ``plans``; replicas that need not be replaced are kept.
 
-        Returns at once; :meth:`wait` waits.
+        Returns immediately; :meth:`wait` waits.
         """
         from ray import serve
 
@@ -126,8 +127,9 @@ class RayApplication:
     def wait(self, plans: Sequence[DeploymentPlan], seconds: float, tell: Callable[[str], None]) -> Deployed:
         """Wait until every deployment of ``plans`` has a replica of its version, and every node its ingress.
 
-        ``tell`` is called with every new word of Ray Serve's on the way.  Raises INTERNAL with the reason why a replica
-        cannot start, and UNAVAILABLE with what Ray Serve says after ``seconds``.
+        ``tell`` is called with each new status message of Ray Serve.  Raises INTERNAL with the reason if Ray Serve
+        cannot run the models, INVALID_ARG if a replica or an ingress cannot start, and UNAVAILABLE with Ray Serve's
+        status after ``seconds``.
         """
         from ray import serve
 
@@ -155,14 +157,14 @@ class RayApplication:
             time.sleep(_LOOK_SECONDS)
 
     def replicas(self) -> Sequence[ReplicaRecord]:
-        """The replicas that answer.  Raises UNAVAILABLE where nobody knows."""
+        """Return the registered replicas.  Raises UNAVAILABLE if the registry does not respond."""
         found: Sequence[ReplicaRecord] = self._ask("replicas")
         return found
 
     def remove(self) -> None:
-        """Take the application away, with everything that it runs; requests that run may end.
+        """Remove the application and everything that it runs; in-flight requests may complete.
 
-        Waits until it is gone, however long that takes: Ray Serve itself waits a minute, and replicas may drain longer.
+        Waits until it is gone, without a timeout: Ray Serve itself waits a minute, but replicas may drain longer.
         """
         from ray import serve
 
@@ -173,32 +175,32 @@ class RayApplication:
                 time.sleep(_LOOK_SECONDS)
 
     def _ask(self, method: str) -> Any:
-        """Call a method of the registry.  Raises UNAVAILABLE if it does not answer."""
+        """Call a method of the registry.  Raises UNAVAILABLE if it does not respond."""
         from ray import serve
 
         try:
             handle = serve.get_deployment_handle(REGISTRY, self._name)
             return handle.options(method_name=method).remote().result(timeout_s=_ANSWER_SECONDS)
-        except Exception as error:  # whatever Ray raises
+        except Exception as error:  # any exception of Ray
             raise unavailable(f"the replica registry does not answer: {one_line(error)}") from None
 
 
 def total_resources() -> Mapping[str, float]:
-    """How much of each resource the nodes of the cluster have together."""
+    """Return the total resources of the cluster's nodes."""
     import ray
 
     return dict(ray.cluster_resources())
 
 
 def _nodes() -> set[str]:
-    """The nodes of the cluster that are alive, by their ids."""
+    """Return the ids of the cluster's live nodes."""
     import ray
 
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def _complete(found: Deployed, plans: Sequence[DeploymentPlan], nodes: Set[str]) -> bool:
-    """Whether all ``nodes`` have an ingress and ``plans`` their replicas, and no replica of another version is left."""
+    """Return whether all ``nodes`` have an ingress, and the replicas are those of ``plans`` with no other versions."""
     if not nodes <= {record.node for record in found.ingresses}:
         return False
     versions = {(record.deployment, record.version) for record in found.replicas}
@@ -216,7 +218,7 @@ def _failure(failures: dict[str, str], words: str) -> ConchError:
 
 
 def _words(state: Any) -> list[str]:
-    """What Ray Serve says of each deployment that is not there yet, in one line each."""
+    """Return Ray Serve's status of each deployment that is not healthy, one line each."""
     if state is None:
         return []
     waiting = [

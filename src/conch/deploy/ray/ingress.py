@@ -1,4 +1,4 @@
-"""The ingress of a node: conch's front ends over remote models that follow the replicas of the cluster.
+"""The ingress of a node: conch's front ends over remote models that follow the cluster's replicas.
 
 ``IngressServer`` is the server, without Ray.  ``NodeIngress`` is its deployment, which watches the replica registry.
 """
@@ -25,19 +25,19 @@ from conch.server.remote.executor import RemoteExecutor
 
 LOG: Final = logging.getLogger("conch")
 
-#: The deployment's name, also where the registry says what could not start.
+#: The deployment's name, under which the registry also records start failures.
 INGRESS: Final = "ingress"
-#: How long to wait before asking the registry again after it did not answer (s).
+#: The delay before calling the registry again if it did not respond (s).
 _RETRY_SECONDS: Final = 1.0
-#: How long the registry may take to answer, also if nothing changes (s).
+#: The timeout of a registry call, which may return late without changes (s).
 _ANSWER_SECONDS: Final = 4 * WATCH_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class IngressSpec:
-    """What every ingress runs; ``options`` are those of ``conch serve``.
+    """The configuration of every ingress; ``options`` are those of ``conch serve``.
 
-    If models share replicas (``shared``), the first request for a model loads it, and tells the ingress its inputs.
+    If models share replicas (``shared``), the first request for a model loads it and provides its inputs.
     """
 
     shared: bool = False
@@ -45,7 +45,7 @@ class IngressSpec:
     options: dict[str, Any] = field(default_factory=dict)
 
     def flags(self) -> dict[str, Any]:
-        """The options of its server, whose models are those that replicas serve, whatever clients load."""
+        """Return the server's options; its models are those that replicas serve, regardless of what clients load."""
         control = {
             "model_control_mode": "on-demand" if self.shared else "none",
             "repository_poll_secs": 1,
@@ -55,7 +55,7 @@ class IngressSpec:
 
 
 class IngressServer:
-    """Listens from ``start`` to ``stop``; is ready when all models that :meth:`expect` names are.
+    """Listens from ``start`` to ``stop``; is ready when all models given to :meth:`expect` are.
 
     Runs on one event loop.
     """
@@ -75,7 +75,7 @@ class IngressServer:
         self._changing = asyncio.Lock()
 
     async def start(self) -> dict[str, tuple[str, int]]:
-        """Listen; returns host and port of every front end.  Raises INTERNAL for a port that is taken."""
+        """Listen; returns host and port of every front end.  Raises INTERNAL for a port in use."""
         try:
             self._application = application = Application(self._plan.settings)
             await application.listen()
@@ -85,7 +85,7 @@ class IngressServer:
         return dict(application.addresses)
 
     async def expect(self, names: Iterable[str]) -> None:
-        """Serve the models of these names, and no others, from now on."""
+        """Serve exactly the models with these names from now on."""
         assert self._application is not None
         async with self._changing:
             self._expected = frozenset(names)
@@ -94,7 +94,7 @@ class IngressServer:
                 await self._application.server.unload_removed(name)
 
     async def follow(self, models: Mapping[str, ClusterModel]) -> None:
-        """Serve the expected models among ``models``, those of the cluster."""
+        """Serve the expected models among ``models`` of the cluster."""
         async with self._changing:
             if not self._stopping:
                 await self._follow({name: model for name, model in models.items() if name in self._expected})
@@ -105,7 +105,7 @@ class IngressServer:
         changed = await asyncio.to_thread(self._repository.write, models)
         if not self._loaded:
             if not self._expected or models.keys() != self._expected:
-                return  # until then, clients are told that the server is starting
+                return  # until then, clients get the error that the server is starting
             self._loaded = True
             await self._application.load_models()
         elif self._spec.shared:
@@ -121,7 +121,7 @@ class IngressServer:
                 executor.endpoints.update(urls)
 
     async def stop(self) -> None:
-        """Refuse new requests, finish the others, close the ports."""
+        """Refuse new requests, complete the others, close the ports."""
         self._stopping = True
         try:
             if self._application is not None:
@@ -137,10 +137,10 @@ class IngressServer:
 
 
 class NodeIngress:
-    """One ingress.  Its methods run on the event loop that Ray Serve gives it; its server has its own, in a thread.
+    """The ingress of one node.  Its methods run on Ray Serve's event loop; its server has its own, in a thread.
 
-    It is the root of the application, because Ray Serve runs the deployments that the root is bound to: ``replicas``
-    has their handles, which are not called.
+    It is the root of the application, because Ray Serve runs the deployments that the root is bound to.  ``replicas``
+    are their handles, which are never called.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
@@ -152,7 +152,8 @@ class NodeIngress:
         self._registry = registry
         self._id = serve.get_replica_context().replica_tag
         self._known = KnownReplicas()
-        #: The replicas that ``_models`` was made of: the registry answers every few seconds, mostly without changes.
+        #: The replicas from which ``_models`` was made, because the registry returns every few seconds, mostly without
+        #: changes.
         self._replicas: list[ReplicaRecord] = []
         self._models: Mapping[str, ClusterModel] = {}
         self._following = asyncio.Lock()
@@ -164,7 +165,7 @@ class NodeIngress:
                 addresses = await asyncio.to_thread(self._thread.run, self._server.start())
                 resources.pop_all()
         except ConchError as error:
-            with suppress(Exception):  # whatever Ray raises: it reports this error as well
+            with suppress(Exception):  # any exception of Ray, which also reports this error
                 await registry.failed.remote(INGRESS, one_line(error))
             raise RuntimeError(str(error)) from None
         node, here = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
@@ -172,19 +173,19 @@ class NodeIngress:
             kind: (here if host in ("0.0.0.0", "::") else host, port) for kind, (host, port) in addresses.items()
         }
         self._record = IngressRecord(self._id, node, reachable)
-        #: The revision of the registry that this ingress follows.
+        #: The registry revision that this ingress follows.
         self._done = 0
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def __del__(self) -> None:
-        """Finish the in-flight requests, and end.  Ray Serve calls and awaits this."""
+        """Complete the in-flight requests and end.  Ray Serve calls and awaits this."""
         if not hasattr(self, "_watching"):
             return
         self._watching.cancel()
         try:
             async with asyncio.timeout(_RETRY_SECONDS):
                 await self._registry.leave.remote(self._id)
-        except Exception as error:  # whatever Ray raises; the registry notices by itself
+        except Exception as error:  # any exception of Ray; the registry detects the end without it
             LOG.warning("the replica registry does not answer: %s", one_line(error))
         try:
             await asyncio.to_thread(self._thread.run, self._server.stop())
@@ -192,12 +193,12 @@ class NodeIngress:
             await asyncio.to_thread(self._thread.close)
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
-        """Serve the ``models`` of these names.  Ray Serve calls this before anything else, and when they change."""
+        """Serve the ``models`` with these names.  Ray Serve calls this first, and whenever they change."""
         await asyncio.to_thread(self._thread.run, self._server.expect(config["models"]))
         await self._follow()
 
     async def _follow(self) -> None:
-        async with self._following:  # one after the other
+        async with self._following:  # one at a time
             revision = self._known.revision
             replicas = self._known.replicas
             if replicas != self._replicas:
@@ -206,18 +207,18 @@ class NodeIngress:
             self._done = revision
 
     async def _watch(self) -> None:
-        """Follow the registry forever; while it does not answer, keep the replicas that are known."""
+        """Follow the registry forever; keep the known replicas while it does not respond."""
         while True:
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
                     snapshot = await self._registry.watch.remote(self._record, self._done)
                 self._known.learn(snapshot, time.monotonic())
-            except Exception as error:  # whatever Ray raises; the registry is restarted
+            except Exception as error:  # any exception of Ray; the registry is restarted
                 LOG.warning("the replica registry does not answer: %s", one_line(error))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             try:
                 await self._follow()
-            except Exception:  # such as a full disk: the rest of the cluster continues, and this is tried again
+            except Exception:  # such as a full disk: other ingresses continue, and this one retries
                 LOG.exception("the ingress cannot follow the replica registry")
                 await asyncio.sleep(_RETRY_SECONDS)

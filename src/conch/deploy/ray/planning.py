@@ -1,4 +1,4 @@
-"""From what ``conch deploy ray`` was asked for to the deployments that Ray Serve is to run.  Reads the repository."""
+"""Plans the Ray Serve deployments for the options of ``conch deploy ray``.  Reads the repository."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from conch.repository.roots import read_place
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.urls import StoreUrl
 
-#: The deployment that all models share, where each replica has some of them at a time.
+#: The deployment shared by all models if each replica loads models on demand.
 SHARED: Final = "models"
-#: The names of the deployments beside those of models.
+#: The names of conch's own deployments.
 _TAKEN: Final = frozenset({"registry", "ingress"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayOptions:
-    """The options of ``conch deploy ray``; resources are those of one replica."""
+    """The options of ``conch deploy ray``; resources are per replica."""
 
     model_repository: tuple[str, ...]
     models: tuple[str, ...] = ()
@@ -43,9 +43,9 @@ class RayOptions:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentPlan:
-    """One deployment: its name, the models that clients ask it for, those that each replica loads, and its version.
+    """One deployment: its name, the models that it serves, the models that each replica loads, and its version.
 
-    ``version`` is another one whenever the replicas must be replaced: when files of a model or options have changed.
+    ``version`` changes whenever the replicas must be replaced: when a model's files or options have changed.
     """
 
     name: str
@@ -55,14 +55,14 @@ class DeploymentPlan:
 
 
 def shortage(options: RayOptions, plans: Sequence[DeploymentPlan], total: Mapping[str, float]) -> str:
-    """What replicas of ``plans`` need that a cluster with these ``total`` resources does not have; empty if it has all.
+    """Return why the ``total`` resources of a cluster do not suffice for ``plans``; empty if they do.
 
-    The sentence names the flag that helps.
+    The text names the flag to change.
     """
     replicas = len(plans) * options.min_replicas
     for resource, each in (("CPU", options.cpus_per_replica), ("GPU", options.gpus_per_replica)):
         needed, there = replicas * each, total.get(resource, 0.0)
-        if total and needed > there:  # which a cluster that begins does not tell yet
+        if total and needed > there:  # a starting cluster may not report resources yet
             fits = math.floor(there / replicas * 1000) / 1000
             return (
                 f"{replicas} replicas with {each:g} {resource} each need {needed:g}, and the cluster has {there:g}: "
@@ -72,7 +72,7 @@ def shortage(options: RayOptions, plans: Sequence[DeploymentPlan], total: Mappin
 
 
 def plan_deployments(options: RayOptions) -> list[DeploymentPlan]:
-    """The deployments of a repository's models.  Raises INVALID_ARG for a model that is not there."""
+    """Plan the deployments of a repository's models.  Raises INVALID_ARG for a missing model."""
     repository = ModelRepository([read_place(path) for path in options.model_repository])
     try:
         return _plans(repository, options)
@@ -101,7 +101,7 @@ def _check_names(names: Sequence[str]) -> None:
             raise invalid(f"--models names '{name}' twice")
         if "#" in name:
             raise invalid(f"Ray Serve can have no deployment '{name}': its name must not contain '#'")
-        if not name.isascii():  # Ray Serve's controller makes a metric of it, fails, and does nothing more for anybody
+        if not name.isascii():  # Ray Serve's controller fails for good on it
             raise invalid(
                 f"Ray Serve can have no deployment '{name}': its name must be ASCII, so rename the model, "
                 "or give --max-models-per-replica"
@@ -111,9 +111,9 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _version(repository: ModelRepository, models: Sequence[str], options: RayOptions) -> str:
-    """A digest of what replicas with these models run: conch's version, the options, and the models' files.
+    """Return a digest of everything that replicas with these models run: conch's version, options, and model files.
 
-    What an ensemble in a store is made of would have to be downloaded: there, all models count.
+    For a repository in a store it covers all models, because finding an ensemble's steps would require downloads.
     """
     said = (
         f"{__version__} {options.model_repository} {options.replica_options} {options.max_models_per_replica} "
@@ -129,7 +129,7 @@ def _version(repository: ModelRepository, models: Sequence[str], options: RayOpt
 
 
 def _with_members(repository: ModelRepository, models: Sequence[str]) -> list[str]:
-    """The models and, of ensembles among them, the members that are there."""
+    """Return the models and the existing models of the steps of ensembles among them."""
     found: dict[str, None] = {}
     left = list(models)
     while left:

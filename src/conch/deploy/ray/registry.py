@@ -1,6 +1,6 @@
 """The replica registry: replicas register with it, ingresses watch it.
 
-``RegistryState`` and ``KnownReplicas`` are pure, and take the time as an argument (s, monotonic); the deployment is
+``RegistryState`` and ``KnownReplicas`` do no I/O and take the time as an argument (s, monotonic); the deployment is
 ``ReplicaRegistry``.
 """
 
@@ -12,19 +12,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-#: How often a replica registers (s), and the silence after which it is removed.
+#: The interval of registering (s), and the time without it after which a replica is removed (s).
 REGISTER_SECONDS: Final = 2.0
 SILENCE_SECONDS: Final = 10.0
-#: How long a replica that ends waits for every ingress to stop using it (s); an ingress that hangs is not waited for.
+#: The time for which an ending replica waits for all ingresses to stop using it (s); hanging ingresses are ignored.
 DEREGISTER_SECONDS: Final = 3.0
-#: How long an ingress keeps using a replica that is missing in the registry, as after a restart of the registry (s).
+#: The time for which an ingress uses a replica missing in the registry, as after a restart of the registry (s).
 FORGET_SECONDS: Final = 30.0
-#: How long an ingress waits for a change before it asks again (s); one that is silent for three times that is removed.
+#: The timeout of waiting for a change (s); an ingress that is silent for three times as long is removed.
 WATCH_SECONDS: Final = 5.0
 _GONE_SECONDS: Final = 3 * WATCH_SECONDS
-#: How often silent replicas are looked for (s).
+#: The interval of checking for silent replicas (s).
 _EXPIRE_SECONDS: Final = SILENCE_SECONDS / 5
-#: How many deregistered replicas are remembered, for ingresses that ask late.
+#: The number of deregistered replicas to remember, for ingresses that ask late.
 _REMEMBERED: Final = 10_000
 
 
@@ -32,7 +32,7 @@ _REMEMBERED: Final = 10_000
 class ServedModel:
     """A model that a replica serves; ``config`` is its configuration in JSON, empty while it is not loaded.
 
-    ``labels`` are those of its outputs' classes, by output.
+    ``labels`` are the class labels of its outputs, by output.
     """
 
     name: str
@@ -43,9 +43,9 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord:
-    """A replica: its deployment and the version of that, its node, its URLs, and its models.
+    """A replica: its deployment and the deployment's version, its node, URLs and models.
 
-    ``started`` is when it did (ns since 1970).
+    ``started`` is the time of its start (ns since 1970).
     """
 
     id: str
@@ -60,7 +60,7 @@ class ReplicaRecord:
 
 @dataclass(frozen=True, slots=True)
 class IngressRecord:
-    """An ingress: its node, and the host and port of each of its front ends (``http``, ``grpc``, ``metrics``)."""
+    """An ingress: its node, and the host and port of each front end (``http``, ``grpc``, ``metrics``)."""
 
     id: str
     node: str
@@ -69,7 +69,7 @@ class IngressRecord:
 
 @dataclass(frozen=True, slots=True)
 class RegistrySnapshot:
-    """The registry at a ``revision``: all replicas, and the ids of those that have deregistered."""
+    """The registry at a ``revision``: all replicas, and the ids of deregistered ones."""
 
     revision: int
     replicas: tuple[ReplicaRecord, ...]
@@ -77,10 +77,10 @@ class RegistrySnapshot:
 
 
 class RegistryState:
-    """The replicas that have registered.
+    """The registered replicas.
 
-    ``revision`` changes with every change, and never repeats one of an earlier registry: it begins with ``first``, a
-    time (ns).
+    ``revision`` increases with every change.  It starts at ``first``, a time (ns), so that it never repeats a revision
+    of an earlier registry.
     """
 
     def __init__(self, first: int) -> None:
@@ -89,7 +89,7 @@ class RegistryState:
         self._deregistered: dict[str, None] = {}
 
     def register(self, record: ReplicaRecord, now: float) -> bool:
-        """Add a replica; returns whether that changes anything.  One that has deregistered does not come back."""
+        """Add a replica; returns whether that changes anything.  Deregistered replicas cannot return."""
         if record.id in self._deregistered:
             return False
         known = self._replicas.get(record.id)
@@ -100,7 +100,7 @@ class RegistryState:
         return True
 
     def deregister(self, replica: str) -> None:
-        """Remove a replica for good."""
+        """Remove a replica permanently."""
         self._replicas.pop(replica, None)
         self._deregistered[replica] = None
         if len(self._deregistered) > _REMEMBERED:
@@ -108,7 +108,7 @@ class RegistryState:
         self.revision += 1
 
     def expire(self, now: float) -> bool:
-        """Remove the replicas that have been silent for too long; returns whether there were any."""
+        """Remove replicas that have been silent for too long; returns whether there were any."""
         silent = [id for id, (_, registered) in self._replicas.items() if now - registered > SILENCE_SECONDS]
         for id in silent:
             del self._replicas[id]
@@ -116,13 +116,13 @@ class RegistryState:
         return bool(silent)
 
     def snapshot(self) -> RegistrySnapshot:
-        """The registry as it is now."""
+        """Return the current state."""
         records = tuple(record for record, _ in self._replicas.values())
         return RegistrySnapshot(self.revision, records, frozenset(self._deregistered))
 
 
 class KnownReplicas:
-    """The replicas that one ingress knows: it keeps them when the registry restarts and is empty."""
+    """The replicas that an ingress uses, including those missing in a restarted, empty registry."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -130,13 +130,13 @@ class KnownReplicas:
         self._replicas: dict[str, tuple[ReplicaRecord, float | None]] = {}
 
     def learn(self, snapshot: RegistrySnapshot, now: float) -> None:
-        """Take over a snapshot of the registry."""
+        """Apply a snapshot of the registry."""
         self.revision = snapshot.revision
         for id in snapshot.deregistered & self._replicas.keys():
             del self._replicas[id]
         for id, (record, since) in list(self._replicas.items()):
-            # Counted from the first snapshot without it, not from the last with it: the registry itself may have been
-            # away for long between the two.
+            # Counted from the first snapshot without it instead of the last with it, because the registry may have been
+            # unavailable for long between the two.
             if now - (now if since is None else since) > FORGET_SECONDS:
                 del self._replicas[id]
             else:
@@ -146,12 +146,12 @@ class KnownReplicas:
 
     @property
     def replicas(self) -> list[ReplicaRecord]:
-        """The replicas that may be used, sorted by id: the same order in every ingress."""
+        """The usable replicas, sorted by id: the same order in every ingress."""
         return sorted((record for record, _ in self._replicas.values()), key=lambda record: record.id)
 
 
 def by_model(replicas: Iterable[ReplicaRecord]) -> dict[str, list[tuple[ReplicaRecord, ServedModel]]]:
-    """The replicas of each model."""
+    """Group replicas by model."""
     models: dict[str, list[tuple[ReplicaRecord, ServedModel]]] = {}
     for record in replicas:
         for model in record.models:
@@ -160,24 +160,24 @@ def by_model(replicas: Iterable[ReplicaRecord]) -> dict[str, list[tuple[ReplicaR
 
 
 class ReplicaRegistry:
-    """The deployment that keeps the registry, with one replica; everything runs on that replica's event loop."""
+    """The deployment of the registry, with one replica; everything runs on that replica's event loop."""
 
     async def __init__(self) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         self._state = RegistryState(time.time_ns())
         self._changed = asyncio.Condition()
-        #: The ingresses, the revision that each follows, and when it last asked (s, monotonic).
+        #: Ingresses by id, with the revision that each follows and the time of its last call (s, monotonic).
         self._watchers: dict[str, tuple[IngressRecord, int, float]] = {}
         self._failures: dict[str, str] = {}
         self._expiring = asyncio.get_running_loop().create_task(self._expire())
 
     async def register(self, record: ReplicaRecord) -> None:
-        """Add a replica, or keep it."""
+        """Add a replica or renew its registration."""
         if self._state.register(record, time.monotonic()):
             self._failures.pop(record.deployment, None)
             await self._notify()
 
     async def deregister(self, replica: str) -> None:
-        """Remove a replica; returns when no ingress uses it any more, except for those that do not answer."""
+        """Remove a replica; returns when no responding ingress uses it any longer."""
         self._state.deregister(replica)
         revision = self._state.revision
         await self._notify()
@@ -185,12 +185,12 @@ class ReplicaRegistry:
             async with asyncio.timeout(DEREGISTER_SECONDS), self._changed:
                 await self._changed.wait_for(lambda: self._all_follow(revision))
         except TimeoutError:
-            pass  # an ingress that hangs notices when its connections are refused
+            pass  # a hanging ingress notices when its connections are refused
 
     async def watch(self, ingress: IngressRecord, followed: int) -> RegistrySnapshot:
         """Return a snapshot as soon as the revision differs from ``followed``, or after ``WATCH_SECONDS``.
 
-        ``ingress`` asks, and ``followed`` is the revision that it follows.
+        ``ingress`` is the caller, and ``followed`` is the revision that it follows.
         """
         self._watchers[ingress.id] = ingress, followed, time.monotonic()
         await self._notify()
@@ -202,7 +202,7 @@ class ReplicaRegistry:
         return self._state.snapshot()
 
     async def leave(self, ingress: str) -> None:
-        """Remove an ingress that ends."""
+        """Remove an ending ingress."""
         self._watchers.pop(ingress, None)
         await self._notify()
 
@@ -215,16 +215,16 @@ class ReplicaRegistry:
         self._failures.clear()
 
     async def failures(self) -> Mapping[str, str]:
-        """Why deployments could not start, by deployment; without those that have started since."""
+        """Return why deployments could not start, without those that have started since."""
         return dict(self._failures)
 
     async def ingresses(self) -> tuple[IngressRecord, ...]:
-        """All ingresses that watch."""
+        """Return all watching ingresses."""
         self._forget_watchers()
         return tuple(record for record, _, _ in self._watchers.values())
 
     async def replicas(self) -> tuple[ReplicaRecord, ...]:
-        """All registered replicas."""
+        """Return all registered replicas."""
         return self._state.snapshot().replicas
 
     def _all_follow(self, revision: int) -> bool:

@@ -1,6 +1,6 @@
 """The repository of an ingress: a remote model for every model of the cluster.
 
-Pure but for :class:`IngressRepository`, which writes files and is called in threads.
+Only :class:`IngressRepository` does I/O: it writes files and is called in threads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from conch.config.remote import REMOTE, take_over
 from conch.config.schema import ModelConfig, datatype
 from conch.deploy.ray.registry import ReplicaRecord, ServedModel, by_model
 
-#: The inputs that hold a prompt, in the order of preference.
+#: Inputs that contain a prompt, in order of preference.
 _PROMPTS: Final = ("text_input", "prompt", "PROMPT", "QUERY")
-#: What of a model's configuration is read: what decides how requests look.  The rest is its replicas' business, and may
-#: be that of another version of conch.
+#: Fields of a model's configuration that determine the form of requests.  Only replicas use the others, which may be
+#: those of another version of conch.
 _TAKEN_OVER: Final = (
     "backend", "parameters", "max_batch_size", "input", "output", "model_transaction_policy", "sequence_batching",
 )  # fmt: skip
@@ -30,11 +30,11 @@ _TAKEN_OVER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterModel:
-    """A model of the cluster: who answers for it (URLs), its versions, and its configuration in an ingress.
+    """A model of the cluster: the URLs that serve it, its versions, and its configuration in an ingress.
 
-    ``labels`` are the lines of its label files, by the files' names.
+    ``labels`` are the lines of its label files, by file name.
 
-    ``generation`` changes when a model without inputs in its configuration may have got others.
+    ``generation`` changes when the inputs of a model without inputs in its configuration may have changed.
     """
 
     name: str
@@ -46,15 +46,16 @@ class ClusterModel:
 
 
 def cluster_models(replicas: Iterable[ReplicaRecord]) -> dict[str, ClusterModel]:
-    """The models that replicas answer for.
+    """Return the models of the replicas.
 
-    Where they differ in what a model takes or gives, as while it is replaced, those that agree with the newest count.
+    If replicas of a model differ in its interface, as while it is replaced, only those that agree with the newest are
+    used.
     """
     models = {}
     for name, served in by_model(replicas).items():
         newest = max(served, key=lambda one: one[0].started)[1]
         config = remote_config(newest, ())
-        # Most replicas say the same: each configuration is read once, as many models may have many replicas.
+        # Most replicas have equal configurations, so each distinct one is parsed only once.
         agreeing = {model for model in {model for _, model in served} if remote_config(model, ()) == config}
         urls = tuple(dict.fromkeys(_url(record, newest) for record, model in served if model in agreeing))
         generation = "" if newest.config else " ".join(sorted({record.version for record, _ in served}))
@@ -66,14 +67,14 @@ def cluster_models(replicas: Iterable[ReplicaRecord]) -> dict[str, ClusterModel]
 
 
 def _url(record: ReplicaRecord, model: ServedModel) -> str:
-    """Where a replica is asked for a model: over HTTP, which costs less, unless it may have several responses."""
+    """Return a replica's URL for a model: HTTP, which is cheaper, unless the model may send several responses."""
     if not model.config or json.loads(model.config).get("model_transaction_policy", {}).get("decoupled"):
         return record.grpc
     return record.http
 
 
 def remote_config(model: ServedModel, urls: Sequence[str]) -> str:
-    """The ``config.pbtxt`` of the remote model that stands for ``model`` in an ingress."""
+    """Return the ``config.pbtxt`` of the remote model that represents ``model`` in an ingress."""
     written: dict[str, Any] = json.loads(model.config) if model.config else {}
     config = ModelConfig(name=model.name, backend=REMOTE)
     take_over(config, render.from_json(json.dumps({key: written[key] for key in _TAKEN_OVER if key in written})))
@@ -88,7 +89,7 @@ def remote_config(model: ServedModel, urls: Sequence[str]) -> str:
 
 
 def _label_file(index: int) -> str:
-    """Names of outputs need not be names of files."""
+    """Return the name of a label file; an output's name may not be a valid file name."""
     return f"labels_{index}.txt"
 
 
@@ -103,25 +104,25 @@ def _parameters(name: str, config: ModelConfig, urls: Sequence[str]) -> Mapping[
         parameters["repeat_lost"] = "true"
     if config.input:
         parameters["version"] = "same"
-    else:  # one of many models that share the replicas: it stays where it is loaded
+    else:  # one of many models that share the replicas, sent to where it is loaded
         parameters["sticky"] = "true"
     return parameters
 
 
 @dataclass
 class IngressRepository:
-    """The model repository that an ingress serves, in ``directory``.
+    """The model repository of an ingress, in ``directory``.
 
-    ``written`` has what each model's files say, and what of that depends on no URL.
+    ``written`` has the written configuration of each model, and the part of it that does not depend on URLs.
     """
 
     directory: Path
     written: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def write(self, models: Mapping[str, ClusterModel]) -> list[str]:
-        """Write the models that are new or others; returns the names of those that take something else than before.
+        """Write new and changed models; returns the names of those with a changed interface.
 
-        Other URLs alone do not count: the executors of loaded models are told of those, and the files are for loads.
+        Changed URLs alone do not count: the executors of loaded models get them directly, and the files are for loads.
         """
         changed = []
         for name, model in models.items():
@@ -148,4 +149,4 @@ class IngressRepository:
         lines = [(name, "".join(f"{label}\n" for label in labels)) for name, labels in model.labels]
         for name, text in [*lines, ("config.pbtxt", model.config)]:
             draft.write_text(text, encoding="utf-8")
-            draft.replace(folder / name)  # a load may be reading it
+            draft.replace(folder / name)  # atomic, because a load may be reading it

@@ -1,4 +1,4 @@
-"""A replica of a deployment: one ``conch.Server`` with the deployment's models, on ports of its own."""
+"""A replica of a deployment: one ``conch.Server`` with the deployment's models, on its own ports."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LOG: Final = logging.getLogger("conch")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What every replica of a deployment runs.
+    """The configuration of a deployment's replicas.
 
-    The server loads ``loads`` at its start.  If ``max_loaded_models`` is not 0, it loads any of ``models`` on demand
-    instead, and has at most so many at a time.  ``options`` are options of ``conch serve``.
+    The server loads ``loads`` at startup.  If ``max_loaded_models`` is not 0, it loads any of ``models`` on demand
+    instead, at most that many at a time.  ``options`` are options of ``conch serve``.
     """
 
     deployment: str
@@ -37,7 +37,7 @@ class ReplicaSpec:
     options: dict[str, Any] = field(default_factory=dict)
 
     def flags(self, address: str) -> dict[str, Any]:
-        """The options of the server, which listens on free ports of ``address``."""
+        """Return the options of the server, which listens on free ports of ``address``."""
         control: dict[str, Any] = {"model_control_mode": "explicit", "load_model": self.loads}
         if self.max_loaded_models:
             control = {"model_control_mode": "on-demand", "max_loaded_models": self.max_loaded_models}
@@ -46,9 +46,9 @@ class ReplicaSpec:
 
 
 class ModelReplica:
-    """Serves, keeps itself registered, and reports its in-flight requests to Ray Serve, which does not see them.
+    """Serves, renews its registration, and reports in-flight requests to Ray Serve, which does not see them.
 
-    Its methods run on the event loop that Ray Serve gives it; the server has its own, in a thread.
+    Its methods run on Ray Serve's event loop; the server has its own, in a thread.
     """
 
     async def __init__(self, spec: ReplicaSpec, registry: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
@@ -69,30 +69,30 @@ class ModelReplica:
                 await registry.register.remote(self._record)
                 resources.pop_all()
         except ConchError as error:
-            with suppress(Exception):  # whatever Ray raises: it reports this error as well
+            with suppress(Exception):  # any exception of Ray, which also reports this error
                 await registry.failed.remote(spec.deployment, one_line(error))
             raise RuntimeError(str(error)) from None
         self._registering = asyncio.get_running_loop().create_task(self._register())
 
     async def __del__(self) -> None:
-        """Deregister, finish the in-flight requests, and end.  Ray Serve calls and awaits this."""
+        """Deregister, complete the in-flight requests, and end.  Ray Serve calls and awaits this."""
         if not hasattr(self, "_registering"):
             return
         self._registering.cancel()
         try:
-            async with asyncio.timeout(DEREGISTER_SECONDS + REGISTER_SECONDS):  # it waits that long for an ingress
+            async with asyncio.timeout(DEREGISTER_SECONDS + REGISTER_SECONDS):  # the registry waits for ingresses
                 await self._registry.deregister.remote(self._id)
-        except Exception as error:  # whatever Ray raises: the ingresses notice without it
+        except Exception as error:  # any exception of Ray; the ingresses detect the end without it
             LOG.warning("the replica registry does not answer: %s", one_line(error))
         await asyncio.to_thread(self._server.close)
 
     async def check_health(self) -> None:
-        """Raise if this replica cannot recover; its server restarts a worker that dies."""
+        """Raise if this replica cannot recover; its server restarts dead workers."""
         if not await asyncio.to_thread(self._server.live):
             raise RuntimeError("the server has ended")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The requests that wait or run here."""
+        """Return the number of queued and running requests."""
         return {IN_FLIGHT: float(await asyncio.to_thread(self._server.in_flight, self._spec.models))}
 
     def _describe(self) -> ReplicaRecord:
@@ -115,5 +115,5 @@ class ModelReplica:
             await asyncio.sleep(REGISTER_SECONDS)
             try:
                 await self._registry.register.remote(self._record)
-            except Exception as error:  # whatever Ray raises; the registry is restarted
+            except Exception as error:  # any exception of Ray; the registry is restarted
                 LOG.warning("the replica registry does not answer: %s", one_line(error))

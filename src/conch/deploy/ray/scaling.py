@@ -1,7 +1,7 @@
 """Autoscaling policies: how many replicas Ray Serve should run.
 
-Serve runs them in its controller, to which it sends this module by value: it imports nothing of conch.  The path of
-this module is part of the state of a deployed application, which a later version of conch has to read.
+Serve runs them in its controller and sends this module to it by value, so it imports nothing of conch.  Deployed
+applications store the path of this module, and later versions of conch must be able to read them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-#: The name by which replicas report their in-flight requests.
+#: The metric name under which replicas report in-flight requests.
 IN_FLIGHT = "in_flight"
 
-#: How long the number of nodes is cached (s): the controller asks ten times a second.
+#: The time to cache the number of nodes (s), because the controller asks ten times per second.
 _NODES_SECONDS = 1.0
 
 
 class ByRequests:
-    """As many replicas as it takes to have ``target_ongoing_requests`` of the autoscaling configuration in each."""
+    """As many replicas as needed for ``target_ongoing_requests`` of the autoscaling configuration in each."""
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         in_flight = (context.aggregated_metrics or {}).get(IN_FLIGHT, {})

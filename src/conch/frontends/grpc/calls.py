@@ -1,7 +1,7 @@
-"""One gRPC call on a stream: its deadline, the messages that arrive, how it responds and ends.
+"""A gRPC call on a stream: its deadline, received messages, responses and end.
 
-``Call`` is any call, ``UnaryCall`` one with a single message each way; subclasses do the work
-(:mod:`~conch.frontends.grpc.control`, ``infer``, ``stream_infer``).  Runs on the event loop.
+``Call`` is any call, ``UnaryCall`` a call with a single message each way; subclasses implement the RPCs
+(:mod:`~conch.frontends.grpc.control`, ``infer``, ``stream_infer``). Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from conch.frontends.grpc.status import (
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
 
-# A call makes an ``Outbox`` when it has the first such message; runs on the event loop.
+# A call creates an ``Outbox`` for its first message that is compressed elsewhere; runs on the event loop.
 
 
-#: Sends a message that is encoded: its parts, and their size.
+#: Sends an encoded message: its parts and their size.
 SendParts = Callable[[list[Buffer], int], None]
 
 
 class Outbox:
-    """Sends messages in order; ``size`` counts the bytes of those that are not compressed yet.
+    """Compresses and sends messages in order; ``size`` counts the bytes that are not compressed yet.
 
-    When the last is sent, ``on_empty`` is called, or ``on_error`` if one could not be.
+    Calls ``on_empty`` after the last message, or ``on_error`` if one cannot be sent.
     """
 
     def __init__(self, encoding: str, on_empty: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
@@ -55,14 +55,14 @@ class Outbox:
         self._task = asyncio.ensure_future(self._send_all())
 
     def put(self, body: Sequence[Buffer], send: SendParts) -> None:
-        """Have a message compressed, and ``send`` called with it."""
+        """Compress a message, then call ``send`` with it."""
         self.size += sum(map(len, body))
         self._waiting.append((body, send))
 
     def close(self) -> None:
         """Send nothing more."""
         self._waiting.clear()
-        # What is sent may itself end the call.
+        # Sending may itself end the call.
         if self._task is not asyncio.current_task():
             self._task.cancel()
 
@@ -94,11 +94,11 @@ class Call(MessageIntake):
     def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(stream, head.encoding)
         self.head = head
-        #: Compression of the messages sent.
+        #: Compression of sent messages.
         self.encoding = "identity"
         self._loop = loop
         self._started = False
-        #: Where messages wait that are compressed elsewhere, and the status that comes behind them.
+        #: Messages that are compressed elsewhere, and the status that follows them.
         self._outbox: Outbox | None = None
         self._ending: tuple[Status, str] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -112,7 +112,7 @@ class Call(MessageIntake):
     # Implemented by subclasses
 
     def on_cancel(self) -> None:
-        """Give the work up, because nobody waits for the response any more; called at most once."""
+        """Cancel the work, because the client no longer waits for the response; called at most once."""
         raise NotImplementedError
 
     # Called by the stream
@@ -124,19 +124,19 @@ class Call(MessageIntake):
 
     def on_stalled(self, message: str) -> None:
         if self.finished:
-            # What waits to be read is the whole answer.
+            # The data that waits to be read is the end of the response.
             self.stream.reset(Http2ErrorCode.CANCEL)
         else:
             self.abort(Status.DEADLINE_EXCEEDED, message)
 
     def on_drained(self) -> None:
-        """Everything sent so far has left."""
+        """Handle the end of sending; called when all data has been sent."""
 
     # Responding
 
     @property
     def unsent(self) -> int:
-        """Bytes of messages that wait for the client, or to be compressed."""
+        """Bytes of messages that wait for the client or for compression."""
         return self.stream.queued + (self._outbox.size if self._outbox is not None else 0)
 
     def send(self, body: Sequence[Buffer]) -> None:
@@ -168,7 +168,7 @@ class Call(MessageIntake):
         self.stream.respond(headers, parts, size, OK_TRAILERS)
 
     def _put_into_outbox(self, body: Sequence[Buffer], send: SendParts) -> bool:
-        """Whether a message is compressed elsewhere, or waits behind one that is, to be sent by ``send``."""
+        """Queue a message that is compressed elsewhere, or that follows such a message; False if neither applies."""
         if self._outbox is None:
             if sum(map(len, body)) <= MAX_COMPRESSED_HERE:
                 return False
@@ -182,11 +182,11 @@ class Call(MessageIntake):
             self.finish(*self._ending)
 
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
-        """End the call with a status, sent behind all messages."""
+        """End the call with a status, sent after all messages."""
         if self.finished:
             return
         if self._outbox is not None:
-            # Nothing more is read, and the end is sent behind what is there.
+            # Nothing more is read; the status follows the queued messages.
             self.paused = True
             self._ending = (status, message)
             return
@@ -198,16 +198,16 @@ class Call(MessageIntake):
         self.stream.finish(trailers(status, message, only=not self._started, accepts=accepts))
 
     def fail(self, error: Exception) -> None:
-        """End the call with the status of an error; one that is not expected (a bug) is logged as it is handled."""
+        """End the call with the status of an error; an unexpected error (a bug) is logged with its traceback."""
         if not isinstance(error, ConchError | CallFault):
             LOGGER.exception("%s failed", self.head.path)
             error = CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}")
         self.finish(*status_of(error))
 
     def abort(self, status: Status, message: str, code: Http2ErrorCode = Http2ErrorCode.CANCEL) -> None:
-        """End the call with a status, and give up the work for it.
+        """End the call with a status and cancel its work.
 
-        If messages still wait to be sent, they are dropped and the stream is reset with ``code`` instead.
+        If messages are still waiting to be sent, they are dropped and the stream is reset with ``code`` instead.
         """
         if self.finished:
             return
@@ -236,13 +236,13 @@ class Call(MessageIntake):
 
 
 class UnaryCall(Call):
-    """A call with one message each way; the client's starts the work, whatever follows is ignored."""
+    """A call with one message each way; the client's message starts the work, further ones are ignored."""
 
     __slots__ = ("_begun", "_stop_waiting")
 
     def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
         self._begun = False
-        #: Gives up waiting for a model to be loaded.
+        #: Stops waiting for a model to be loaded.
         self._stop_waiting: Callable[[], None] | None = None
         super().__init__(stream, head, loop)
 
@@ -260,7 +260,7 @@ class UnaryCall(Call):
             self.run(data)
 
     def run_compressed(self, message: Buffer) -> None:
-        """Do the work for a message that is too large to be inflated here."""
+        """Do the work for a message that is too large to be decompressed here."""
         raise NotImplementedError
 
     def on_compressed_message(self, data: Buffer) -> None:
@@ -273,7 +273,7 @@ class UnaryCall(Call):
             raise CallFault(Status.INTERNAL, UNREADABLE)
 
     def wait_for(self, needed: LoadNeeded, again: Callable[[], None]) -> None:
-        """Do the work ``again`` when the model that it needs is loaded, or cannot be."""
+        """Call ``again`` when the required model is loaded or its load has failed."""
         self._stop_waiting = needed.then(partial(self._go_on, again))
 
     def _go_on(self, again: Callable[[], None]) -> None:

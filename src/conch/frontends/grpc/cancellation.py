@@ -1,4 +1,4 @@
-"""Cancels the requests of a call whose client has gone, with the lines that Triton's verbose log has at each step."""
+"""Cancels the requests of a call whose client has disconnected, with the lines of Triton's verbose log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conch.inference import InferRequest
 
 #: Triton's names of the kinds of calls.
 Handler = Literal["ModelInferHandler", "ModelStreamInferHandler"]
-#: The function of each that takes a response.
+#: The function of each kind that handles a response.
 _TAKES_RESPONSE = {
     "ModelInferHandler": "ModelInferHandler::InferResponseComplete",
     "ModelStreamInferHandler": "ModelStreamInferHandler::StreamInferResponseComplete",
@@ -18,7 +18,7 @@ _TAKES_RESPONSE = {
 
 
 def cancel_requests(handler: Handler, requests: Collection[InferRequest]) -> None:
-    """Cancel the requests that a call has in flight."""
+    """Cancel the in-flight requests of a call."""
     first = next((request.serial for request in requests), 0)
     if first:
         logs.verbose(1, "Cancellation notification received for %s", _state(handler, first, "ISSUED"))

@@ -1,4 +1,4 @@
-"""What all calls of the gRPC front end share; made by the service, used on the event loop."""
+"""Shared state of all calls of the gRPC front end; created by the service, used on the event loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from conch.server.core import InferenceServer
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """The server, and the options that apply to inference: ``forwarding`` and ``compression`` (its level).
+    """The server and the options for inference: ``forwarding`` and ``compression`` (its level).
 
-    ``max_decompressed`` (bytes) bounds messages that come compressed, ``codec`` decodes those that take long.
-    ``tasks`` keeps the tasks of calls alive until they are done.
+    ``max_decompressed`` limits decompressed messages (bytes), ``codec`` decodes slow messages. ``tasks`` keeps the
+    background tasks of calls alive until they are done.
     """
 
     server: InferenceServer

@@ -1,6 +1,6 @@
-"""Every RPC but inference: health, metadata, configuration, repository, statistics, logging.
+"""RPCs other than inference: health, metadata, configuration, repository, statistics, logging and tracing.
 
-Called by the service; runs on the event loop.
+The service calls them on the event loop.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from conch.tensors import Buffer
 from conch.wire.grpc import control
 from conch.wire.grpc import control as trace_setting
 
-#: From a request's message to the response's, or to an awaitable of it; what it raises ends the call.
+#: Converts a request message to a response message, or an awaitable of it; its errors end the call.
 Respond = Callable[[Any], Message | Awaitable[Message]]
 
 
 class ControlMethods:
-    """The methods; each makes the message of a response out of that of a request, or raises ``ConchError``."""
+    """The methods; each returns the response message for a request message, or raises ``ConchError``."""
 
     def __init__(self, server: InferenceServer, lister: YieldingLister) -> None:
         self._server = server
@@ -97,9 +97,9 @@ class ControlMethods:
 
 
 class ControlCall(UnaryCall):
-    """A unary call whose response is made by one function, which may be awaited.
+    """A unary call whose response comes from one function, which may be asynchronous.
 
-    A load that has begun goes on when the client hangs up.
+    A load that has started continues if the client disconnects.
     """
 
     __slots__ = ("_context", "_request_class", "_respond")

@@ -30,7 +30,7 @@ from conch.wire.regions import NO_REGIONS
 
 
 class InferCall(UnaryCall):
-    """Ends when its request does: with the only response, or with an error."""
+    """A call that ends with its request: with the only response, or with an error."""
 
     __slots__ = ("_cancelled", "_context", "_kept", "_message", "_model", "_plan", "_request", "_responses")
 
@@ -41,10 +41,10 @@ class InferCall(UnaryCall):
         super().__init__(stream, head, context.loop)
         self._context = context
         self._request: InferRequest | None = None
-        #: The serial number of the request that has been cancelled; 0 for none.
+        #: The serial number of the cancelled request; 0 if there is none.
         self._cancelled = 0
         self._kept: InferResponse | None = None
-        #: All that the client sent, for a model that may be sent it again.
+        #: The complete message of the client, for a model whose repeated messages are cached.
         self._message: bytes | None = None
         self._responses = 0
 
@@ -91,12 +91,12 @@ class InferCall(UnaryCall):
         model.infer(self._request)
 
     def _answered_again(self, model: Model, message: Buffer) -> bool:
-        """Whether the response cache still has what was sent in answer to the same message before, which is sent."""
+        """Send the stored response to an identical message; False if the response cache no longer has it."""
         context = self._context
         if len(message) > MOST_MESSAGE_BYTES or context.forwarding.enabled or context.server.tracing.on:
             return False
         self._message = bytes(message)
-        if b"shared_memory" in self._message:  # it does not say all that its request has
+        if b"shared_memory" in self._message:  # the message alone does not determine the request
             self._message = None
             return False
         answer = model.answer_again(self._message)
@@ -124,7 +124,7 @@ class InferCall(UnaryCall):
         super().fail(error)
 
     def _on_response(self, response: InferResponse) -> None:
-        """Keep the only response until the request ends, which an empty final response may say separately."""
+        """Keep the only response until the request completes; an empty final response may mark that separately."""
         if self._cancelled:
             log_skipped_response("ModelInferHandler", self._cancelled, final=response.final)
             return
@@ -133,7 +133,7 @@ class InferCall(UnaryCall):
         elif not response.empty:
             self._responses += 1
             self._kept = response
-        # The request holds this call: without a cycle both are freed at once, not by the garbage collector.
+        # The request refers to this call: breaking the cycle frees both at once, without the garbage collector.
         request = self._request
         if not response.final or request is None:
             return

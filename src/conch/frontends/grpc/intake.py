@@ -1,6 +1,6 @@
-"""The messages that arrive for a call: when they are read, how much more the client may send, what they count.
+"""Received messages of a call: when they are read, how much the client may send, and how they count in the budget.
 
-``Call`` is the only subclass of :class:`MessageIntake`.  Runs on the event loop.
+``Call`` is the only subclass of :class:`MessageIntake`. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from conch.frontends.grpc.messages import NOTHING_READ, PREFIX, MessageReader, w
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.tensors import Buffer
 
-#: Calls that hold no more than this (bytes) are never refused for others: those that ask whether the server lives.
+#: Calls that hold at most this (bytes) are never refused for lack of budget, for example health checks.
 _TINY: Final = 1 << 10
 
 
 class MessageIntake:
     """Reads the messages of a call; handles none while ``paused``.
 
-    ``held`` counts the bytes of the call in the server's budget: those that have arrived, and were not released;
-    ``message_size`` are those of the message that is handled.  ``began`` is when the call was opened, or its last
-    request was handled (ns, monotonic); it is set only while requests are traced.
+    ``held`` counts the bytes of the call in the server's budget: those that have arrived and were not released.
+    ``message_size`` is the size of the message being handled (bytes). ``began`` is when the call was opened or its last
+    request was handled (ns, monotonic), set only while requests are traced.
     """
 
     __slots__ = (
@@ -41,7 +41,7 @@ class MessageIntake:
 
     def __init__(self, stream: Http2Stream, encoding: str) -> None:
         self.stream = stream
-        #: What verbose logging says of this call when it ends.
+        #: The access log record of this call.
         self.record: AccessRecord | None = None
         self._budget = stream.budget
         self.finished = False
@@ -49,33 +49,33 @@ class MessageIntake:
         self.held = 0
         self.message_size = 0
         self._encoding = encoding
-        #: What messages are put together by, once one has come in pieces.
+        #: Assembles messages once one has arrived in parts.
         self._reader = NOTHING_READ
         self._ended = False
-        #: Whether further messages wait for another turn of the loop, or for a message that is decoded elsewhere.
+        #: Whether further messages wait for another iteration of the loop, or for a message that is decoded elsewhere.
         self._put_off = False
         self._task: asyncio.Task[None] | None = None
-        #: When the message that is arriving was seen to be large (s), 0 if it is not.
+        #: When the arriving message was found to be large (s), 0 if it is not.
         self._since = 0.0
-        #: While the server's budget is used up.
+        #: Set while the server's budget is exhausted.
         self._waiting: BudgetWait | None = None
 
     # Implemented by subclasses
 
     def on_message(self, data: Buffer) -> None:
-        """Handle a message; whatever is raised ends the call."""
+        """Handle a message; any error ends the call."""
         raise NotImplementedError
 
     def on_compressed_message(self, data: Buffer) -> None:
-        """Handle a message that is too large to be inflated here."""
+        """Handle a message that is too large to be decompressed here."""
         raise NotImplementedError
 
     def on_half_close(self) -> None:
-        """The client has sent everything, and all of its messages have been handled."""
+        """Handle the end of the client's messages; called when all of them have been handled."""
         raise NotImplementedError
 
     def on_decoded(self, decoded: Any) -> None:
-        """Handle what :meth:`decode_later` was given."""
+        """Handle the result of :meth:`decode_later`."""
         raise NotImplementedError
 
     def fail(self, error: Exception) -> None:
@@ -86,13 +86,13 @@ class MessageIntake:
 
     @property
     def awaited(self) -> int | None:
-        """With which byte of the body the message began of which the client owes the rest; None if it owes nothing."""
+        """The position in the body of a message whose rest the client must send; None if nothing is missing."""
         owes = (self._reader.held or self._reader.missing) and self.can_read
         return self.stream.received - self._reader.held if owes else None
 
     @property
     def can_read(self) -> bool:
-        """Whether nothing but the client holds up the next message."""
+        """Whether only the client delays the next message."""
         return not self.paused and not self._put_off and self._waiting is None
 
     def on_data(self, chunk: Buffer) -> None:
@@ -123,11 +123,11 @@ class MessageIntake:
     # Called by subclasses
 
     def resume(self) -> None:
-        """Handle messages again, from another turn of the event loop on."""
+        """Handle messages again from a later iteration of the event loop."""
         self.stream.loop_budget.later(self._resume)
 
     def count_decoded(self, size: int) -> None:
-        """The message that is handled has become so large; raises ``CallFault`` if the server holds too many bytes."""
+        """Count a message at its decompressed ``size``; raises ``CallFault`` if the budget is exhausted."""
         grown = size + PREFIX.size - self.message_size
         if grown > 0:
             self.message_size += grown
@@ -136,19 +136,19 @@ class MessageIntake:
                 raise CallFault(Status.RESOURCE_EXHAUSTED, self._budget.refusal().message)
 
     def hold(self, size: int) -> None:
-        """Count further bytes that are held for this call.  Raises UNAVAILABLE if the server holds too many."""
+        """Count further bytes held for this call. Raises UNAVAILABLE if the budget is exhausted."""
         self.held += size
         if not self._budget.take(size):
             raise self._budget.refusal()
 
     def release(self, size: int) -> None:
-        """Bytes of messages are gone; without effect once the call has ended, which releases all."""
+        """Return bytes to the budget; does nothing once the call has ended, which returns all."""
         if not self.finished:
             self.held -= size
             self._budget.release(size)
 
     def close(self) -> None:
-        """The call has ended: nothing more is read, and what it holds is released."""
+        """End the call: stop reading and return its bytes to the budget."""
         self.finished = True
         if self.held:
             self._budget.release(self.held)
@@ -161,7 +161,7 @@ class MessageIntake:
             self._task = None
 
     def decode_later(self, decoding: Awaitable[Any]) -> None:
-        """Handle what ``decoding`` returns once it is there, and no further message before."""
+        """Handle the result of ``decoding`` when it is complete, and no further message before that."""
         self._put_off = True
         self._task = asyncio.ensure_future(self._decode(decoding))
 
@@ -170,7 +170,7 @@ class MessageIntake:
     async def _decode(self, decoding: Awaitable[Any]) -> None:
         try:
             decoded = await decoding
-            # The call may end here, and must not cancel what it is ended by.
+            # The call may end here, and must not cancel its own task.
             self._task = None
             if not self.finished:
                 self.on_decoded(decoded)
@@ -185,7 +185,7 @@ class MessageIntake:
             self._read()
 
     def _continue(self) -> None:
-        """Handle the messages that were put off."""
+        """Handle the queued messages."""
         self._put_off = False
         if not self.finished:
             self._read()
@@ -209,7 +209,7 @@ class MessageIntake:
             self.fail(error)
 
     def _end_reading(self) -> None:
-        """Have the client send what comes next, or see that nothing does."""
+        """Let the client send more, or handle the end of its messages."""
         if not self.stream.remote_ended:
             self._open_window()
         elif not self.paused and not self._put_off and not self._ended:
@@ -228,7 +228,7 @@ class MessageIntake:
     # Flow control
 
     def _open_window(self) -> None:
-        """Let the client send more: a window less what is held, or more of a large message while there is room."""
+        """Let the client send more: a window less the held bytes, or more of a large message while there is budget."""
         reader, stream = self._reader, self.stream
         if not reader.large:
             self._since = 0.0
@@ -246,6 +246,6 @@ class MessageIntake:
         self.stream.raise_receive_window(STREAM_WINDOW + min(self._reader.missing, self.stream.receive_window))
 
     def _refuse_for_bytes(self, error: ConchError) -> None:
-        """End the call, because the server holds too many bytes."""
+        """End the call for lack of budget."""
         self._waiting = None
         self.fail(CallFault(Status.RESOURCE_EXHAUSTED, error.message))

@@ -1,7 +1,7 @@
 """Messages that take too long for the event loop: decoded and compressed elsewhere.
 
-What is small is decoded at once (:func:`decode_here`); :func:`decode_large` and :func:`compress_large` are the only
-places where other messages are.  Called by calls, on the event loop.
+Small messages are decoded at once (:func:`decode_here`), others only by :func:`decode_large`; :func:`compress_large`
+compresses large responses. Used by calls, on the event loop.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from conch.threads import compute
 from conch.wire.grpc.fields import split_message
 from conch.wire.grpc.infer import sent_inputs
 
-#: Up to this size (bytes) a message is parsed whole: its bytes are copied faster than its fields are looked at.
+#: Up to this size (bytes) a message is parsed whole: copying it is faster than examining its fields.
 _WHOLE: Final = 64 << 10
 _PARSE: Final = service_pb2.ModelInferRequest.FromString
-#: What is parsed or inflated (bytes) on the event loop.
+#: Maximum size parsed or decompressed on the event loop (bytes).
 MAX_HERE: Final = 512 << 10
-#: What is compressed (bytes) on the event loop.
+#: Maximum size compressed on the event loop (bytes).
 MAX_COMPRESSED_HERE: Final = 64 << 10
 
 
 class DecodedInfer(NamedTuple):
-    """A request of ``size`` bytes, decompressed; ``raw`` are its raw contents where they are not in the message.
+    """A request of ``size`` bytes, decompressed; ``raw`` are its raw contents if they are not in the message.
 
-    ``elements`` are the numbers of their elements where they are BYTES and have been counted.
+    ``elements`` are the numbers of elements of BYTES inputs that have been counted.
     """
 
     message: service_pb2.ModelInferRequest
@@ -44,9 +44,9 @@ class DecodedInfer(NamedTuple):
 
 
 def decode_here(data: Buffer) -> tuple[service_pb2.ModelInferRequest, Sequence[Buffer] | None] | None:
-    """A ``ModelInferRequest`` and its raw contents, None for those where they are in the message.
+    """Return a ``ModelInferRequest`` and its raw contents, None if they are in the message.
 
-    None where it takes too long here; raises ``CallFault`` for what is not one.
+    Returns None if decoding takes too long here; raises ``CallFault`` for an invalid message.
     """
     try:
         if len(data) <= _WHOLE:
@@ -64,9 +64,9 @@ def decode_here(data: Buffer) -> tuple[service_pb2.ModelInferRequest, Sequence[B
 
 
 async def decode_large(codec: Codec, data: Buffer, encoding: str, limit: int) -> DecodedInfer:
-    """A ``ModelInferRequest`` that is large, or becomes so by decompression, which may be up to ``limit`` bytes.
+    """Decode a ``ModelInferRequest`` that is large, at most ``limit`` bytes after decompression.
 
-    Raises ``CallFault`` for what is not one, or larger, and what :func:`decode_grpc` does.
+    Raises ``CallFault`` for an invalid or larger message, and the errors of :func:`decode_grpc`.
     """
     plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
     del data
@@ -76,18 +76,18 @@ async def decode_large(codec: Codec, data: Buffer, encoding: str, limit: int) ->
     decoding = decode_grpc(codec, plain)
     del plain
     rest, raw, elements = await decoding
-    # What the codec gives counts in the server's budget already.
+    # The result of the codec is already counted in the server's budget.
     return DecodedInfer(service_pb2.ModelInferRequest.FromString(bytes(rest)), raw, len(rest), elements)
 
 
 async def decode_control(kind: type[Message], data: Buffer, encoding: str, limit: int) -> Message:
-    """A large message of another RPC, as :func:`decode_large`."""
+    """Decode a large message of another RPC, like :func:`decode_large`."""
     plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
     return await compute(parse, kind, plain)
 
 
 def parse(kind: type[Message], data: Buffer) -> Any:
-    """A message of a kind; raises ``CallFault`` for what is not one."""
+    """Parse a message; raises ``CallFault`` for an invalid one."""
     try:
         return kind.FromString(bytes(data))
     except DecodeError:
@@ -95,17 +95,17 @@ def parse(kind: type[Message], data: Buffer) -> Any:
 
 
 async def inflate_large(data: Buffer, encoding: str, limit: int) -> Buffer:
-    """A compressed message as it was, up to ``limit`` bytes; raises ``CallFault``."""
+    """Decompress a message up to ``limit`` bytes; raises ``CallFault``."""
     return await compute(decompress, data, encoding, limit)
 
 
 async def compress_large(body: Sequence[Buffer], encoding: str) -> tuple[list[Buffer], int]:
-    """What :func:`~conch.frontends.grpc.messages.encode` returns for a large message."""
+    """Return the result of :func:`~conch.frontends.grpc.messages.encode` for a large message."""
     return await compute(encode, body, encoding)
 
 
 def inflate_here(data: Buffer, encoding: str) -> bytes | None:
-    """A compressed message as it was, None where that takes too long here, or it is broken."""
+    """Decompress a message; None if that takes too long here or the message is invalid."""
     decompressor = zlib.decompressobj(WBITS[encoding])
     try:
         plain = decompressor.decompress(data, MAX_HERE)

@@ -1,6 +1,6 @@
-"""Framing of gRPC messages: a flag, a length, then the message, perhaps compressed.
+"""Framing of gRPC messages: a flag, a length, then the message, possibly compressed.
 
-Each call has a reader of its own; pure.
+Each call has its own reader; does no I/O.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from conch.frontends.grpc.status import CallFault, Status
 from conch.tensors import Buffer
 
 PREFIX: Final = Struct(">BI")
-#: The largest message (bytes) in either direction: what the protocol buffers library can handle.
+#: Maximum size of a message in either direction (bytes), the limit of the protocol buffers library.
 MAX_MESSAGE_SIZE: Final = 2**31 - 1
-#: Messages of at least this size (bytes) have memory of their own, which is given back with them.  For smaller ones the
-#: pages of the last one are used again, which costs half of what fresh pages do.
+#: Messages of at least this size (bytes) have their own memory, which is freed with them. Smaller ones reuse the pages
+#: of the previous message, which costs half as much as fresh pages.
 _LARGE: Final = 16 << 20
-#: What is inflated at once (bytes), and what that may become.
+#: Maximum input of one decompression step (bytes), and its maximum output.
 _PIECE: Final = 64 << 10
 _INFLATED_PIECE: Final = 1 << 20
 
-#: The compressions, with the ``wbits`` that zlib has for them.
+#: The compressions, with their ``wbits`` for zlib.
 WBITS: Final = {"gzip": 31, "deflate": 15}
 ENCODINGS: Final = ("identity", "deflate", "gzip")
 
@@ -37,8 +37,8 @@ _TINY: Final = 1024
 class MessageReader:
     """Reads messages from chunks of bytes as they arrive; the parts of a message are copied once.
 
-    ``held`` counts the bytes that were received and are in no message yet, ``missing`` those that the next message
-    lacks, 0 while its length is not known; ``compressed`` says of the last message that it is.
+    ``held`` counts received bytes that are not part of a returned message. ``missing`` counts the missing bytes of the
+    next message, 0 while its length is unknown. ``compressed`` is true if the last message is compressed.
     """
 
     __slots__ = ("_buffer", "_chunks", "_length", "compressed", "encoding", "held")
@@ -49,7 +49,7 @@ class MessageReader:
         self.encoding = encoding
         self._chunks: deque[Buffer] = deque()
         self._length = -1
-        #: Where a large message is put together.
+        #: The memory of a large message that is being assembled.
         self._buffer: mmap | None = None
 
     @property
@@ -62,7 +62,7 @@ class MessageReader:
         return self._length > STREAM_WINDOW
 
     def feed(self, chunk: Buffer) -> None:
-        """Add a chunk that has arrived."""
+        """Add a received chunk."""
         if self._buffer is not None:
             taken = min(len(chunk), self.missing)
             self._buffer.write(memoryview(chunk)[:taken])
@@ -77,11 +77,11 @@ class MessageReader:
         elif type(chunks[-1]) is bytearray:
             chunks[-1] += chunk
         else:
-            # The next chunks are appended to this one: many tiny chunks must not each cost an object.
+            # The next chunks are appended to this one, so that many tiny chunks do not each need an object.
             chunks.append(bytearray(chunk))
 
     def next(self) -> Buffer | None:
-        """The next message as it came, once it is complete; raises ``CallFault`` for one that cannot be read."""
+        """Return the next message as received, once it is complete; raises ``CallFault`` for an invalid one."""
         length = self._length
         if length < 0:
             if self.held < 5:
@@ -139,19 +139,19 @@ class MessageReader:
 
 
 def _memory(size: int) -> mmap:
-    """Memory for so many bytes, which is there only as far as it is written; raises ``CallFault`` for too many."""
+    """Allocate memory that becomes resident only as it is written; raises ``CallFault`` if there is too little."""
     try:
         return mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     except OSError as error:
         raise CallFault(Status.RESOURCE_EXHAUSTED, f"no memory for a message of {size} bytes: {error}") from None
 
 
-#: The reader of a call that has had whole messages only.
+#: The reader of a call that has received only whole messages so far.
 NOTHING_READ: Final = MessageReader("identity")
 
 
 def whole_message(chunk: Buffer) -> bytes | None:
-    """The message of a chunk that is one, not compressed, as most are; None for what a reader has to be fed."""
+    """Return the message of a chunk that is exactly one uncompressed message, as most are; otherwise None."""
     if type(chunk) is not bytes or len(chunk) < PREFIX.size:
         return None
     flag, length = PREFIX.unpack_from(chunk)
@@ -159,9 +159,9 @@ def whole_message(chunk: Buffer) -> bytes | None:
 
 
 def decompress(message: Buffer, encoding: str, limit: int) -> Buffer:
-    """The message that was compressed; raises ``CallFault`` if it is malformed, or larger than ``limit`` bytes.
+    """Decompress a message; raises ``CallFault`` if it is malformed or exceeds ``limit`` bytes.
 
-    It is inflated in pieces, between which other threads get the interpreter's lock, and which are not moved again.
+    Works in steps that let other threads take the interpreter lock, and writes into memory that is not moved again.
     """
     decompressor = zlib.decompressobj(WBITS[encoding])
     limit = min(limit, MAX_MESSAGE_SIZE)
@@ -191,9 +191,9 @@ def decompress(message: Buffer, encoding: str, limit: int) -> Buffer:
 
 
 def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buffer], int]:
-    """The parts of a message with its prefix in front, and their size; ``body`` is the message in parts.
+    """Return the parts of a message with its prefix, and their size; ``body`` is the message in parts.
 
-    It is compressed with ``encoding`` if that makes it smaller.  Raises INVALID_ARG for a message that is too large.
+    Compresses with ``encoding`` if that makes the message smaller. Raises INVALID_ARG for a message that is too large.
     """
     size = sum(map(len, body))
     if size > MAX_MESSAGE_SIZE:
@@ -209,7 +209,7 @@ def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buf
 
 
 def choose_encoding(level: str, accepted: Sequence[str]) -> str:
-    """The compression for a level (``none``, ``low``, ``medium``, ``high``), from those that the client accepts.
+    """Return the accepted compression for a level: ``none``, ``low``, ``medium`` or ``high``.
 
     As in gRPC, ``low`` is the cheapest and ``high`` the most thorough.
     """

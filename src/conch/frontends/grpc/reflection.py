@@ -1,7 +1,7 @@
-"""gRPC server reflection, v1 and v1alpha: tools such as grpcurl ask which services there are, and what they look like.
+"""gRPC server reflection, v1 and v1alpha, which tools such as grpcurl use to list and describe services.
 
-The messages of both versions are the same but for the package; they are made here, in a pool of descriptors of their
-own.  Calls run on the event loop.
+The messages of both versions differ only in their package; they are built here, in a separate descriptor pool. Calls
+run on the event loop.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from conch.frontends.grpc.status import CallFault, Status
 from conch.tensors import Buffer
 
 VERSIONS: Final = ("v1", "v1alpha")
-#: Bytes of answers that may wait before further questions do.
+#: Bytes of responses that may be unread before further requests wait.
 _PAUSE_AT: Final = 256 << 10
 
-#: The messages as ``reflection.proto`` numbers their fields; ``*`` marks repeated ones, ``@`` members of a oneof.
+#: The messages with the field numbers of ``reflection.proto``; ``*`` marks repeated fields, ``@`` members of a oneof.
 _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
     "ServerReflectionRequest": {
         "host": (1, "string"),
@@ -55,7 +55,7 @@ _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
 
 
 def _describe(version: str) -> descriptor_pb2.FileDescriptorProto:
-    """The file that declares one version of the service."""
+    """Return the file that declares one version of the service."""
     package = f"grpc.reflection.{version}"
     file = descriptor_pb2.FileDescriptorProto(
         name=f"grpc/reflection/{version}/reflection.proto", package=package, syntax="proto3"
@@ -117,7 +117,7 @@ class ServedFiles:
 
 
 def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
-    """A file and those that it needs, each once, itself first."""
+    """Return a file followed by its imports, each once."""
     files = {file.name: file}
     for imported in file.dependencies:
         files |= {one.name: one for one in _with_imports(imported)}
@@ -131,7 +131,7 @@ def _types(messages: Iterable[Descriptor]) -> Iterator[str]:
 
 
 def _symbols(file: FileDescriptor) -> Iterator[str]:
-    """The full names of all that a file declares: services, methods, messages, fields, enums and their values."""
+    """Yield the full names of a file's services, methods, messages, fields, enums and enum values."""
     for service in file.services_by_name.values():
         yield service.full_name
         yield from [method.full_name for method in service.methods]
@@ -149,18 +149,18 @@ def _symbols_of_enums(enums: Iterable[EnumDescriptor]) -> Iterator[str]:
     for enum in enums:
         yield enum.full_name
         scope = enum.full_name.rpartition(".")[0]
-        # The values of an enum are names beside it, not below it.
+        # The values of an enum are in the scope of the enum, not below it.
         yield from [f"{scope}.{value.name}" for value in enum.values]
 
 
 @cache
 def served_files() -> ServedFiles:
-    """The files; put together when somebody asks for the first time."""
+    """Return the files; built on the first call."""
     return ServedFiles()
 
 
 class ReflectionCall(Call):
-    """Any number of questions, each with an answer."""
+    """A reflection call: any number of requests, each with a response."""
 
     __slots__ = ("_files", "_messages")
 
@@ -196,7 +196,7 @@ class ReflectionCall(Call):
             self.resume()
 
     def _answer(self, request: Any, response: Any) -> bool:
-        """Fill in the answer to a question; False if what it names does not exist."""
+        """Fill in the response to a request; False if the requested name does not exist."""
         files = self._files
         kind = request.WhichOneof("message_request")
         if kind == "list_services":
@@ -204,7 +204,7 @@ class ReflectionCall(Call):
                 response.list_services_response.service.add(name=name)
             return True
         if kind == "all_extension_numbers_of_type":
-            # No message here is extended.
+            # No message here has extensions.
             response.all_extension_numbers_response.base_type_name = request.all_extension_numbers_of_type
             return request.all_extension_numbers_of_type in files.types
         if kind == "file_by_filename":

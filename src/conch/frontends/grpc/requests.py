@@ -1,6 +1,6 @@
-"""The head of a gRPC request: path, deadline, compression and metadata, from its header fields.
+"""The head of a gRPC request: path, deadline, compression and metadata, parsed from its header fields.
 
-Equal header blocks of a connection are parsed once, so heads are shared and immutable.  Used by calls; pure.
+Equal header blocks of a connection are parsed once, so heads are shared and immutable. Used by calls; does no I/O.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ _PSEUDO_FIELDS: Final = {b":method", b":scheme", b":path", b":authority"}
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """``timeout`` is in seconds, ``None`` for none; ``http_status`` is set if this is no gRPC request.
+    """The head of a request; ``timeout`` is in seconds, ``None`` for none; ``http_status`` is set if it is not gRPC.
 
-    ``size`` (bytes) is that of all fields, as HTTP/2 counts them; ``content_length`` (bytes) is that of
-    the body, where the client announces it.
-
-    ``metadata`` are all fields except HTTP/2's own, names in lower case; a ``-bin`` field's value
-    is decoded, and then text with one character a byte, as are other values that are not UTF-8.
+    ``size`` is that of all fields (bytes), as counted by HTTP/2; ``content_length`` that of the body (bytes), if
+    announced. ``metadata`` are all fields except HTTP/2's own, with lower-case names. The value of a ``-bin`` field is
+    decoded to text with one character per byte, as are other values that are not UTF-8.
     """
 
     path: str
@@ -40,7 +38,7 @@ class RequestHead:
     content_length: int | None
 
     def get(self, name: str) -> str | None:
-        """The first value of a field, if there is one."""
+        """Return the first value of a field, None if missing."""
         for key, value in self.metadata:
             if key == name:
                 return value
@@ -48,7 +46,7 @@ class RequestHead:
 
 
 def parse_head(fields: Sequence[Field]) -> RequestHead:
-    """The head that a request's fields make; raises ``StreamFault`` for malformed ones (RFC 9113, 8.2)."""
+    """Parse the head of a request; raises ``StreamFault`` for malformed fields (RFC 9113, 8.2)."""
     pseudo: dict[bytes, bytes] = {}
     metadata: list[tuple[str, str]] = []
     for name, value in fields:
@@ -106,7 +104,7 @@ def _text(name: bytes, value: bytes) -> str:
 
 
 def _http_status(method: bytes, content_type: str | None) -> int | None:
-    """The HTTP status that refuses a request that is not gRPC; None for gRPC, or without a content type."""
+    """Return the HTTP status that refuses a request that is not gRPC; None for gRPC, or without a content type."""
     if method != b"POST":
         return 405
     if content_type is None:
@@ -124,7 +122,7 @@ def _content_length(value: str | None) -> int | None:
 
 
 def parse_timeout(value: str | None) -> float | None:
-    """A ``grpc-timeout`` (digits and a unit) in seconds; an unreadable one counts as none."""
+    """Return a ``grpc-timeout`` (digits and a unit) in seconds, None if missing or invalid."""
     if value is None:
         return None
     digits, unit = value[:-1].strip(), value[-1:]

@@ -1,6 +1,6 @@
-"""The gRPC front end: listens, keeps track of its connections, drains them at shutdown.
+"""The gRPC front end: listens, tracks its connections, and drains them at shutdown.
 
-Started and stopped by :mod:`conch.app`; runs on the event loop.
+:mod:`conch.app` starts and stops it; runs on the event loop.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from conch.frontends.tls import make_context
 from conch.server.core import InferenceServer
 from conch.settings import Settings
 
-# Each connection has a ``Lifetime``, made by :mod:`conch.frontends.grpc.server`; its timers run on the event loop.
+# Each connection has a ``Lifetime``; its timers run on the event loop.
 
 
 class Lifetime:
-    """The timers of a connection."""
+    """The keepalive and maximum-age timers of a connection."""
 
     def __init__(self, connection: Http2Connection, settings: Settings) -> None:
         self._connection = connection
         self._settings = settings
         self._loop = loop = asyncio.get_running_loop()
-        #: Pings sent since anything else was.
+        #: Pings sent since the last other frame.
         self._pings = 0
         self._useful = 0
         self._silence: asyncio.TimerHandle | None = None
@@ -42,13 +42,13 @@ class Lifetime:
             self._age = loop.call_later(settings.grpc_max_connection_age / 1000, self._grow_old)
 
     def stop(self) -> None:
-        """Cancel the timers: the connection has ended."""
+        """Cancel the timers; called when the connection has ended."""
         for timer in (self._silence, self._age):
             if timer is not None:
                 timer.cancel()
 
     def _check(self) -> None:
-        """Ping a client from which nothing has arrived for the keepalive time."""
+        """Ping a client that has sent nothing for the keepalive time."""
         connection, settings = self._connection, self._settings
         if connection.active:
             connection.active = False
@@ -59,7 +59,7 @@ class Lifetime:
         self._silence = self._loop.call_later(settings.grpc_keepalive_time / 1000, self._check)
 
     def _may_ping(self) -> bool:
-        """Count a ping, of which only so many may be sent without any data in between."""
+        """Count a ping; returns whether the limit of pings without data allows it."""
         useful = self._connection.writer.useful
         if useful != self._useful:
             self._useful = useful
@@ -81,7 +81,7 @@ class Lifetime:
 
 
 class GrpcFrontend:
-    """Serves ``server`` over gRPC, as ``settings`` say; it is the observer of its connections."""
+    """Serves ``server`` over gRPC according to ``settings``; observes its connections."""
 
     def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits, codec: Codec) -> None:
         self._server = server
@@ -96,11 +96,11 @@ class GrpcFrontend:
 
     @property
     def connections(self) -> Collection[Http2Connection]:
-        """The connections that are open."""
+        """The open connections."""
         return self._lifetimes.keys()
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen on ``host:port`` (port 0: a free one); returns the address.
+        """Listen on ``host:port`` (port 0: any free port); returns the address.
 
         Raises PortTakenError, and INVALID_ARG for unusable TLS files.
         """
@@ -120,7 +120,7 @@ class GrpcFrontend:
         return address
 
     async def stop(self, grace_seconds: float) -> None:
-        """Accept no more requests, let those that run finish for up to ``grace_seconds``, then cancel the others."""
+        """Accept no more requests, let in-flight ones complete for up to ``grace_seconds``, then cancel the rest."""
         self._stopping = True
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -137,12 +137,12 @@ class GrpcFrontend:
                     connection.fail(Http2ErrorCode.NO_ERROR, "server is stopping")
 
     def sweep(self, now: float) -> None:
-        """End what clients have taken too long for at ``now`` (s, monotonic)."""
+        """End what exceeds a time limit at ``now`` (s, monotonic)."""
         for connection in list(self._lifetimes):
             connection.sweep(now)
 
     def _sweep_again(self) -> None:
-        """Look at all connections: one timer for all of them."""
+        """Check all connections; one timer serves all of them."""
         self.sweep(monotonic())
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
 

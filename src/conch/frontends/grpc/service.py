@@ -1,7 +1,7 @@
-"""From an RPC's path to the call that serves it, and who may call it.
+"""Routes RPCs: from the path to the call that serves it, with access checks.
 
 ``GrpcService`` is the application of every connection; its table below is the whole gRPC surface
-(``inference.GRPCInferenceService``, health and reflection).  Runs on the event loop.
+(``inference.GRPCInferenceService``, health and reflection). Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from conch.server.regions.system import SystemRegion
 from conch.settings import Restriction
 from conch.tensors import Buffer
 
-# Made once from the settings; pure.
+# Created once from the settings; does no I/O.
 
 
 _HEADER: Final = "triton-grpc-protocol-"
@@ -57,7 +57,7 @@ class Access:
         ]
 
     def check(self, head: RequestHead) -> ConchError | None:
-        """The error that refuses a call with this head; None if it is allowed."""
+        """Return the error that refuses a call with this head; None if it is allowed."""
         for header, value in self._required:
             if not hmac.compare_digest((head.get(header.lower()) or "").encode(), value.encode()):
                 return unavailable(f"This protocol is restricted, expecting header '{header}'")
@@ -67,16 +67,16 @@ class Access:
 # ``Check`` is in :mod:`~conch.frontends.grpc.control`. Runs on the event loop.
 
 
-#: The services whose health is known: the server as a whole, and the one that serves models.
+#: The services with a known health: the server as a whole, and the inference service.
 SERVICES: Final = ("", "inference.GRPCInferenceService")
-#: How often the readiness is looked at while somebody watches (s).
+#: Interval at which the readiness is checked while a client watches (s).
 _PERIOD: Final = 0.25
 
 _SERVING: Final = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class HealthWatchers:
-    """The calls that watch; looks at the server for all of them."""
+    """The calls that watch the health; checks the server for all of them."""
 
     def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
@@ -89,13 +89,13 @@ class HealthWatchers:
         return int(_SERVING.SERVING if self._server.ready else _SERVING.NOT_SERVING)
 
     def add(self, call: WatchCall) -> None:
-        """Tell a call what changes from now on."""
+        """Notify a call of changes from now on."""
         self._calls.add(call)
         if self._timer is None:
             self._timer = self._loop.call_later(_PERIOD, self._look)
 
     def remove(self, call: WatchCall) -> None:
-        """The call has ended."""
+        """Remove a call that has ended."""
         self._calls.discard(call)
         if not self._calls and self._timer is not None:
             self._timer.cancel()
@@ -108,12 +108,12 @@ class HealthWatchers:
             if call.service in SERVICES:
                 call.tell(status)
             if exiting:
-                # The call would keep the server from stopping.
+                # Otherwise the call would keep the server from stopping.
                 call.abort(Status.UNAVAILABLE, "Server exiting")
 
 
 class WatchCall(UnaryCall):
-    """Sends the status of a service at once, and then each one that differs from the last."""
+    """Sends the status of a service at once, and then each change."""
 
     __slots__ = ("_told", "_watchers", "service")
 
@@ -128,7 +128,7 @@ class WatchCall(UnaryCall):
     def run(self, message: Buffer) -> None:
         self.service = parse(health_pb2.HealthCheckRequest, message).service
         self.release(self.message_size)
-        # An unknown service may come, says the protocol; here, it never does.
+        # The protocol allows an unknown service to appear later; here it never does.
         self.tell(self._watchers.status if self.service in SERVICES else _SERVING.SERVICE_UNKNOWN)
         self._watchers.add(self)
 
@@ -136,7 +136,7 @@ class WatchCall(UnaryCall):
         raise CallFault(Status.RESOURCE_EXHAUSTED, "the message is too large")
 
     def tell(self, status: int) -> None:
-        """Send a status unless it is the last that was sent, or that one has not been read yet."""
+        """Send a status unless it was the last one sent, or the client has not read the last one yet."""
         if status != self._told and not self.unsent:
             self._told = status
             self.send([health_pb2.HealthCheckResponse(status=status).SerializeToString()])
@@ -149,7 +149,7 @@ class WatchCall(UnaryCall):
 
 
 def region_methods(regions: ClientRegions) -> dict[str, tuple[type[Message], Respond]]:
-    """The message and the function of each method."""
+    """Return the request class and the function of each method."""
 
     def system_status(request: pb.SystemSharedMemoryStatusRequest) -> Any:
         status = regions.status(SystemRegion, request.name)
@@ -194,13 +194,13 @@ def region_methods(regions: ClientRegions) -> dict[str, tuple[type[Message], Res
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
 _REFLECTION: Final = "/grpc.reflection.{}.ServerReflection/ServerReflectionInfo"
-#: Methods that ask for the state of the server.
+#: Methods that return the state of the server.
 _STATE: Final = {_SERVICE + "ServerLive", _SERVICE + "ServerReady"}
 _STOPPING: Final = "GRPC server is shutting down and has stopped accepting new requests."
 
 
 class Method(NamedTuple):
-    """One RPC: who may call it, and the call that serves it."""
+    """An RPC: its access rules, and the call that serves it."""
 
     access: Access
     open: Callable[[Http2Stream, RequestHead], Call]
@@ -260,7 +260,7 @@ class GrpcService:
         return call
 
     def _table(self) -> dict[str, tuple[str, Callable[[Http2Stream, RequestHead], Call]]]:
-        """The group (as restrictions name it) and the call of every method."""
+        """Return the restriction group and the call of every method."""
         context, control, unary = self._context, ControlMethods(self._server, self._lister), self._unary
         table = {
             "ServerLive": ("health", unary(pb.ServerLiveRequest, control.server_live)),
@@ -303,7 +303,7 @@ def _too_much_metadata(size: int) -> CallFault:
 
 
 def _recorded(call: Call) -> Call:
-    """``call``, of which the log says what becomes of it where it is verbose."""
+    """Return ``call``, with an access log record if the log is verbose."""
     if logs.current().log_verbose_level:
         path = logs.shortened(call.head.path)
         logs.verbose(1, "gRPC request: %s", path)

@@ -1,6 +1,6 @@
 """Status codes of gRPC calls, and the header blocks that carry them.
 
-Has the total table from the server's error codes to gRPC's.  Used by calls; pure.
+Maps every error code of the server to a gRPC status. Used by calls; does no I/O.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final
 from conch.errors import Code, ConchError
 from conch.frontends.grpc.http2.headers import encode_headers
 
-#: Triton's words for messages that are not protocol buffers, or incomplete.
+#: Triton's message for an invalid or incomplete protocol buffer.
 UNREADABLE: Final = "Unable to parse request"
-#: The size (bytes) to which messages are cut: gRPC clients refuse more than 8 KiB of metadata, and the status with it.
+#: Messages are cut to this size (bytes): gRPC clients refuse more than 8 KiB of metadata, including the status.
 MAX_MESSAGE: Final = 6 << 10
 
 
@@ -61,7 +61,7 @@ class CallFault(Exception):
 
 
 def status_of(error: ConchError | CallFault) -> tuple[Status, str]:
-    """The status and the message that a client gets for an error."""
+    """Return the status and the message that a client gets for an error."""
     if isinstance(error, CallFault):
         return error.status, str(error)
     return STATUS[error.code], error.public
@@ -74,16 +74,16 @@ OK_TRAILERS: Final = encode_headers([(b"grpc-status", b"0")])
 
 @lru_cache
 def response_headers(encoding: str) -> bytes:
-    """The header block that begins a response; ``encoding`` is the compression of its messages, or ``identity``."""
+    """Return the header block that begins a response; ``encoding`` is the compression of its messages."""
     if encoding == "identity":
         return RESPONSE_HEADERS
     return encode_headers((*_RESPONSE, (b"grpc-encoding", encoding.encode())))
 
 
 def trailers(status: Status, message: str, *, only: bool, accepts: bytes = b"") -> bytes:
-    """The header block that ends a call; ``only`` if no other was sent before it.
+    """Return the header block that ends a call; ``only`` if it is the only block of the response.
 
-    ``accepts`` lists the supported compressions (comma-separated) for a client that used another one.
+    ``accepts`` lists the supported compressions (comma-separated) for a client that used an unsupported one.
     """
     fields = [(b"grpc-status", str(int(status)).encode())]
     if message:
@@ -94,12 +94,12 @@ def trailers(status: Status, message: str, *, only: bool, accepts: bytes = b"") 
 
 
 def http_error(status: int) -> bytes:
-    """The header block that refuses a request that is not gRPC, with an HTTP status."""
+    """Return the header block that refuses a request that is not gRPC, with an HTTP status."""
     return encode_headers([(b":status", str(status).encode()), (b"content-length", b"0")])
 
 
 def encode_message(message: str) -> bytes:
-    """A status message as a header value: percent-encoded UTF-8, cut to ``MAX_MESSAGE`` bytes."""
+    """Encode a status message as a header value: percent-encoded UTF-8, cut to ``MAX_MESSAGE`` bytes."""
     pieces: list[bytes] = []
     size = 0
     for character in message:

@@ -1,9 +1,9 @@
 """``ModelStreamInfer``: any number of requests on one stream, run concurrently.
 
-The service opens a ``StreamInferCall`` for every stream of this RPC; runs on the event loop.  A request that fails
-does not end the stream, unless the client asks for that: with the metadata ``triton_grpc_error: true`` where its
-execution failed, with ``conch_grpc_error: true`` also where it was refused.  Requests to models that are not decoupled
-get one response each, in the order of the requests; responses of decoupled models are sent as they come.
+The service opens a ``StreamInferCall`` for every stream of this RPC; runs on the event loop. A failed request does not
+end the stream unless the client requests that in the metadata: ``triton_grpc_error: true`` for failed executions,
+``conch_grpc_error: true`` also for refused requests. Requests to models that are not decoupled get one response each,
+in the order of the requests; responses of decoupled models are sent as they arrive.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from conch.wire.regions import NO_REGIONS
 
 #: Bytes of responses that may wait, for a slow client or for earlier responses, before further requests wait too.
 PAUSE_AT: Final = 16 << 20
-#: Requests of a stream that may wait or run at a time; further ones stay with the client, held by flow control.
+#: Maximum number of concurrent requests of a stream; flow control holds further ones back at the client.
 MAX_RUNNING: Final = 1024
 #: Bytes of responses that may wait before the call is aborted.
 GIVE_UP_AT: Final = 512 << 20
@@ -54,20 +54,20 @@ GIVE_UP_AT: Final = 512 << 20
 class StreamInferCall(Call):
     """Any number of requests and their responses.
 
-    ``_running`` holds the requests that have not ended, by serial number; ``_pending`` a slot for each response that
-    must keep its order, first to last; ``_early_bytes`` counts the bytes of responses that wait for earlier ones.
+    ``_running`` has the in-flight requests by serial number; ``_pending`` a slot for each response that must keep its
+    order, first to last; ``_early_bytes`` counts the bytes of responses that wait for earlier ones.
     """
 
     __slots__ = ("_all_strict", "_context", "_early_bytes", "_half_closed", "_loads", "_pending", "_running", "strict")
 
     def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
         self._context = context
-        #: Whether a request that is refused ends the stream, and whether an execution that fails does.
+        #: Whether a refused request ends the stream, and whether a failed execution does.
         self._all_strict = _is_set(head, ERRORS_WITH_CODES)
         self.strict = self._all_strict or _is_set(head, "triton_grpc_error")
         self._running: dict[int, InferRequest] = {}
         self._pending: deque[_ResponseSlot] = deque()
-        #: What gives up waiting for the model of a request, by the request's place.
+        #: Callbacks that stop waiting for the model of a request, by the request's slot.
         self._loads: dict[_ResponseSlot, Callable[[], None]] = {}
         self._early_bytes = 0
         self._half_closed = False
@@ -99,7 +99,7 @@ class StreamInferCall(Call):
         size: int = 0,
         slot: _ResponseSlot | None = None,
     ) -> None:
-        """Run a request; ``size`` (of its message) and ``slot`` (its place) are given when it waited for its model."""
+        """Run a request; ``size`` (of its message) and ``slot`` are given if it waited for its model."""
         server = self._context.server
         size = size or self.message_size
         streamed: _StreamedRequest | None = None
@@ -173,14 +173,14 @@ class StreamInferCall(Call):
             self.on_drained()
 
     def refuse(self, slot: _ResponseSlot | None, error: ConchError, request_id: str) -> None:
-        """Answer a request that was not accepted."""
+        """Respond to a request that was not accepted."""
         if self._all_strict:
             self.fail(error)
         else:
             self.deliver(slot, encode_stream_error(error.public, request_id))
 
     def on_ended(self, request: InferRequest, size: int) -> None:
-        """A request, of whose message ``size`` bytes were held, has had its last response."""
+        """Release ``size`` bytes of the message of a request; called after its last response."""
         self._running.pop(request.serial, None)
         self.release(size)
         if self.paused and not self.unsent:
@@ -192,7 +192,7 @@ class StreamInferCall(Call):
             self.paused = True
 
     def _send_in_order(self) -> None:
-        """Send the responses before which none is missing."""
+        """Send the responses that have no missing predecessor."""
         while self._pending and (first := self._pending[0]).message is not None:
             self._pending.popleft()
             self._early_bytes -= first.size
@@ -212,7 +212,7 @@ class StreamInferCall(Call):
         size: int,
         slot: _ResponseSlot,
     ) -> None:
-        """The model of a request is loaded, or cannot be."""
+        """Run a request whose model is loaded, or whose load has failed."""
         del self._loads[slot]
         if self.finished:
             return
@@ -235,9 +235,9 @@ def _is_set(head: RequestHead, name: str) -> bool:
 
 
 class _ResponseSlot:
-    """The place of a response in the order of a stream; ``message`` and its ``size`` are set when it is there.
+    """The position of a response in the order of a stream; ``message`` and its ``size`` are set when it arrives.
 
-    An empty message is none: the model turned out to answer in no order.
+    An empty message is skipped: its decoupled model does not respond in order.
     """
 
     __slots__ = ("message", "size")
@@ -248,7 +248,7 @@ class _ResponseSlot:
 
 
 class _StreamedRequest:
-    """One request of a stream, and what becomes of its responses; ``size`` is what it holds (bytes)."""
+    """A request of a stream and its responses; ``size`` is the number of bytes that it holds."""
 
     __slots__ = ("_call", "_model", "_only", "_responses", "plan", "request", "size", "slot")
 
@@ -276,18 +276,18 @@ class _StreamedRequest:
             self._end()
 
     def hold(self, size: int) -> None:
-        """Count further bytes that are held for this request."""
+        """Count further bytes held for this request."""
         self.size += size
         self._call.hold(size)
 
     def refuse(self, error: ConchError) -> None:
-        """Answer a request that the model did not accept."""
+        """Respond to a request that the model did not accept."""
         self._call.refuse(self.slot, error, self.request.id)
         self._end()
 
     def _end(self) -> None:
         self._call.on_ended(self.request, self.size)
-        # The request holds this object: without a cycle both are freed at once.
+        # The request refers to this object: breaking the cycle frees both at once.
         del self.request
 
     def _deliver(self, response: InferResponse) -> None:

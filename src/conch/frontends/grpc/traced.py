@@ -1,4 +1,4 @@
-"""Begins the trace of a gRPC request; called on the event loop, and only where requests may be traced."""
+"""Begins the trace of a gRPC request; called on the event loop while tracing is on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from conch.telemetry.tracing.tracing import Tracing
 
 
 def begin_trace(tracing: Tracing, call: Call, request: InferRequest) -> None:
-    """Trace a request that its model is about to be given, if it is its turn."""
+    """Begin the trace of a request before its model gets it, if the request is sampled."""
     now = monotonic_ns()
-    # Not set where tracing was turned on after the call was opened.
+    # Missing if tracing was enabled after the call was opened.
     tracing.begin(request, GRPC, getattr(call, "began", now), dict(call.head.metadata))
     call.began = now

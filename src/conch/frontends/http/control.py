@@ -1,6 +1,6 @@
-"""Everything over HTTP but inference: health, metadata, configuration, repository, statistics, logging.
+"""HTTP handlers for health, metadata, configuration, repository, statistics, logging, tracing and shared memory.
 
-Called by the router; runs on the event loop.
+The router calls them on the event loop.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from conch.telemetry.statistics import ModelStatistics
 from conch.wire.json import control as wire
 from conch.wire.json.trace_setting import read_trace_setting
 
-# Called by the router; runs on the event loop.
-
 
 class _Handlers(NamedTuple):
-    """The handlers of one kind of regions."""
+    """The handlers for one kind of shared memory region."""
 
     status: Callable[[HttpExchange, str], None]
     register: Callable[[HttpExchange, str], None]
@@ -36,7 +34,7 @@ class _Handlers(NamedTuple):
 
 
 class RegionRoutes:
-    """The handlers; ``system`` and ``cuda`` have those of a kind, whose path names a region or not."""
+    """The shared memory handlers: ``system`` and ``cuda``. A path without a region has the empty name."""
 
     def __init__(self, regions: ClientRegions) -> None:
         self._regions = regions
@@ -83,7 +81,7 @@ _REPOSITORY: Final = "'repository_name' specification is not supported"
 
 
 class ControlRoutes:
-    """The handlers; each answers its exchange, now or later, or raises :class:`ConchError`."""
+    """The control handlers; each responds to its exchange, immediately or later, or raises :class:`ConchError`."""
 
     def __init__(self, server: InferenceServer, codec: Codec, lister: YieldingLister) -> None:
         self._server = server
@@ -122,7 +120,7 @@ class ControlRoutes:
         self._tasks.start(exchange, self._respond_with_index(exchange, wire.read_index(exchange.body)))
 
     def admit(self, repository: str, name: str) -> None:
-        """Raise UNSUPPORTED or UNAVAILABLE for a load or an unload that will not be."""
+        """Raise UNSUPPORTED or UNAVAILABLE for a load or unload that cannot be allowed."""
         if repository:
             raise unsupported(_REPOSITORY)
         self._server.require_explicit_control()
@@ -130,7 +128,7 @@ class ControlRoutes:
     def load(self, exchange: HttpExchange, repository: str, name: str) -> None:
         if repository:
             raise unsupported(_REPOSITORY)
-        # Of a small body Triton tells what is wrong with it first; for a large one, the router has asked ``admit``.
+        # For a small body, Triton reports errors in the body first; for a large one, the router has called ``admit``.
         self._tasks.start(exchange, self._load(exchange, name))
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
@@ -178,6 +176,6 @@ class ControlRoutes:
 
 
 async def _respond_after(exchange: HttpExchange, action: Awaitable[None]) -> None:
-    """Answer with an empty body when ``action`` is done."""
+    """Respond with an empty body when ``action`` completes."""
     await action
     exchange.respond(200, [JSON])

@@ -1,6 +1,6 @@
-"""One HTTP request and its response, as handlers see them.
+"""An HTTP request and its response, as seen by handlers.
 
-Made by a connection (``connection.py``), which sends the response; lives on the event loop.
+A connection (``server.py``) creates the exchange and sends the response; everything runs on the event loop.
 """
 
 from __future__ import annotations
@@ -15,43 +15,44 @@ from conch.frontends.access_log import AccessRecord
 from conch.frontends.budget import ByteBudget
 from conch.tensors import Buffer
 
-#: A header that many responses have.
+#: Content type of JSON responses.
 JSON: Final = (b"Content-Type", b"application/json")
 Headers = Iterable[tuple[bytes, bytes]]
 
 _STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-#: A body of fewer bytes goes out in one buffer with its head; for a larger one joining costs more than it saves.
+#: Below this size (bytes), head and body are sent in one buffer; for a larger body, joining costs more than it saves.
 _JOIN_BELOW = 32 * 1024
 
 
 class ExchangeOwner(Protocol):
-    """The connection of an exchange; ``budget`` is where the bytes of bodies are counted."""
+    """The connection of an exchange; ``budget`` counts the bytes of bodies."""
 
     transport: asyncio.Transport
     budget: ByteBudget
 
     def write(self, data: bytes) -> None:
-        """Send a part of a response of which more parts follow."""
+        """Send a part of a response, with more parts to follow."""
 
     def writelines(self, parts: list[Buffer]) -> None:
-        """Send a large response, in parts that are not copied."""
+        """Send a large response in parts that are not copied."""
 
     def on_exchange_ended(self, exchange: HttpExchange) -> None:
-        """The response has been written."""
+        """Handle the end of an exchange; called when the response has been written."""
 
 
 class HttpExchange:
-    """A request, and the means to answer it once it has arrived in full.
+    """A request and its response, once the request has arrived in full.
 
-    ``path`` is the raw target without its query, ``headers`` have lower-case names (the last of
-    equal ones wins; ``names`` has them as they were sent, where the application asks for that),
-    ``body`` is the whole body, after chunked framing and before decompression.
-    Answer with :meth:`respond`, or with :meth:`start`, :meth:`write` … and :meth:`finish`.  If the client hangs up
-    first, ``on_disconnect`` is called, and what is sent after that is dropped.
+    ``path`` is the raw target without its query. ``headers`` have lower-case names; the last of equal names wins.
+    ``names`` maps them to the names as sent, if the application asks for that. ``body`` is the whole body, after
+    chunked framing and before decompression.
 
-    ``began`` is when its head had arrived (ns, monotonic), set only while requests are traced.
+    Respond with :meth:`respond`, or with :meth:`start`, :meth:`write` … and :meth:`finish`. If the client disconnects
+    first, ``on_disconnect`` is called, and everything sent afterwards is dropped.
 
-    The body is gone once the exchange has been answered, or its client has hung up and nobody works for it.
+    ``began`` is the time at which the head had arrived (ns, monotonic), set only while requests are traced.
+
+    The body is released when the exchange ends, or when its client has disconnected and no task works for it.
     """
 
     __slots__ = (
@@ -86,27 +87,27 @@ class HttpExchange:
         self.path = path
         self.headers = headers
         self.names: dict[bytes, bytes] = {}
-        #: The content type for binary tensors whose client wants the size of the JSON before them at its end.
+        #: Content type prefix for binary responses; the size of the JSON header is appended to it.
         self.binary_type = b""
         self.keep_alive = keep_alive
         self.body: Buffer = b""
-        #: The bytes of the body that are counted in the budget.
+        #: Bytes of the body counted in the budget.
         self.held = 0
-        #: What the application found out about the head, for itself.
+        #: The handler and its arguments; set and read by the application.
         self.route: Any = None
-        #: Whether it is answered even to those for whom the server has no other place.
+        #: Whether the request is served even on a connection above the limit.
         self.urgent = False
-        #: With what the request is refused instead of being handled, and the status.
+        #: The error and status with which the request is refused instead of being handled.
         self.refusal: tuple[ConchError, int] | None = None
-        #: Whether a task works for this exchange, which ends by calling :meth:`let_go`.
+        #: Whether a background task works for this exchange; the task ends by calling :meth:`let_go`.
         self.worked_for = False
         self.on_disconnect: Callable[[], None] | None = None
         self.started = False
-        #: What verbose logging says of this exchange when it ends.
+        #: The access log record of this exchange.
         self.record: AccessRecord | None = None
 
     def respond(self, status: int, headers: Headers, *body: Buffer) -> None:
-        """Send a complete response; ``body`` may be given in parts, which are not copied if they are large."""
+        """Send a complete response; large ``body`` parts are not copied."""
         owner = self._owner
         if owner is None:
             return
@@ -132,14 +133,14 @@ class HttpExchange:
             self._owner.transport.write(self._head(status, headers, b"Transfer-Encoding: chunked\r\n\r\n"))
 
     def write(self, data: bytes) -> None:
-        """Send a part of a response that :meth:`start` began."""
+        """Send a part of a response begun with :meth:`start`."""
         if self._owner is not None and data:
             if self.record is not None:
                 self.record.sent += len(data)
             self._owner.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def finish(self) -> None:
-        """End a response that :meth:`start` began."""
+        """End a response begun with :meth:`start`."""
         owner = self._owner
         if owner is not None:
             owner.transport.write(b"0\r\n\r\n")
@@ -147,21 +148,21 @@ class HttpExchange:
 
     @property
     def unsent(self) -> int:
-        """Bytes of responses that wait until the client reads them."""
+        """Response bytes that the client has not read yet."""
         return self._owner.transport.get_write_buffer_size() if self._owner else 0
 
     @property
     def gone(self) -> bool:
-        """Whether the exchange has been answered, or its client has hung up."""
+        """Whether the exchange has ended or its client has disconnected."""
         return self._owner is None
 
     def abort(self) -> None:
-        """Close the connection without ending the response, so that the client knows that something is missing."""
+        """Close the connection without ending the response, so that the client detects the truncation."""
         if self._owner is not None:
             self._owner.transport.abort()
 
     def disconnect(self) -> None:
-        """The client has hung up; called by the connection."""
+        """Handle the client's disconnection; called by the connection."""
         self._owner = None
         if self.record is not None:
             self.record.status = f"{self.record.status} client hung up".lstrip()
@@ -173,13 +174,13 @@ class HttpExchange:
             self.let_go()
 
     def hold(self, size: int) -> None:
-        """Count further bytes that are held for this request.  Raises UNAVAILABLE if the server holds too many."""
+        """Count further bytes held for this request. Raises UNAVAILABLE if the budget is exhausted."""
         self.held += size
         if not self._budget.take(size):
             raise self._budget.refusal()
 
     def let_go(self) -> None:
-        """Forget the body, and give its bytes back to the budget."""
+        """Drop the body and return its bytes to the budget."""
         self.body = b""
         if self.held:
             self._budget.release(self.held)

@@ -1,7 +1,7 @@
-"""``infer``, ``generate`` and ``generate_stream``: from an exchange to a request.
+"""Handlers of ``infer``, ``generate`` and ``generate_stream``.
 
-Called by the router; runs on the event loop, but for large bodies, which another process decodes.  A client that hangs
-up cancels its request.
+The router calls them on the event loop; a helper process decodes large bodies. If the client disconnects, its request
+is cancelled.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class Inference:
         self._tracing = server.tracing
 
     def admit(self, name: str, version: int) -> Model:
-        """The model of a request; raises NOT_FOUND or UNAVAILABLE where there is none that serves."""
+        """Return the model of a request; raises NOT_FOUND or UNAVAILABLE if it cannot serve."""
         return self._server.model(name, version)
 
     def admit_infer(self, name: str, version: int) -> Model:
-        """The model of a request to ``infer``; raises UNSUPPORTED, too, for a decoupled one."""
+        """Return the model of an ``infer`` request; also raises UNSUPPORTED for a decoupled model."""
         model = self._server.model(name, version)
         if model.signature.decoupled:
             raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         return model
 
     def infer(self, exchange: HttpExchange, name: str, version: int) -> None:
-        """``POST …/infer``."""
+        """Handle ``POST …/infer``."""
         model = self.admit_infer(name, version)
         length = exchange.headers.get(b"inference-header-content-length")
         body = small_body(exchange, self._limit)
@@ -75,7 +75,7 @@ class Inference:
             self._infer_again(exchange, model, bytes(body), length)
 
     def generate(self, exchange: HttpExchange, name: str, version: int) -> None:
-        """``POST …/generate``."""
+        """Handle ``POST …/generate``."""
         model = self._server.model(name, version)
         if model.signature.by_row and not model.signature.max_batch_size:
             self._generate_texts(exchange, model)
@@ -84,13 +84,13 @@ class Inference:
             self._generate(exchange, model, responder)
 
     def generate_stream(self, exchange: HttpExchange, name: str, version: int) -> None:
-        """``POST …/generate_stream``."""
+        """Handle ``POST …/generate_stream``."""
         model = self._server.model(name, version)
         responder = GenerateStreamResponder(exchange, self._codec, decoupled=model.signature.decoupled)
         self._generate(exchange, model, responder)
 
     def _infer_again(self, exchange: HttpExchange, model: Model, body: bytes, length: bytes | None) -> None:
-        """Send what was sent in answer to the same body before, if the response cache still has it."""
+        """Send the stored response to an identical body if the response cache still has it."""
         message = body, length, exchange.headers.get(b"accept-encoding")
         answer = model.answer_again(message)
         if isinstance(answer, SentAnswer):
@@ -99,13 +99,16 @@ class Inference:
             self._send(exchange, model, self._decode_infer(exchange, model, body, length, message))
 
     def _may_repeat(self, body: Buffer) -> bool:
-        """Whether a body says all that its request has: shared memory, perhaps named with escapes, is not in it."""
+        """Whether the body alone determines the request.
+
+        Data in shared memory, which escapes may hide, lies outside the body.
+        """
         if len(body) > MOST_MESSAGE_BYTES or self._forwarding.enabled or self._tracing.on:
             return False
         return b"shared_memory" not in bytes(body) and b"\\u" not in bytes(body)
 
     def _infer_large(self, exchange: HttpExchange, model: Model, length: bytes | None) -> None:
-        """A body of which little is JSON is decoded here; what takes long, by the codec."""
+        """Decode a mostly binary body here; leave a slow one to the codec."""
         body = exchange.body
         encoding = content_encoding(exchange)
         if length is None or not compression.is_identity(encoding):
@@ -244,7 +247,7 @@ class Inference:
             self._send_texts(exchange, model, single, several)
 
     def _send(self, exchange: HttpExchange, model: Model, request: InferRequest) -> None:
-        """Send a request to its model; the client's hanging up cancels it."""
+        """Send a request to its model; cancel it if the client disconnects."""
         if self._tracing.on:
             begin_trace(self._tracing, exchange, request)
         model.infer(request)
@@ -261,6 +264,6 @@ class Inference:
 
 
 def _as_sent(exchange: HttpExchange) -> Iterator[tuple[str, str]]:
-    """The headers, with names in the letters in which they were sent."""
+    """Return the headers with their names as sent."""
     for name, value in exchange.headers.items():
         yield exchange.names.get(name, name).decode("latin-1"), value.decode("latin-1")

@@ -1,6 +1,6 @@
-"""The OpenAI API: the handlers of models, chats, completions and embeddings.
+"""Handlers of the OpenAI API: models, chat completions, completions and embeddings.
 
-Called by the router; runs on the event loop, but for large bodies, which another process reads.
+The router calls them on the event loop; a helper process decodes large bodies.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from conch.wire.openai.models import PROMPT, list_body, model_body, usable
 from conch.wire.openai.reading import read_body
 from conch.wire.openai.responses import ChoiceDelta, read_response
 
-# Made by the handlers (``openai.py``); called for every response, on the event loop. The exchange is answered when
-# all requests have ended, or when the first of them fails; a client that hangs up cancels them.
+# Responders are created by the handlers and called on the event loop for every response. An exchange ends when all its
+# requests have completed or the first one fails; if the client disconnects, they are cancelled.
 
 
 LOG = logging.getLogger("conch")
 
 _NO_CACHE: Final = (b"Cache-Control", b"no-cache")
-#: Answers that are so large that the codec encodes them.
+#: Encodes large responses through the codec.
 _ENCODING: Final = ExchangeTasks(refuse)
 
 
 class OpenAiResponder:
-    """Sends the requests and handles their responses, until the exchange is answered."""
+    """Sends requests and handles their responses until the exchange ends."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class OpenAiResponder:
         self._ended = False
 
     def start(self, model: Model, tracing: Tracing) -> None:
-        """Send all requests; if one is refused, cancels the others and raises the error."""
+        """Send all requests; if one is refused, cancel the others and raise the error."""
         try:
             for request in self._requests:
                 if self._ended:
@@ -83,7 +83,7 @@ class OpenAiResponder:
             self._exchange.on_disconnect = self.cancel
 
     def cancel(self) -> None:
-        """Cancel all requests; nothing is sent to the client any more."""
+        """Cancel all requests and send nothing more to the client."""
         self._ended = True
         for request in self._requests:
             request.cancel()
@@ -120,12 +120,12 @@ class OpenAiResponder:
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Answer, or end the answer: all requests have ended without an error."""
+        """Send or end the response; called when all requests have completed without error."""
         raise NotImplementedError
 
 
 class GenerationResponder(OpenAiResponder):
-    """Answers with a chat completion or completions, as one object or as events."""
+    """Responds with a chat completion or completions, as one object or as events."""
 
     def __init__(
         self, exchange: HttpExchange, model: Model, plan: AnswerPlan, inputs: Sequence[dict[str, WireTensor]]
@@ -135,7 +135,7 @@ class GenerationResponder(OpenAiResponder):
         self._top = plan.logprobs or 0
         self._stream = plan.stream
         super().__init__(exchange, model, inputs, id=self._answer.id)
-        #: Requests, by number, whose prompts have been counted.
+        #: Numbers of the requests whose prompt tokens have been counted.
         self._counted: set[int] = set()
 
     def _take(self, part: int, response: InferResponse) -> None:
@@ -177,7 +177,7 @@ class GenerationResponder(OpenAiResponder):
 
 
 class EmbeddingResponder(OpenAiResponder):
-    """Answers with the embeddings of all texts, as one object."""
+    """Responds with the embeddings of all texts, as one object."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class EmbeddingResponder(OpenAiResponder):
 
 
 class OpenAi:
-    """The handlers; each answers its exchange or raises :class:`ConchError`."""
+    """The handlers; each responds to its exchange or raises :class:`ConchError`."""
 
     def __init__(self, server: InferenceServer, codec: Codec) -> None:
         self._server = server
@@ -220,30 +220,30 @@ class OpenAi:
         self._tasks = ExchangeTasks(refuse)
 
     def models(self, exchange: HttpExchange) -> None:
-        """``GET /v1/models``: lists the ready models that one of the endpoints can use."""
+        """Handle ``GET /v1/models``: list the ready models that an endpoint can use."""
         names = self._server.ready_models()
         exchange.respond(200, [JSON], list_body(filter(self._is_usable, names), self._created))
 
     def model(self, exchange: HttpExchange, name: str) -> None:
-        """``GET /v1/models/{name}``: describes one of them."""
+        """Handle ``GET /v1/models/{name}``: describe one of them."""
         if not self._is_usable(name):
             raise _unknown(f"The model '{name}' does not exist")
         exchange.respond(200, [JSON], model_body(name, self._created))
 
     def chat(self, exchange: HttpExchange) -> None:
-        """``POST /v1/chat/completions``."""
+        """Handle ``POST /v1/chat/completions``."""
         self._start(exchange, "chat")
 
     def completion(self, exchange: HttpExchange) -> None:
-        """``POST /v1/completions``."""
+        """Handle ``POST /v1/completions``."""
         self._start(exchange, "completion")
 
     def embedding(self, exchange: HttpExchange) -> None:
-        """``POST /v1/embeddings``."""
+        """Handle ``POST /v1/embeddings``."""
         self._start(exchange, "embedding")
 
     def _is_usable(self, name: str) -> bool:
-        """Whether an endpoint can use the model; of one that has never been loaded, that is not known."""
+        """Whether an endpoint can use the model; True for a model whose signature is unknown until it is loaded."""
         if not self._server.model_ready(name):
             return False
         signature = self._server.signature(name)
@@ -264,7 +264,7 @@ class OpenAi:
         )
 
     async def _start_large(self, exchange: HttpExchange, endpoint: str) -> None:
-        """Have a request decoded, and again when its model has been loaded, if that turns out to be needed."""
+        """Decode and start a request; if its model must be loaded first, load it and decode again."""
         while True:
             try:
                 await self._decode_large(exchange, endpoint)
@@ -274,7 +274,7 @@ class OpenAi:
                     await needed.wait()
 
     async def _decode_large(self, exchange: HttpExchange, endpoint: str) -> None:
-        """Have a request decoded; its model stays loaded meanwhile, once its name has been read."""
+        """Decode and start a request; the model stays loaded from the moment its name has been read."""
         body = exchange.body
         if not self._server.loads_on_demand:
             exchange.body = b""
@@ -314,7 +314,7 @@ class OpenAi:
 
 @contextmanager
 def _in_its_words() -> Iterator[None]:
-    """Say of a model that is not there what OpenAI says."""
+    """Replace the error for an unknown model by OpenAI's."""
     try:
         yield
     except ConchError as error:

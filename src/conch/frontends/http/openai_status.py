@@ -1,7 +1,7 @@
-"""Refusals of the OpenAI API: the HTTP status of each error code, and the error object.  Pure.
+"""Errors of the OpenAI API: the HTTP status of each error code, and the error object.
 
-The statuses are those of the KServe API, except for what a model cannot do: this is the client's mistake here (400),
-because OpenAI's clients retry after any status of 500 and above.
+The statuses are those of the KServe API, except that an unsupported request is 400: OpenAI's clients retry after any
+status of 500 or higher.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ STATUS: Final = {**HTTP_STATUS, Code.UNSUPPORTED: 400}
 
 
 def refuse(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
-    """Answer with an error; 503 says when to try again.  ``status`` replaces that of the error's code."""
+    """Respond with an error; 503 includes ``Retry-After``. ``status`` overrides the status of the error's code."""
     status = status or STATUS[error.code]
     exchange.respond(status, [JSON, RETRY] if status == 503 else [JSON], error_body(status, error))

@@ -1,8 +1,8 @@
-"""Requests of managed platforms, Amazon SageMaker, Google Vertex AI and OCI Data Science, as those of the protocol.
+"""Adapters for managed platforms: Amazon SageMaker, Google Vertex AI and OCI Data Science.
 
-Each platform has a port of its own, whose router answers translated requests with the same handlers and checks as the
-HTTP port.  Runs on the event loop.  Sources: SageMaker's contract for inference containers, Vertex AI's requirements
-for custom containers, what Triton adds to both, and OCI's interface for containers that are brought along.
+Each platform has its own port. Its router translates requests and passes them to the handlers and checks of the HTTP
+port, on the event loop. Sources: SageMaker's contract for inference containers, Vertex AI's requirements for custom
+containers, Triton's additions to both, and OCI's interface for custom containers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INVOKE: Final = re.compile(rb"/models/([^/]+)/invoke")
 _MODELS: Final = re.compile(rb"/models(/[^/]*)?")
 _PING_MODES: Final = ("live", "ready")
 _INFERENCE_TYPES: Final = ("infer", "generate", "generate_stream")
-#: Where OCI asks, and the environment variables by which a deployment maps both places.
+#: OCI's paths, and the environment variables with which a deployment maps two of them.
 _OCI_PREDICT: Final = b"/predict"
 _OCI_STREAM: Final = b"/predictWithResponseStream"
 _OCI_HEALTH: Final = b"/health"
@@ -35,10 +35,10 @@ _OCI_HEALTH_VARIABLE: Final = "MODEL_DEPLOY_HEALTH_ENDPOINT"
 
 
 class Platform(Protocol):
-    """How a platform asks."""
+    """The request format of a platform."""
 
     def translate(self, exchange: HttpExchange, router: Router) -> bool:
-        """Make a request one that the router knows; False for a path that the platform does not use."""
+        """Rewrite a request as one of the HTTP port; False for a path that the platform does not use."""
 
 
 class PlatformRouter:
@@ -57,7 +57,7 @@ class PlatformRouter:
             exchange.refusal = (error, 0)
             return 0
         if not known:
-            exchange.refusal = (ConchError("Not Found"), 400)  # as Triton's ports for platforms answer
+            exchange.refusal = (ConchError("Not Found"), 400)  # the same status as Triton's platform ports
             return 0
         return self._router.open(exchange)
 
@@ -72,12 +72,11 @@ class PlatformRouter:
 
 
 class SageMaker:
-    """``/ping`` and ``/invocations`` for one model, ``/models`` for those that it has loaded, ``given`` by name.
+    """``/ping`` and ``/invocations`` for one model; ``/models`` for the loaded models, ``given`` by name.
 
-    The environment names the model (``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME``), what ``/ping`` asks
-    (``SAGEMAKER_TRITON_PING_MODE``: ``live`` or ``ready``) and what ``/invocations`` is
-    (``SAGEMAKER_TRITON_INFERENCE_TYPE``: ``infer``, ``generate`` or ``generate_stream``).  Raises INVALID_ARG for
-    another mode or type.
+    Environment variables: ``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME`` names the model; ``SAGEMAKER_TRITON_PING_MODE``
+    selects the check of ``/ping`` (``live`` or ``ready``); ``SAGEMAKER_TRITON_INFERENCE_TYPE`` selects the endpoint of
+    ``/invocations`` (``infer``, ``generate`` or ``generate_stream``). Raises INVALID_ARG for another mode or type.
     """
 
     def __init__(self, environment: Mapping[str, str], given: Container[str]) -> None:
@@ -111,7 +110,7 @@ class SageMaker:
 
     def _infer(self, exchange: HttpExchange, model: bytes, kind: bytes = b"infer") -> None:
         exchange.path = b"/v2/models/%b/%b" % (model, kind)
-        # The platform passes on no headers of the protocol's own.
+        # The platform does not pass on the protocol's own headers.
         exchange.headers.pop(_LENGTH, None)
         if kind == b"infer":
             _take_header_size(exchange, _SAGEMAKER_BINARY)
@@ -119,10 +118,10 @@ class SageMaker:
 
 
 class VertexAi:
-    """The routes that the environment names, ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE``, for one model.
+    """The routes for one model, named by ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE``.
 
-    A request to the second one may ask for any other endpoint by the header ``X-Vertex-Ai-Triton-Redirect``.  Raises
-    INVALID_ARG where a route is missing.  ``default_model`` tells the model.
+    The header ``X-Vertex-Ai-Triton-Redirect`` of a predict request selects any other endpoint. ``default_model``
+    returns the model's name. Raises INVALID_ARG if a route is not set.
     """
 
     def __init__(self, environment: Mapping[str, str], default_model: Callable[[], str]) -> None:
@@ -153,11 +152,12 @@ class VertexAi:
 
 
 class OciDataScience:
-    """``/predict``, ``/predictWithResponseStream`` and ``/health``, and whatever the HTTP port has under its own path.
+    """``/predict``, ``/predictWithResponseStream`` and ``/health``, and the HTTP port's paths unchanged.
 
-    A deployment that maps its endpoints (``MODEL_DEPLOY_PREDICT_ENDPOINT``, ``MODEL_DEPLOY_HEALTH_ENDPOINT``) asks for
-    those paths; where the platform leaves the mapping to the container, it is done here.  Without one, ``/predict`` is
-    an ``infer`` to the model that ``default_model`` tells.  Raises INVALID_ARG for a mapping to anything but a path.
+    A deployment that maps its endpoints (``MODEL_DEPLOY_PREDICT_ENDPOINT``, ``MODEL_DEPLOY_HEALTH_ENDPOINT``) requests
+    those paths; if the platform leaves the mapping to the container, this class applies it. Without a mapping,
+    ``/predict`` is ``infer`` on the model that ``default_model`` returns. Raises INVALID_ARG if a variable is not a
+    path.
     """
 
     def __init__(self, environment: Mapping[str, str], default_model: Callable[[], str]) -> None:
@@ -183,7 +183,7 @@ class OciDataScience:
 
 
 def check_ports(settings: Settings) -> None:
-    """Raise INVALID_ARG where SageMaker allows other front ends no port that the settings ask for."""
+    """Raise INVALID_ARG if the settings use a port outside the range that SageMaker allows."""
     ports = (
         ("http", settings.allow_http, settings.http_port),
         ("grpc", settings.allow_grpc, settings.grpc_port),
@@ -199,14 +199,14 @@ def check_ports(settings: Settings) -> None:
 
 
 def not_loaded(name: str) -> ConchError:
-    """The error for a model that SageMaker has not loaded."""
+    """Return the error for a model that SageMaker has not loaded."""
     return not_found(f"model '{name}' is not loaded")
 
 
 def only_model(server: InferenceServer, named: str, flag: str = "vertex-ai-default-model") -> str:
-    """The model of requests that name none: ``named`` by the flag, or the only one.
+    """Return the model of requests that name none: ``named``, the value of the flag, or the only ready model.
 
-    Raises INVALID_ARG if there are others.
+    Raises INVALID_ARG if there is not exactly one.
     """
     if named:
         return named
@@ -220,14 +220,14 @@ def only_model(server: InferenceServer, named: str, flag: str = "vertex-ai-defau
 
 
 def _take_header_size(exchange: HttpExchange, binary: bytes) -> None:
-    """Take the size of the JSON before binary tensors from the content type, where the platform keeps it."""
+    """Move the size of the JSON before binary tensors from the content type to its header."""
     content = exchange.headers.get(b"content-type", b"")
     if content.startswith(binary):
         exchange.headers[_LENGTH] = content.removeprefix(binary)
 
 
 def _mapped(environment: Mapping[str, str], variable: str, own: bytes) -> bytes:
-    """The path that a variable maps the platform's ``own`` path to; empty where it maps it to nothing else."""
+    """Return the path that a variable maps the platform's ``own`` path to; empty if it is not mapped elsewhere."""
     path = environment.get(variable, "").encode()
     if path and not path.startswith(b"/"):
         raise invalid(f"{variable} is '{path.decode()}', and must be a path that begins with '/'")

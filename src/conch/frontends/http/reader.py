@@ -1,8 +1,8 @@
-"""From the bytes of an HTTP/1.1 connection to requests: parsing by httptools, and the bounds of what is read.
+"""Parses an HTTP/1.1 connection into requests with httptools, and limits how much is read.
 
-Each connection has a ``RequestReader``; runs on the event loop.  The application decides from the head who answers and
-how large a body may be.  A body counts in the budget of all connections while it arrives; when that is used up, the
-reader waits.
+Each connection has a ``RequestReader`` on the event loop. From the head, the application selects the handler and the
+maximum body size. A body counts in the budget shared by all connections while it arrives; the reader waits while the
+budget is exhausted.
 """
 
 from __future__ import annotations
@@ -17,70 +17,70 @@ from conch.frontends.admission import Admission, AdmissionResult
 from conch.frontends.budget import SMALL, BudgetWait
 from conch.frontends.http.exchange import ExchangeOwner, HttpExchange
 
-#: Bytes that may be read while a head is not complete; the piece in which it begins counts as a whole.
+#: Maximum bytes read while a head is incomplete; the piece in which it begins counts in full.
 MAX_HEAD_BYTES = 512 * 1024
 _HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes"
 MAX_CHUNKS = 65536
 _VERSIONS: Final = ("1.1", "1.0")
-#: A request that is refused for its head is answered behind its body if that is no larger than this (bytes), so that
-#: the connection can go on; otherwise at once, and the connection closes.
+#: A request refused for its head is answered after its body if the body is at most this size (bytes), so that the
+#: connection can be reused; otherwise at once, and the connection closes.
 MAX_IGNORED_BODY: Final = 64 << 10
-#: How many bytes are parsed at a time where they can be many requests.
+#: Bytes parsed at a time where they may hold many requests.
 _PIECE: Final = 4 << 10
 _NOTHING: Final = memoryview(b"")
 
 
 class HttpApplication(Protocol):
-    """Serves the requests of connections; called on the event loop.
+    """Serves the requests of connections, on the event loop.
 
-    ``keeps_names`` asks for the names of headers as they were sent.
+    ``keeps_names`` requests the header names as sent.
     """
 
     keeps_names: bool
 
     def open(self, exchange: HttpExchange) -> int:
-        """Decide who will answer a request of which only the head has arrived; returns how large its body may be.
+        """Select the handler of a request from its head; returns the maximum body size.
 
-        Sets ``exchange.refusal`` where nobody will, and ``exchange.urgent``.
+        Sets ``exchange.refusal`` if the request is refused, and ``exchange.urgent``.
         """
 
     def handle(self, exchange: HttpExchange) -> None:
-        """Answer an exchange whose request has arrived in full, now or later."""
+        """Respond to an exchange whose request has arrived in full, immediately or later."""
 
     def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
-        """Answer with an error; ``exchange`` has no path if its head cannot be parsed."""
+        """Respond with an error; ``exchange`` has no path if its head cannot be parsed."""
 
     def too_large(self, exchange: HttpExchange, size: int, limit: int) -> str:
-        """The error message for a body of at least ``size`` bytes."""
+        """Return the error message for a body of at least ``size`` bytes."""
 
 
 class RequestReceiver(ExchangeOwner, Protocol):
-    """The connection of a reader; ``place`` says what it may ask for."""
+    """The connection of a reader; ``place`` determines which requests are allowed."""
 
     place: AdmissionResult
 
     @property
     def has_room(self) -> bool:
-        """Whether requests may be parsed, or enough of them wait."""
+        """Whether further requests may be parsed; False while too many are queued."""
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is due."""
+        """Whether no response is due."""
 
     def on_request(self, exchange: HttpExchange) -> None:
-        """A request has arrived, or its refusal is due; behind one that closes the connection nothing follows."""
+        """Handle a request that has arrived, or a refusal that is due; nothing follows a request that closes it."""
 
     def on_reader_changed(self) -> None:
-        """The reader wants bytes, or wants none: see :attr:`RequestReader.full`."""
+        """Check :attr:`RequestReader.full`; called when it may have changed."""
 
 
 class RequestReader:
-    """Parses what a client sends.
+    """Parses the bytes that a client sends.
 
-    ``begun`` says that a request has arrived in part, ``in_head`` that its body has not begun, ``since`` when it began
-    (s, monotonic), ``size`` how much of its body is there (bytes).  The connection adds to ``kept_waiting`` how long it
-    did not read (s).  ``starving`` is the exchange that waits for the
-    budget; ``broken`` says that nothing more is read.
+    ``begun`` is true when a request has arrived in part, ``in_head`` until its body begins. ``since`` is when it began
+    (s, monotonic), ``size`` the bytes of its body so far. The connection adds the time during which it did not read to
+    ``kept_waiting`` (s). ``starving`` is the exchange that waits for the budget. ``broken`` is true when nothing more
+    is read.
     """
 
     def __init__(self, application: HttpApplication, receiver: RequestReceiver) -> None:
@@ -111,11 +111,11 @@ class RequestReader:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to be read now."""
+        """Whether reading must pause."""
         return self.broken or self._wait is not None or len(self._rest) > 0
 
     def feed(self, data: bytes) -> None:
-        """Parse what has arrived; a part of it later, if the connection has enough requests."""
+        """Parse received bytes; the rest is parsed later if the connection has enough requests."""
         if len(data) <= _PIECE and not self.full:
             self._feed(data)
         elif not self.broken:
@@ -123,10 +123,10 @@ class RequestReader:
             self.go_on()
 
     def go_on(self) -> None:
-        """Parse what is left, while the connection takes requests."""
+        """Parse the remaining bytes while the connection accepts requests."""
         receiver = self._receiver
         while self._rest and self._wait is None and receiver is not None and receiver.has_room:
-            # What belongs to a body costs next to nothing.
+            # Body bytes cost almost nothing to parse.
             size = _PIECE if self.in_head else max(_PIECE, self._length - self.size)
             piece, self._rest = self._rest[:size], self._rest[size:]
             self._feed(piece)
@@ -134,7 +134,7 @@ class RequestReader:
             receiver.on_reader_changed()
 
     def refuse(self, status: int, error: ConchError) -> None:
-        """Give up the request that arrives: its refusal is the last that is written on the connection."""
+        """Discard the incoming request; its refusal is the last response on the connection."""
         if self.broken or self._receiver is None:
             return
         exchange = self._exchange or HttpExchange(self._receiver, b"", b"", {}, keep_alive=False)
@@ -144,9 +144,9 @@ class RequestReader:
         self._receiver.on_request(exchange)
 
     def close(self) -> None:
-        """The connection is gone: forget everything, and the connection too."""
+        """Release everything, including the connection; called when the connection is lost."""
         self._give_up()
-        # The parser holds the reader: without the cycles all are freed at once, not by the garbage collector.
+        # The parser refers to the reader: breaking the cycle frees both at once, without the garbage collector.
         self._receiver = self._parser = None
 
     def _give_up(self) -> None:
@@ -179,9 +179,9 @@ class RequestReader:
                     self.refuse(431, invalid(_HEAD_TOO_LARGE))
 
     def _decline_upgrade(self, rest: bytes | memoryview) -> None:
-        """Ignore the offer of another protocol (RFC 9110, 7.8).
+        """Ignore an offer to upgrade to another protocol (RFC 9110, 7.8).
 
-        The parser ends such a request with its head; a new parser gets the head without the offer, and ``rest``.
+        The parser ends such a request after its head; a new parser gets the head without the offer, and ``rest``.
         """
         exchange = self._exchange
         assert exchange is not None
@@ -215,10 +215,10 @@ class RequestReader:
             if self._names is not None:
                 self._names[name] = sent
             if name == b"host" and name in self._headers:
-                raise _Refused(400, "more than one Host")  # others on the way may have obeyed the other one
+                raise _Refused(400, "more than one Host")  # a proxy may have used the other one
             self._headers[name] = value
             return
-        # A trailer: none has a meaning here, and they are no way around the bounds.
+        # Trailers are ignored, but count towards the limit of the head.
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
             raise _Refused(431, _HEAD_TOO_LARGE)
@@ -235,7 +235,7 @@ class RequestReader:
         receiver, headers = self._receiver, self._headers
         assert receiver is not None
         keep_alive = self._parser.should_keep_alive()
-        # The parser takes 0.9 and 2.0 for HTTP too, and keeps no connection open behind them.
+        # The parser also accepts HTTP 0.9 and 2.0, and closes the connection after them.
         if not keep_alive and (version := self._parser.get_http_version()) not in _VERSIONS:
             raise _Refused(505, f"HTTP {version} is not served here: send HTTP/1.1")
         self._exchange = exchange = HttpExchange(receiver, self._parser.get_method(), path, headers, keep_alive)
@@ -312,7 +312,7 @@ class RequestReader:
         self.go_on()
 
     def _on_no_room(self, error: ConchError) -> None:
-        """Refuse the request for which there was no room for too long, whether or not all of it is here."""
+        """Refuse the request that waited too long for budget, even if it has arrived in full."""
         exchange, self.starving, self._wait = self.starving, None, None
         assert exchange is not None
         if exchange is self._exchange:
@@ -324,7 +324,7 @@ class RequestReader:
 
 
 class _Refused(Exception):
-    """Raised by the parser's callbacks to read no further."""
+    """Raised by the parser's callbacks to stop reading."""
 
     def __init__(self, status: int, error: ConchError | str) -> None:
         super().__init__(str(error))

@@ -1,6 +1,6 @@
-"""From the responses of a request to the answer of its exchange: ``infer``, ``generate`` and ``generate_stream``.
+"""Write the responses of ``infer``, ``generate`` and ``generate_stream`` requests to their exchanges.
 
-Made by the handlers (``inference.py``); called for every response, on the event loop.
+The handlers (``inference.py``) create the responders; each response calls its responder on the event loop.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
 #: A stream is aborted when its client leaves more than this unread (bytes).
 UNREAD_LIMIT: Final = 64 << 20
 
-#: Answers that are so large that the codec encodes them.
+#: Encodes large responses through the codec.
 _ENCODING: Final = ExchangeTasks(refuse)
 
 
 class SentAnswer(NamedTuple):
-    """The body of an answer with status 200; ``header_size`` is that of its JSON before binary tensors, else 0."""
+    """The body of a 200 response; ``header_size`` is the size of the JSON before binary tensors, 0 without them."""
 
     header_size: int
     parts: Sequence[Buffer]
     encoding: str
 
     def send(self, exchange: HttpExchange) -> None:
-        """Send it as the response of an exchange, with the headers of the client's platform."""
+        """Send this as the response of an exchange, with the headers of the client's platform."""
         if not self.header_size:
             headers = [JSON]
         elif exchange.binary_type:
@@ -59,7 +59,7 @@ class SentAnswer(NamedTuple):
 
 
 class Responder:
-    """Answers an exchange with the responses of its request, or with the error that occurs while they are written."""
+    """Writes the responses of a request to its exchange, or the error that occurs while writing."""
 
     __slots__ = ("_exchange", "request")
 
@@ -82,17 +82,17 @@ class Responder:
                 refuse(exchange, internal("the response could not be written"))
 
     def _write(self, response: InferResponse) -> None:
-        """Write a response, or keep it; ``ConchError`` refuses the exchange."""
+        """Write or keep a response; ``ConchError`` refuses the exchange."""
         raise NotImplementedError
 
 
 class InferResponder(Responder):
-    """``infer``: one response, which a response sender may mark as final separately."""
+    """``infer``: one response, whose final flag may arrive separately."""
 
     __slots__ = ("_codec", "_kept", "_model", "message", "plan")
 
     plan: JsonOutputPlan
-    #: All that the client sent, for a model that may be sent it again.
+    #: The complete message of the client, for a model whose repeated messages are cached.
     message: tuple[bytes, bytes | None, bytes | None] | None
 
     def __init__(self, exchange: HttpExchange, model: Model, codec: Codec) -> None:
@@ -135,7 +135,7 @@ class InferResponder(Responder):
             self._model.cached_messages.keep(self.request, self.message, answer, size)
 
     def _binary(self, response: InferResponse) -> bool:
-        """Whether nothing of a response is to be written as JSON."""
+        """Whether no output of a response is written as JSON."""
         plan = self.plan
         if not plan.outputs:
             return plan.binary
@@ -143,7 +143,7 @@ class InferResponder(Responder):
         return all(one.binary and not one.classification for one in wanted)
 
     def _collect(self, response: InferResponse) -> None:
-        """Keep the only response until the request ends, and write it then."""
+        """Keep the only response until the request completes, then write it."""
         kept = self._kept if self._kept is not None else []
         self._kept = kept
         if not response.empty or _is_only_response(response, len(kept), decoupled=False):
@@ -194,7 +194,7 @@ class GenerateResponder(Responder):
 
 
 class TextsResponder:
-    """``generate`` for several texts: ``requests`` has one for each, and the exchange gets all answers, or an error."""
+    """``generate`` for several texts: ``requests`` has one per text; the exchange gets all responses, or an error."""
 
     def __init__(self, exchange: HttpExchange, codec: Codec, *, decoupled: bool) -> None:
         self._exchange = exchange
@@ -205,7 +205,7 @@ class TextsResponder:
         self._ended = 0
 
     def start(self, model: Model, tracing: Tracing) -> None:
-        """Send the requests, until one is refused or fails; the client's hanging up cancels all."""
+        """Send the requests until one is refused or fails; cancel all if the client disconnects."""
         exchange = self._exchange
         try:
             for request in self.requests:
@@ -220,7 +220,7 @@ class TextsResponder:
             exchange.on_disconnect = self._cancel
 
     def of(self, index: int) -> Callable[[InferResponse], None]:
-        """What is to be called with the responses of request ``index``."""
+        """Return the response callback of request ``index``."""
         return lambda response: self._take(index, response)
 
     def _take(self, index: int, response: InferResponse) -> None:
@@ -257,7 +257,7 @@ class TextsResponder:
         self._exchange.respond(200, [JSON], *body)
 
     def _give_up(self, error: ConchError) -> None:
-        refuse(self._exchange, error)  # before those that are cancelled respond
+        refuse(self._exchange, error)  # before the cancelled requests respond
         self._cancel()
 
     def _cancel(self) -> None:
@@ -266,7 +266,7 @@ class TextsResponder:
 
 
 class GenerateStreamResponder(Responder):
-    """``generate_stream``: each response is an event; the first one determines the HTTP status."""
+    """``generate_stream``: each response is an event; the first determines the HTTP status."""
 
     __slots__ = ("_codec", "_decoupled", "_late", "layout")
 
@@ -276,7 +276,7 @@ class GenerateStreamResponder(Responder):
         super().__init__(exchange)
         self._codec = codec
         self._decoupled = decoupled
-        #: Responses from a large one on, which is being encoded.
+        #: Responses that wait behind a large one that is being encoded, which comes first.
         self._late: deque[InferResponse] = deque()
 
     def _write(self, response: InferResponse) -> None:
@@ -289,7 +289,7 @@ class GenerateStreamResponder(Responder):
             self._send(response, *self._event(response))
 
     async def _send_late(self) -> None:
-        """Send what is late, in order; the first of it stays until it has been sent."""
+        """Send the queued responses in order; each stays in the queue until it has been sent."""
         while self._late and not self._exchange.gone:
             response = self._late[0]
             if large.is_large(response):
@@ -319,7 +319,7 @@ class GenerateStreamResponder(Responder):
             exchange.abort()
 
     def _event(self, response: InferResponse) -> tuple[int, bytes]:
-        """The HTTP status and the JSON of a response, nothing for an empty final one."""
+        """Return the HTTP status and JSON of a response; no JSON for an empty final one."""
         if response.empty and not _is_only_response(response, self._exchange.started, decoupled=self._decoupled):
             return 200, b""
         try:
@@ -331,8 +331,8 @@ class GenerateStreamResponder(Responder):
 
 
 def _is_only_response(response: InferResponse, earlier: int, *, decoupled: bool) -> bool:
-    """Whether an empty response is the response itself: a model that is not decoupled may have made no outputs.
+    """Whether an empty response is the only one: a model that is not decoupled may have produced no outputs.
 
-    ``earlier`` is the number of its responses before this one.
+    ``earlier`` is the number of responses before this one.
     """
     return response.final and not earlier and not decoupled

@@ -1,6 +1,6 @@
-"""From a method and a path to the handler, and who may call it.
+"""Routes HTTP requests: from method and path to the handler, with access checks.
 
-The tables below are the whole HTTP surface.  ``Router`` is the application of the HTTP ports; runs on the event loop.
+The tables below are the whole HTTP surface. ``Router`` is the application of the HTTP ports, on the event loop.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.on_demand import LoadNeeded
 
-# A page can send requests to any address that its reader's browser reaches, with headers of which every browser sends
-# ``Origin`` (or ``Sec-Fetch-Site``) with a POST, and which no page can leave out. A content type that no form can
-# have is sent only after the server has agreed, which this one never does. Where the server listens on this machine
-# alone, a page can also get its own name resolved to this machine (DNS rebinding), which shows in ``Host``. Programs
-# send neither another origin nor such a host. Called by the router for each request, on the event loop; pure.
+# A web page can send requests to any address that its reader's browser reaches. Browsers send ``Origin`` (or
+# ``Sec-Fetch-Site``) with every POST, and a page cannot remove it. A content type that no form can have is sent only
+# after the server has agreed in a preflight, which this one never does. If the server listens on loopback only, a page
+# can also resolve its own name to this machine (DNS rebinding), which shows in ``Host``. Programs send neither a
+# foreign origin nor such a host. The router calls these rules for each request, on the event loop.
 
 
-#: What browsers say of requests that the server's own pages, or the reader, have made.
+#: ``Sec-Fetch-Site`` values of requests made by the server's own pages or by the reader.
 _OWN: Final = (b"same-origin", b"none")
 _HARMLESS: Final = (b"GET", b"HEAD")
-#: Content types that a page may send anywhere (Fetch, "CORS-safelisted request-header"); none counts as one of them.
+#: Content types that a page may send anywhere (Fetch, "CORS-safelisted request-header"); a missing one counts.
 _OF_FORMS: Final = (b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b"")
-#: Ends of names that the public DNS has not: those of this machine, of containers, of clusters and of local networks.
+#: Suffixes that the public DNS does not have: those of this machine, containers, clusters and local networks.
 _PRIVATE: Final = (".localhost", ".internal", ".local")
-#: How many hosts are remembered that may be named.
+#: Maximum number of allowed hosts remembered.
 _REMEMBERED: Final = 256
 
 
 class BrowserRules:
-    """What requests of browsers may come from, and to: ``allowed`` names hosts besides the server's own, ``*`` all.
+    """Checks the origin and host of browser requests: ``allowed`` names hosts besides the server's own, ``*`` all.
 
-    ``address`` is where the server listens.
+    ``address`` is the address on which the server listens.
     """
 
     def __init__(self, address: str, allowed: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class BrowserRules:
         self._good_hosts: set[bytes] = set()
 
     def check(self, method: bytes, headers: dict[bytes, bytes]) -> ConchError | None:
-        """The error that refuses a request, None for most."""
+        """Return the error that refuses a request, or None."""
         host = headers.get(b"host", b"")
         if self._checks_host and host not in self._good_hosts and not self._may_be_named(host):
             return _refused(
@@ -85,7 +85,7 @@ class BrowserRules:
         )
 
     def _may_be_named(self, host: bytes) -> bool:
-        """Whether a request to this machine may have this ``Host``: no page elsewhere can have such a name."""
+        """Whether a request to this machine may have this ``Host``, that is, no page elsewhere can have that name."""
         name = _name(host)
         good = "." not in name or name.endswith(_PRIVATE) or _is_address(name) or name in self._allowed
         if good and len(self._good_hosts) < _REMEMBERED:
@@ -94,7 +94,7 @@ class BrowserRules:
 
 
 def _name(host: bytes) -> str:
-    """The name of ``name:port``, in small letters."""
+    """Return the name in ``name:port``, in lower case."""
     text = host.decode("latin-1").lower()
     if text.startswith("["):
         return text.partition("]")[0][1:]
@@ -120,22 +120,22 @@ def _refused(message: str) -> ConchError:
 LOG = logging.getLogger("conch")
 
 Handler = Callable[..., None]
-#: Raises ConchError for a request that will be refused in any case; called with the handler's arguments.
+#: Raises ConchError for a request that would be refused in any case; called with the handler's arguments.
 Admit = Callable[..., object]
 
-#: The largest body of all (bytes), that of ``infer`` with binary tensors: a gRPC message cannot be larger either.
+#: Maximum body (bytes), for ``infer`` with binary tensors; also the maximum of a gRPC message.
 MAX_BODY_BYTES: Final = 2**31 - 1
-#: The largest body (bytes) of a request that has no tensors, prompts or files.
+#: Maximum body (bytes) of a request without tensors, prompts or files.
 MAX_CONTROL_BODY: Final = 64 << 10
-#: Before a body of more bytes than this is read, it is asked whether its request will be refused in any case.
+#: Bodies larger than this (bytes) are checked with ``admit`` before they are read.
 _WORTH_ASKING: Final = 64 << 10
 
 
 class HttpEndpoint(NamedTuple):
-    """A regular expression for paths, and what they mean.
+    """A regular expression for paths, and their handlers by method.
 
-    ``api`` and ``handlers`` are those of the route; ``large`` says that bodies may be as large as
-    ``--http-max-input-size``, ``binary`` that binary tensors may follow.
+    ``api`` is the name for restrictions. ``large`` allows bodies up to ``--http-max-input-size``; ``binary`` allows
+    binary tensors after the JSON.
     """
 
     pattern: str
@@ -146,16 +146,16 @@ class HttpEndpoint(NamedTuple):
     binary: bool = False
 
 
-#: How many paths are remembered with their routes, and how long they may be (bytes).
+#: Maximum number of remembered paths, and their maximum length (bytes).
 _CACHE_SIZE: Final = 4096
 _CACHED_LENGTH: Final = 256
-#: How the paths of the OpenAI API begin; errors below it have OpenAI's form.
+#: Prefix of the OpenAI API; errors below it have OpenAI's form.
 _OPENAI: Final = b"/v1/"
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The meaning of a path: its endpoint, and the arguments of the handlers."""
+    """The endpoint of a path and the arguments of its handlers."""
 
     endpoint: HttpEndpoint
     arguments: tuple[Any, ...] = ()
@@ -164,8 +164,8 @@ class _Route:
 class Router:
     """Passes exchanges to their handlers.
 
-    ``openai_only`` is for a port that has nothing but the OpenAI API; ``further`` are endpoints of a port of its own,
-    which listens on ``address`` (empty: HTTP's).
+    ``openai_only`` is for a port that serves only the OpenAI API. ``further`` are additional endpoints of this port.
+    ``address`` is where it listens; empty means the address of the HTTP port.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Router:
         self._known: dict[bytes, _Route] = {}
 
     def open(self, exchange: HttpExchange) -> int:
-        """Find the handler, and whether the client may call it; returns how large the body may be."""
+        """Find the handler and check access; returns the maximum body size."""
         try:
             route = self._known.get(exchange.path) or self._find(exchange.path)
             endpoint = route.endpoint
@@ -220,7 +220,7 @@ class Router:
             exchange.refusal = (ConchError("Not Found"), 404)
             return 0
         except LoadNeeded:
-            pass  # the request waits for its model when it is there
+            pass  # the request waits for its model once it has arrived
         except ConchError as error:
             exchange.refusal = (error.with_traceback(None), 0)
             return 0
@@ -229,14 +229,14 @@ class Router:
         return self._max_input_size if endpoint.large else min(MAX_CONTROL_BODY, self._max_input_size)
 
     def methods(self, path: bytes) -> Collection[bytes]:
-        """The methods that a path has; none where there is no such path."""
+        """Return the methods of a path; none for an unknown path."""
         try:
             return self._find(path).endpoint.handlers.keys()
         except (_NotFound, ConchError):
             return ()
 
     def handle(self, exchange: HttpExchange) -> None:
-        """Answer an exchange; errors that handlers raise become its response."""
+        """Handle an exchange; errors that handlers raise become its response."""
         self._record(exchange)
         handler, arguments = exchange.route
         try:
@@ -250,7 +250,7 @@ class Router:
             self._refuse(exchange, ConchError("internal server error", Code.INTERNAL))
 
     def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
-        """Answer a request that is not handled."""
+        """Respond to a request that is not handled."""
         if exchange.path:
             self._record(exchange)
         self._refuse(exchange, error, status)
@@ -270,7 +270,7 @@ class Router:
         (refuse_openai if self._is_openai(exchange) else refuse_kserve)(exchange, error, status)
 
     def _record(self, exchange: HttpExchange) -> None:
-        """Prepare the line that verbose logging has for an exchange."""
+        """Create the access log record of an exchange."""
         if logs.current().log_verbose_level:
             what = f"{exchange.method.decode()} {logs.shortened(exchange.path.decode('latin-1'))}"
             logs.verbose(1, "HTTP request: %s", what)
@@ -288,20 +288,20 @@ class Router:
         raise _NotFound
 
     def _missing_header(self, exchange: HttpExchange, api: str) -> str:
-        """The message that refuses a request to a restricted API; empty if it is allowed."""
+        """Return the message that refuses a request to a restricted API; empty if it is allowed."""
         header, value, shown = self._restrictions[api]
         allowed = hmac.compare_digest(exchange.headers.get(header, b""), value)
         return "" if allowed else f"This API is restricted, expecting header '{shown}'"
 
 
 def _may_be_large(headers: dict[bytes, bytes]) -> bool:
-    """Whether a body may be worth refusing before it is read."""
+    """Whether a body may be large enough to check the request before reading it."""
     length = headers.get(b"content-length")
     return int(length) > _WORTH_ASKING if length is not None else b"transfer-encoding" in headers
 
 
 def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[HttpEndpoint]:
-    """The routes of the KServe protocol with Triton's extensions."""
+    """Return the routes of the KServe protocol with Triton's extensions."""
     get, post = b"GET", b"POST"
     inference = Inference(server, codec)
     logging_handlers = {get: control.log_settings, post: control.change_log_settings}
@@ -341,7 +341,7 @@ def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes)
 
 
 def _region_endpoints(routes: RegionRoutes) -> Iterator[HttpEndpoint]:
-    """The routes of clients' shared memory."""
+    """Yield the routes of client shared memory."""
     for kind, handlers in (("system", routes.system), ("cuda", routes.cuda)):
         path = rf"/v2/{kind}sharedmemory(?:/region/(?P<region>[^/]+))?"
         yield HttpEndpoint(rf"{path}/status", "shared-memory", {b"GET": handlers.status})
@@ -350,7 +350,7 @@ def _region_endpoints(routes: RegionRoutes) -> Iterator[HttpEndpoint]:
 
 
 def _openai_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[HttpEndpoint]:
-    """The routes of the OpenAI API, and the health check that Triton's front end for it has."""
+    """Return the routes of the OpenAI API, and the health check of Triton's OpenAI front end."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server, codec)
     return [
@@ -393,4 +393,4 @@ def _version(text: str | None) -> int:
 
 
 class _NotFound(Exception):
-    """No route has this path."""
+    """Raised for a path without a route."""

@@ -1,6 +1,6 @@
-"""Models of SageMaker's multi-model endpoints: the platform downloads them, and has them loaded, listed and unloaded.
+"""Loads, lists and unloads models for SageMaker's multi-model endpoints; the platform downloads them.
 
-Its router calls the handlers; runs on the event loop.  Source: SageMaker's contract for multi-model containers.
+The platform's router calls the handlers, on the event loop. Source: SageMaker's contract for multi-model containers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from conch.repository.model_files import CONFIG_FILE
 from conch.server.core import InferenceServer
 from conch.wire.json import control as wire
 
-#: Where the platform puts models; nothing else on this machine is loaded because a request names it.
+#: Where the platform puts models; requests cannot load from any other path.
 MODELS: Final = Path("/opt/ml/models")
 _URL: Final = re.compile(r"[0-9A-Za-z._-]+/model(?:/[0-9A-Za-z._-]+)?/?")
 
 
 class SageMakerModels:
-    """The handlers of ``/models``; ``endpoints`` are their routes.  A model is served under the platform's name."""
+    """The handlers of ``/models``; ``endpoints`` are their routes. Models are served under the platform's names."""
 
     def __init__(self, server: InferenceServer, models: Path = MODELS) -> None:
         self._server = server
@@ -80,7 +80,7 @@ class SageMakerModels:
         except BaseException as error:
             given.pop(name, None)
             if isinstance(error, ConchError) and error.code is Code.UNAVAILABLE:
-                # By this status the platform knows that it has to unload others first.
+                # This status tells the platform to unload other models first.
                 exchange.respond(507, [JSON], wire.error_body(error.public))
                 return
             raise
@@ -93,7 +93,7 @@ class SageMakerModels:
 
 
 def _model_in(path: Path) -> Path | None:
-    """The directory of the model at ``path``: itself, or the only one in it if that is what was packed."""
+    """Return the model directory at ``path``: ``path`` itself, or its only subdirectory if that is the packed model."""
     try:
         found = [one for one in path.iterdir() if one.is_dir()]
         packed = len(found) == 1 and not found[0].name.isdigit() and not (path / CONFIG_FILE).exists()

@@ -1,4 +1,4 @@
-"""Listens for HTTP connections.  Used for the inference port and for the metrics port."""
+"""HTTP connections and listeners of the inference, OpenAI, platform and metrics ports."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from conch.telemetry.metrics import Registry
 from conch.telemetry.traffic import Reason
 from conch.tensors import Buffer
 
-# Runs on the event loop as an ``asyncio.Protocol``; its ``RequestReader`` parses what arrives. A request is handed to
-# the application once it has arrived in full, the next one of the same connection after the response, and only one in
-# a turn of the event loop. Why not an ASGI server: docs/decisions/0002-http-over-httptools.md.
+# Runs on the event loop as an ``asyncio.Protocol``; its ``RequestReader`` parses the received bytes. A request reaches
+# the application once it has arrived in full, the next one of the same connection after the response, at most one per
+# iteration of the event loop. Why not an ASGI server: docs/decisions/0002-http-over-httptools.md.
 
 
 MAX_PIPELINED: Final = 64
-#: A request that is handled for longer than this (s) counts against the time of all connections in a turn of the loop.
+#: A request handled for longer than this (s) starts the event-loop budget of the current iteration.
 _LONG: Final = 0.0005
-#: How long a client may go on sending what nobody reads, so that it sees why it was refused (s).
+#: How long a client may send ignored bytes, so that it can read why it was refused (s).
 _LINGER_SECONDS: Final = 2.0
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client's connection.  It adds itself to ``connections``, the listener's set of the open ones."""
+    """A client's connection. It adds itself to ``connections``, the listener's set of open connections."""
 
     transport: asyncio.Transport
 
@@ -49,16 +49,16 @@ class HttpConnection(asyncio.Protocol):
         self._current: HttpExchange | None = None
         self._waiting: deque[HttpExchange] = deque()
         self._reader = RequestReader(application, self)
-        self._closing = False  # after the answer that is due
+        self._closing = False  # after the response that is due
         self._lingering = False
-        self._half_closed = False  # the client sends nothing more, and requests of it wait for their turns
-        self._scheduled = False  # whether the next request is going to be handled
+        self._half_closed = False  # the client sends nothing more, but requests are queued
+        self._scheduled = False  # whether the next request is scheduled
         self._had_its_turn = False  # whether a request was handled since the last read
-        # Time (s): when something arrived or was answered, since when nothing is read.
+        # Times (s): of the last received bytes or response; since when reading is paused.
         self._active = monotonic()
         self._reading = True
         self._paused_at = 0.0
-        # What the client does not read, and has read since when (bytes).
+        # Whether and since when the client leaves data unread, and the bytes unread and read since then.
         self._unread = False
         self._unread_since = 0.0
         self._unread_bytes = 0
@@ -90,7 +90,7 @@ class HttpConnection(asyncio.Protocol):
             current.disconnect()
 
     def pause_writing(self) -> None:
-        """The client does not read: read nothing from it either until it does."""
+        """Stop reading while the client does not read its responses."""
         self._unread = True
         self._count_unread()
         self._unread_since = monotonic()
@@ -110,9 +110,9 @@ class HttpConnection(asyncio.Protocol):
         self._reader.feed(data)
 
     def eof_received(self) -> bool:
-        """Take the end of what is sent for the client's, but for requests that wait for nothing but their turns.
+        """Treat the end of input as a disconnection, unless requests are queued and none is running.
 
-        TLS has no halves of a connection.
+        TLS connections cannot be half-closed.
         """
         self._half_closed = self._current is None and bool(self._waiting) and self.transport.can_write_eof()
         return self._half_closed
@@ -128,7 +128,7 @@ class HttpConnection(asyncio.Protocol):
         return self._current is None and not self._waiting
 
     def on_request(self, exchange: HttpExchange) -> None:
-        """Handle a request at once if it is its turn; a client that sends many without pause has one at a time."""
+        """Handle a request at once or queue it; a client that pipelines requests gets one handled at a time."""
         if (
             self._had_its_turn
             or self._unread
@@ -158,14 +158,14 @@ class HttpConnection(asyncio.Protocol):
             self._count_unread(len(data))
 
     def writelines(self, parts: list[Buffer]) -> None:
-        """Send the last parts of a response, which are not copied."""
-        if isinstance(self.transport, asyncio.Transport):  # asyncio's own may never pause who writes lines
+        """Send the last parts of a response without copying them."""
+        if isinstance(self.transport, asyncio.Transport):  # asyncio's own transport may not pause after writelines
             self.transport.write(b"".join(parts))
         else:
             self.transport.writelines(parts)
 
     def on_exchange_ended(self, exchange: HttpExchange) -> None:
-        """Go on with the next request, or close if the response said so."""
+        """Continue with the next request, or close if the response requires it."""
         self._current = None
         self._active = monotonic()
         if not exchange.keep_alive or self._closing:
@@ -182,7 +182,7 @@ class HttpConnection(asyncio.Protocol):
             self._current.keep_alive = False
 
     def sweep(self, now: float) -> None:
-        """End the connection if its client has taken too long for something."""
+        """End the connection if its client has exceeded a time limit."""
         times, reader = self._limits.times, self._reader
         if self.place is not AdmissionResult.SERVED and now - self._active > _LINGER_SECONDS:
             self.transport.abort()
@@ -215,10 +215,10 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._application.handle(exchange)
         if monotonic() - began > _LONG:
-            self._loop_budget.over()  # from now on, this turn's time is counted
+            self._loop_budget.over()  # starts counting the time of this iteration
 
     def _schedule(self) -> None:
-        """Handle the next request in the next turn of the event loop, when others have had theirs."""
+        """Handle the next request in a later iteration of the event loop, after other connections."""
         if not self._scheduled and self._waiting and self._current is None:
             self._scheduled = True
             self._loop_budget.later(self._next)
@@ -229,7 +229,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._waiting[0] is not self._reader.starving:
             exchange = self._waiting.popleft()
-            self._current = exchange  # what is parsed now comes behind it
+            self._current = exchange  # requests parsed from now on queue behind it
             if not self._reading:
                 self._reader.go_on()
             self._handle(exchange)
@@ -251,7 +251,7 @@ class HttpConnection(asyncio.Protocol):
     # What is not read, and the end
 
     def _count_unread(self, written: int = 0) -> None:
-        """Count in the budget what the client leaves unread, to which ``written`` bytes have just been added."""
+        """Count unread response bytes in the budget; ``written`` is the number of bytes just added."""
         unread = self.transport.get_write_buffer_size() if self._unread else 0
         change = unread - self._unread_bytes
         self._unread_bytes = unread
@@ -262,7 +262,7 @@ class HttpConnection(asyncio.Protocol):
             self.budget.release(-change)
 
     def _end(self, reason: Reason, message: str = "") -> None:
-        """End the connection because of a limit of time, after the answers that are due if ``message`` can follow."""
+        """End the connection for a time limit; after the responses that are due if there is a ``message``."""
         self._limits.counts.closed_for("http", reason)
         if message:
             self._reader.refuse(408, invalid(message))
@@ -270,8 +270,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.abort()
 
     def _close(self) -> None:
-        """Close when everything is sent; what the client still sends of a request that was refused is read."""
-        ends_apart = self.transport.can_write_eof()  # which those of TLS do not
+        """Close when everything is sent, reading and ignoring the rest of a refused request."""
+        ends_apart = self.transport.can_write_eof()  # not with TLS
         if self._closing or not self._reader.broken or self.transport.is_closing() or not ends_apart:
             self.transport.close()
         else:
@@ -281,7 +281,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 class HttpListener:
-    """A port and its connections, which keep to ``limits``."""
+    """A port and its connections, subject to ``limits``."""
 
     def __init__(self, application: HttpApplication, limits: ClientLimits) -> None:
         self._application = application
@@ -292,13 +292,13 @@ class HttpListener:
 
     @property
     def connections(self) -> Collection[HttpConnection]:
-        """The connections that are open."""
+        """The open connections."""
         return self._connections
 
     async def start(
         self, host: str, port: int, *, reuse_port: bool = False, ssl: SSLContext | None = None
     ) -> tuple[str, int]:
-        """Listen; returns the address.  Raises PortTakenError."""
+        """Listen; returns the address. Raises PortTakenError."""
         self._server, address = await listen(
             lambda: HttpConnection(self._application, self._connections, self._limits),
             host,
@@ -311,12 +311,12 @@ class HttpListener:
         return address
 
     def refuse_new(self) -> None:
-        """Accept no further connections."""
+        """Stop accepting connections."""
         if self._server is not None:
             self._server.close()
 
     async def stop(self, seconds: float) -> None:
-        """Stop listening; wait at most ``seconds`` for responses that are due, then close the other connections."""
+        """Stop listening; wait at most ``seconds`` for responses that are due, then close the remaining connections."""
         self.refuse_new()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -329,18 +329,18 @@ class HttpListener:
             connection.transport.abort()
 
     def sweep(self, now: float) -> None:
-        """End the connections of clients that have taken too long at ``now`` (s, monotonic)."""
+        """End the connections whose clients exceed a time limit at ``now`` (s, monotonic)."""
         for connection in list(self._connections):
             connection.sweep(now)
 
     def _sweep_again(self) -> None:
-        """Look at all connections: one timer for all of them."""
+        """Check all connections; one timer serves all of them."""
         self.sweep(monotonic())
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
 
 
 class MetricsPage:
-    """The application of the metrics port: ``GET /metrics`` and nothing else."""
+    """The application of the metrics port: ``GET /metrics`` only."""
 
     keeps_names = False
     _TEXT = (b"Content-Type", b"text/plain; charset=utf-8")

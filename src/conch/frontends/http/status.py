@@ -1,4 +1,4 @@
-"""Refusals of the KServe API: the HTTP status of each error code, and the body of an error.  Pure."""
+"""Errors of the KServe API: the HTTP status of each error code, and the error body."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _ENCODINGS: Final = (b"Accept-Encoding", ACCEPTED.encode())
 
 
 def refuse(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
-    """Answer with an error.  503 says when to try again, an unsupported compression which ones are supported.
+    """Respond with an error.
 
-    ``status`` replaces that of the error's code.
+    A 503 response includes ``Retry-After``; an unsupported compression includes the supported ones. ``status``
+    overrides the status of the error's code.
     """
     status = status or STATUS[error.code]
     retry = [RETRY] if status == 503 else []

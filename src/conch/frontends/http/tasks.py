@@ -1,6 +1,6 @@
-"""Work for an exchange that takes longer than one turn of the event loop: decoding a large body, loading a model.
+"""Background tasks for exchanges: work that takes longer than one iteration of the event loop.
 
-Used by the handlers, on the event loop.
+Used by the handlers, for example to decode a large body or to load a model.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ LOG = logging.getLogger("conch")
 
 
 def content_encoding(exchange: HttpExchange) -> str:
-    """The value of ``Content-Encoding``, empty without it."""
+    """Return the value of ``Content-Encoding``, empty if missing."""
     return exchange.headers.get(b"content-encoding", b"").decode("latin-1")
 
 
 def small_body(exchange: HttpExchange, limit: int) -> Buffer | None:
-    """The body before it was compressed, None where it is large; ``limit`` is that of the settings.
+    """Return the decompressed body, or None if it is large; ``limit`` is the maximum of the settings (bytes).
 
-    Raises as :func:`conch.wire.compression.decompress` does.
+    Raises the errors of :func:`conch.wire.compression.decompress`.
     """
     body = exchange.body
     if len(body) > LARGE:
@@ -43,7 +43,7 @@ def small_body(exchange: HttpExchange, limit: int) -> Buffer | None:
 
 @contextmanager
 def given_up_by_client(exchange: HttpExchange) -> Iterator[None]:
-    """Cancel the running task if the client of ``exchange`` hangs up meanwhile."""
+    """Cancel the current task if the client of ``exchange`` disconnects during the block."""
     task = asyncio.current_task()
     assert task is not None
 
@@ -58,14 +58,14 @@ def given_up_by_client(exchange: HttpExchange) -> Iterator[None]:
 
 
 class ExchangeTasks:
-    """Runs work for exchanges; ``refuse`` answers one whose work fails."""
+    """Runs background tasks for exchanges; ``refuse`` responds if one fails."""
 
     def __init__(self, refuse: Callable[[HttpExchange, ConchError], None]) -> None:
         self._refuse = refuse
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, exchange: HttpExchange, work: Awaitable[None]) -> None:
-        """Run ``work``, which answers the exchange unless it raises."""
+        """Run ``work``, which responds to the exchange unless it raises."""
         exchange.worked_for = True
         task = asyncio.get_running_loop().create_task(self._run(exchange, work))
         self._tasks.add(task)

@@ -1,4 +1,4 @@
-"""Begins the trace of an HTTP request; called on the event loop, and only where requests may be traced."""
+"""Begins the trace of an HTTP request; called on the event loop while tracing is on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CALLER: Final = (b"traceparent", b"tracestate")
 
 
 def begin_trace(tracing: Tracing, exchange: HttpExchange, request: InferRequest) -> None:
-    """Trace a request that its model is about to be given, if it is its turn."""
+    """Begin the trace of a request before its model gets it, if the request is sampled."""
     headers = {
         name.decode(): value.decode("latin-1") for name in _CALLER if (value := exchange.headers.get(name)) is not None
     }
-    # Not set where tracing was turned on while the body arrived.
+    # Missing if tracing was enabled while the body arrived.
     tracing.begin(request, HTTP, getattr(exchange, "began", monotonic_ns()), headers)

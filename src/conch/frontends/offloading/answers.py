@@ -1,6 +1,6 @@
-"""Large answers, encoded by a codec process: what front ends call in place of the functions of :mod:`conch.wire`.
+"""Encodes large responses in a codec process; used in place of the functions of :mod:`conch.wire`.
 
-Runs on the event loop.  All raise what those functions raise, and what :meth:`Codec.run` does.
+Runs on the event loop. The functions raise the errors of those functions and of :meth:`Codec.run`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conch.wire.openai.embeddings import EmbeddingPlan
 
 
 def is_large(*responses: InferResponse) -> bool:
-    """Whether the tensors of responses are so many bytes that writing them as JSON, or compressing them, takes long."""
+    """Whether the tensors are so large that writing them as JSON, or compressing them, takes long."""
     size = 0
     for response in responses:
         for tensor in response.outputs:
@@ -31,7 +31,7 @@ def is_large(*responses: InferResponse) -> bool:
 async def encode_infer(
     codec: Codec, request: InferRequest, response: InferResponse, plan: JsonOutputPlan, model: Model, encoding: str
 ) -> tuple[int, list[memoryview]]:
-    """The size of the JSON of an answer with binary tensors behind it, 0 without any; and the body, compressed."""
+    """Return the size of the JSON before binary tensors, 0 without them, and the body, compressed."""
     parts: list[Buffer] = []
     classified = [name for name, wanted in plan.outputs.items() if wanted.classification]
     header: Header = {
@@ -48,14 +48,14 @@ async def encode_infer(
 async def encode_generate(
     codec: Codec, request: InferRequest, response: InferResponse, layout: Layout
 ) -> list[memoryview]:
-    """The answer of ``generate``, or an event of its stream."""
+    """Return the response of ``generate``, or an event of its stream."""
     parts: list[Buffer] = []
     answer = responses_document(request, [response], parts)
     return (await codec.run({"work": "encode generate", "answer": answer, "layout": layout.name}, parts))[1]
 
 
 async def encode_texts(codec: Codec, request: InferRequest, responses: Sequence[InferResponse]) -> list[memoryview]:
-    """The answer of ``generate`` to several texts, of which ``request`` is the first."""
+    """Return the response of ``generate`` to several texts; ``request`` is the request of the first text."""
     parts: list[Buffer] = []
     answer = responses_document(request, responses, parts)
     return (await codec.run({"work": "encode texts", "answer": answer}, parts))[1]
@@ -64,7 +64,7 @@ async def encode_texts(codec: Codec, request: InferRequest, responses: Sequence[
 async def encode_embeddings(
     codec: Codec, vectors: Sequence[memoryview], plan: EmbeddingPlan, model: str, tokens: int
 ) -> list[memoryview]:
-    """The answer of the OpenAI API to a request for embeddings."""
+    """Return the OpenAI response to a request for embeddings."""
     header: Header = {
         "work": "encode embeddings",
         "parts": list(map(len, vectors)),

@@ -1,8 +1,7 @@
-"""What a codec process does with the body of a request: the functions that front ends call for small bodies, and their
-results as documents.
+"""Decodes the bodies of requests in a codec process, with the functions that front ends use for small bodies.
 
-Each kind of work gets a header, the body, and a function that asks the server something; it returns a header and the
-buffers that go with it.  Pure but for the question.
+Each kind of work gets a header, the body and a function to ask the server. It returns a header and its buffers, which
+describe the request as a document. No I/O except for the question.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from conch.wire.json.infer import decode_infer, decode_split, parse_header_lengt
 from conch.wire.openai.endpoints import ENDPOINTS
 from conch.wire.openai.reading import read_body
 
-#: Asks the server, which may refuse the request: then this does not return.
+#: Asks the server a question; does not return if the server refuses the request.
 Ask = Callable[[Header], Header]
 Result = tuple[Header, list[Buffer]]
-#: From a header, what came with it, and the means to ask, to a header and what goes with it.
+#: Takes a header, its body and a function to ask the server; returns a header and its buffers.
 Work = Callable[[Header, memoryview, Ask], Result]
 
 
 def infer(header: Header, body: memoryview, ask: Ask) -> Result:
-    """``infer``; of a body that is not compressed the JSON alone, with the size of the tensors ``behind`` it."""
+    """Decode ``infer``; of an uncompressed body only the JSON, with the size of the tensors ``behind`` it."""
     signature = read_signature(header["signature"])
     limit, regions = header["limit"], SpanRegions()
     if "behind" in header:
@@ -58,7 +57,7 @@ def infer(header: Header, body: memoryview, ask: Ask) -> Result:
 
 
 def generate(header: Header, body: memoryview, ask: Ask) -> Result:
-    """``generate`` and ``generate_stream``; ``texts`` says whether there may be several."""
+    """Decode ``generate`` and ``generate_stream``; ``texts`` allows several texts."""
     signature = read_signature(header["signature"])
     limit = header["limit"]
     document = read_document(body, signature, limit)
@@ -75,7 +74,7 @@ def generate(header: Header, body: memoryview, ask: Ask) -> Result:
 
 
 def openai(header: Header, body: memoryview, ask: Ask) -> Result:
-    """An endpoint of the OpenAI API; asks for the signature of the model, whose name is in the body."""
+    """Decode a request of the OpenAI API; asks for the signature of the model named in the body."""
     endpoint = ENDPOINTS[header["endpoint"]]
     fields = read_body(compression.decompress(body, header["encoding"], header["limit"]))
     signature = read_signature(ask({"model": fields.required_text("model")}))
@@ -87,7 +86,7 @@ def openai(header: Header, body: memoryview, ask: Ask) -> Result:
 
 
 def load(header: Header, body: memoryview, ask: Ask) -> Result:
-    """The parameters of a load: its configuration, which is the first part, and its files."""
+    """Decode the parameters of a load: its configuration, which is the first part, and its files."""
     parameters = read_load(body)
     if len(parameters.files) > MOST_PARAMETERS:
         raise invalid(f"the load brings {len(parameters.files)} files; at most {MOST_PARAMETERS} are allowed")
@@ -101,7 +100,7 @@ WORK: Final[Mapping[str, Work]] = {"infer": infer, "generate": generate, "openai
 
 
 def plan_document(plan: Any) -> dict[str, Any]:
-    """The plan of an answer as JSON; ``asdict`` keeps the set of names of tools, which JSON has not."""
+    """Return the plan of a response as JSON; the set of tool names becomes a list."""
     document = asdict(plan)
     if "tools" in document:
         document["tools"]["names"] = sorted(document["tools"]["names"])
@@ -109,10 +108,10 @@ def plan_document(plan: Any) -> dict[str, Any]:
 
 
 def _checked(request: InferRequest, signature: ModelSignature, parts: list[Buffer]) -> dict[str, Any]:
-    """The document of a request that its model accepts.
+    """Return the document of a request that its model accepts.
 
-    The server checks the request again: cheaply, as the elements of BYTES have been counted, and nothing is in it that
-    the model does not have.
+    The server checks the request again at low cost: the elements of BYTES have been counted, and the request has no
+    unknown names.
     """
     document = request_document(request, parts)
     spans = [tensor for tensor in request.inputs.values() if isinstance(tensor.data, BodySpan | RegionSpan)]
@@ -132,4 +131,4 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _ignore(response: InferResponse) -> None:
-    """The server makes a request of its own, which is answered."""
+    """Ignore a response; the server makes its own request from the document."""

@@ -1,6 +1,6 @@
-"""Signatures, requests, responses and errors as JSON, with the bytes of tensors beside it.
+"""Converts signatures, requests, responses and errors to JSON, with the bytes of tensors beside it.
 
-Used at both ends of a codec process.  Nothing here is ever executed: there are no pickles.
+Used on both sides of a codec process. There are no pickles, so received data is never executed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from conch.tensors import Buffer, WireTensor
 from conch.wire.openai.errors import ApiError
 from conch.wire.regions import NO_REGIONS, Regions
 
-#: The parameters that a large request may have; every one costs the server time, whatever its size.
+#: Maximum number of parameters of a large request; each costs the server time, regardless of its size.
 MOST_PARAMETERS: Final = 10_000
 
 
 class BodySpan:
-    """Bytes that the server has and the codec process has not: the place of a tensor behind the JSON of a body."""
+    """Bytes held only by the server: the position of a tensor after the JSON of a body."""
 
     __slots__ = ("size", "start")
 
@@ -38,7 +38,7 @@ class BodySpan:
 
 
 class RegionSpan:
-    """A part of a region that a client has registered: the server has it, and the codec process has not."""
+    """A part of a shared memory region, which only the server can access."""
 
     __slots__ = ("part",)
 
@@ -50,9 +50,9 @@ class RegionSpan:
 
 
 class SpanRegions(Regions):
-    """The regions of a codec process: what is read of them, or placed in them, is noted for the server.
+    """The regions of a codec process: records reads and placements for the server.
 
-    ``parts`` are the parts of regions to which outputs go.
+    ``parts`` has the parts of regions to which outputs are written.
     """
 
     __slots__ = ("parts",)
@@ -69,7 +69,7 @@ class SpanRegions(Regions):
 
 
 def signature_document(signature: ModelSignature) -> dict[str, Any]:
-    """A signature but for its check of parameters, which is the server's."""
+    """Return a signature without its check of parameters, which stays in the server."""
     return {
         "name": signature.name,
         "version": signature.version,
@@ -94,7 +94,7 @@ def _specs(documents: Iterable[dict[str, Any]]) -> dict[str, TensorSpec]:
 
 
 def tensor_documents(tensors: Iterable[WireTensor], parts: list[Buffer]) -> list[dict[str, Any]]:
-    """Tensors whose data is appended to ``parts``, or left where it is if that is a ``BodySpan`` or ``RegionSpan``."""
+    """Return documents of tensors; appends their data to ``parts`` unless it is a ``BodySpan`` or ``RegionSpan``."""
     documents = []
     for tensor in tensors:
         document: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
@@ -116,9 +116,9 @@ def read_tensors(
     body: memoryview | None = None,
     regions: Regions = NO_REGIONS,
 ) -> list[WireTensor]:
-    """Tensors that look into ``parts``, or into ``body``, what follows the JSON of a request's, or are in ``regions``.
+    """Return tensors that refer to ``parts``, to ``body``, the bytes after the JSON of a request, or to ``regions``.
 
-    Raises as ``regions`` do.
+    Raises the errors of ``regions``.
     """
     tensors = []
     for document in documents:
@@ -138,7 +138,7 @@ def read_tensors(
 
 
 def request_document(request: InferRequest, parts: list[Buffer]) -> dict[str, Any]:
-    """A request from a client.  Raises INVALID_ARG for one with more parameters than ``MOST_PARAMETERS``."""
+    """Return the document of a request. Raises INVALID_ARG for more parameters than ``MOST_PARAMETERS``."""
     if len(request.parameters) > MOST_PARAMETERS:
         raise invalid(f"the request has {len(request.parameters)} parameters; at most {MOST_PARAMETERS} are allowed")
     return {
@@ -161,9 +161,9 @@ def read_request(
     body: memoryview | None = None,
     regions: Regions = NO_REGIONS,
 ) -> InferRequest:
-    """The request of a document.
+    """Return the request of a document.
 
-    Raises INVALID_ARG for parameters that the model does not take, and as ``regions`` do.
+    Raises INVALID_ARG for parameters that the model does not accept, and the errors of ``regions``.
     """
     inputs, places = document.pop("inputs"), document.pop("places", {})
     tensors = read_tensors(inputs, parts, body, regions)

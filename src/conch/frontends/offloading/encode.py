@@ -1,6 +1,6 @@
-"""What a codec process does with the answers of models: the functions that front ends call for small ones.
+"""Encodes the responses of models in a codec process, with the functions that front ends use for small ones.
 
-As in ``decode.py``: from a header and tensors to the bytes of a body.  Pure.
+As in ``decode.py``: from a header and tensors to the bytes of a body, without I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conch.wire.openai.embeddings import EmbeddingPlan, embedding_body
 
 
 class _WrittenTarget:
-    """The place of an output that the server has put there already."""
+    """The target of an output that the server has already written."""
 
     def check(self, output: str, size: int) -> None: ...
 
@@ -33,7 +33,10 @@ class _WrittenTarget:
 def responses_document(
     request: InferRequest, responses: Sequence[InferResponse], parts: list[Buffer]
 ) -> dict[str, Any]:
-    """Responses to a request, or to several that differ in their texts alone; their data is appended to ``parts``."""
+    """Return the document of responses to a request, or to requests that differ only in text.
+
+    Appends the data of the responses to ``parts``.
+    """
     return {
         "id": request.id,
         "model": request.model_name,
@@ -64,7 +67,7 @@ def _read_responses(document: dict[str, Any], body: memoryview) -> tuple[InferRe
 
 
 def infer(header: Header, body: memoryview, ask: Ask) -> Result:
-    """The answer of ``infer``, compressed as ``encoding`` says; ``json`` is the size of what is JSON of it."""
+    """Encode the response of ``infer``, compressed with ``encoding``; ``json`` is the size of its JSON (bytes)."""
     request, [response] = _read_responses(header["answer"], body)
     plan = header["plan"]
     outputs = {name: RequestedOutput(*wanted) for name, wanted in plan["outputs"].items()}
@@ -78,19 +81,19 @@ def infer(header: Header, body: memoryview, ask: Ask) -> Result:
 
 
 def generate(header: Header, body: memoryview, ask: Ask) -> Result:
-    """The answer of ``generate``, or an event of its stream."""
+    """Encode the response of ``generate``, or an event of its stream."""
     request, [response] = _read_responses(header["answer"], body)
     return {}, [encode_generate(request, response, Layout[header["layout"]])]
 
 
 def texts(header: Header, body: memoryview, ask: Ask) -> Result:
-    """The answer of ``generate`` to several texts."""
+    """Encode the response of ``generate`` to several texts."""
     request, responses = _read_responses(header["answer"], body)
     return {}, [encode_texts([request], responses)]
 
 
 def embeddings(header: Header, body: memoryview, ask: Ask) -> Result:
-    """The answer of the OpenAI API to a request for embeddings."""
+    """Encode the OpenAI response to a request for embeddings."""
     vectors = split(body, header["parts"])
     return {}, [embedding_body(vectors, EmbeddingPlan(**header["plan"]), header["model"], header["tokens"])]
 

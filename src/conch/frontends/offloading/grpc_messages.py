@@ -1,7 +1,7 @@
-"""What a codec process does with large gRPC messages: the values of tensors become their bytes.
+"""Decodes large gRPC messages in a codec process.
 
-As in ``decode.py``.  ``ModelInferRequest`` may carry tensors as lists of numbers and texts, of which the library makes
-objects; what comes back is the same message with empty lists, and the tensors as if they had been sent raw.  Pure.
+As in ``decode.py``. A ``ModelInferRequest`` may carry tensors as lists of numbers and texts, for which the library
+creates objects. The result is the message with empty lists, and the tensors as raw bytes. Does no I/O.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from conch.validation import count_strings
 from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.infer import sent_inputs
 
-#: The most bytes that a message may have besides its tensors: the server parses them on its event loop.
+#: Maximum size of a message without its tensors (bytes): the server parses it on its event loop.
 MOST_BESIDES: Final = 512 << 10
 
 
 def infer(header: Header, body: memoryview, ask: Ask) -> Result:
-    """A ``ModelInferRequest``: the message without the data of its tensors, then that of each.
+    """Decode a ``ModelInferRequest``: returns the message without tensor data, and the data of each tensor.
 
-    ``elements`` are the numbers of elements of BYTES, None where the data is not well-formed.  Raises INTERNAL for
-    what is no message, INVALID_ARG for values that do not fit their datatype.
+    ``elements`` are the numbers of elements of BYTES tensors, None for malformed data. Raises INTERNAL for an invalid
+    message, INVALID_ARG for values that do not fit their datatype.
     """
     try:
         message = service_pb2.ModelInferRequest.FromString(bytes(body))
     except DecodeError:
-        raise internal("Unable to parse request") from None  # in Triton's words
+        raise internal("Unable to parse request") from None  # Triton's message
     raw: list[Buffer] = list(message.raw_input_contents)
     if raw:
         message.ClearField("raw_input_contents")
@@ -41,7 +41,7 @@ def infer(header: Header, body: memoryview, ask: Ask) -> Result:
         raw = _read_typed(message)
     for tensor in message.inputs:
         if tensor.HasField("contents"):
-            # That it was there is refused beside raw contents, and told from no data at all.
+            # The empty field stays set: contents beside raw contents are refused, and differ from missing data.
             tensor.contents.Clear()
             tensor.contents.SetInParent()
     elements = [
@@ -55,7 +55,7 @@ def infer(header: Header, body: memoryview, ask: Ask) -> Result:
 
 
 def _read_typed(message: service_pb2.ModelInferRequest) -> list[Buffer]:
-    """The data of the inputs up to the first that has none, without whose data the request is refused."""
+    """Return the data of the inputs up to the first without data; the server refuses a request with missing data."""
     raw: list[Buffer] = []
     for tensor in sent_inputs(message):
         if not tensor.HasField("contents"):

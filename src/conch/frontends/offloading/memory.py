@@ -1,7 +1,7 @@
-"""What travels between the server and a codec process: a JSON header and buffers, as one file in memory.
+"""Messages between the server and a codec process: a JSON header and buffers in one in-memory file.
 
-The sender writes them once, the receiver maps them: over the socket goes the descriptor alone, so that neither waits
-for the other to read.  Used at both ends.
+The sender writes them once and the receiver maps them. Only the descriptor passes through the socket, so that neither
+side waits for the other to read. Used on both sides.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from conch.workers.child.memory import anonymous_file
 
 Header = dict[str, Any]
 
-#: The sizes of the header and of all that is sent.
+#: The size of the header and of the whole message (bytes).
 _SIZES: Final = Struct("<QQ")
 _ANCILLARY: Final = socket.CMSG_SPACE(4)
 
 
 class SharedMessage:
-    """A message that has been written; a context manager that forgets it."""
+    """A written message; as a context manager, closes it on exit."""
 
     __slots__ = ("_fd", "_sizes")
 
     def __init__(self, header: Header, parts: Iterable[Buffer] = ()) -> None:
-        """Write a message.  Raises UNAVAILABLE when there is no memory for it."""
-        text = json.dumps(header).encode()  # which has, unlike other JSON, numbers that are not finite
+        """Write a message. Raises UNAVAILABLE if there is not enough memory."""
+        text = json.dumps(header).encode()  # Python's JSON can carry non-finite numbers
         self._fd = anonymous_file()
         try:
             size = sum(_write(self._fd, part) for part in (text, *parts))
@@ -47,7 +47,7 @@ class SharedMessage:
         self._sizes = _SIZES.pack(len(text), size)
 
     def send(self, connection: socket.socket) -> None:
-        """Send this; never waits, as the other end has read what was sent before.  Raises OSError if it is gone."""
+        """Send without blocking: the other side has read the previous message. Raises OSError if it is closed."""
         connection.sendmsg([self._sizes], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [self._fd]))])
 
     def __enter__(self) -> SharedMessage:
@@ -60,9 +60,9 @@ class SharedMessage:
 
 
 def receive(connection: socket.socket) -> tuple[Header, memoryview]:
-    """The next message: its header, and its parts one after the other, in memory that goes with the last view.
+    """Return the header and the concatenated parts of the next message; the memory is freed with the last view.
 
-    Raises EOFError when the other end is gone, BlockingIOError from a socket that would block.
+    Raises EOFError if the other side is gone, BlockingIOError from a socket that would block.
     """
     data, ancillary, _, _ = connection.recvmsg(_SIZES.size, _ANCILLARY, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     if not data:
@@ -81,7 +81,7 @@ def receive(connection: socket.socket) -> tuple[Header, memoryview]:
 
 
 def split(parts: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    """The parts of a message, which have these sizes (bytes)."""
+    """Split a message into parts of these sizes (bytes)."""
     buffers = []
     at = 0
     for size in sizes:

@@ -1,7 +1,7 @@
-"""The codec: large requests are decoded and large answers encoded in at most two processes beside the server.
+"""The codec: decodes large requests and encodes large responses in at most two helper processes.
 
-One belongs to a server and is used by its front ends, on the event loop.  A process is started for the first piece of
-work and ends when there has been none for a while, or when one took much memory; it is killed when one takes too long.
+A server has one codec; its front ends use it on the event loop. A process starts with the first piece of work. It ends
+after a while without work, or after work that took much memory. It is killed if the work takes too long.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from conch.threads import LastingExecutor
 from conch.workers.host.activity import TICKS, activity
 from conch.workers.host.spawn import SpawnedProcess
 
-# There are two processes. The first takes the oldest work, so that none waits for ever; the second takes the
-# smallest, and nothing that is ``GIANT``, so that no number of giants holds up the rest.
+# There are two processes. The first takes the oldest work, so that no work waits forever. The second takes the smallest
+# work that is not ``GIANT``, so that large work cannot delay all the rest.
 
 
-#: From this size on (bytes, those of a compressed body as many as it may become), work is left to the first process.
+#: Work of this size or more (bytes; for a compressed body, its maximum decompressed size) is left to the first process.
 GIANT: Final = 8 << 20
-#: How much work of either size may wait.
+#: Maximum queue length for each kind of work.
 _MOST_GIANTS: Final = 32
 _MOST_OTHERS: Final = 512
 
@@ -50,17 +50,17 @@ _Work = TypeVar("_Work", bound=Sized)
 
 
 class CodecQueue(list[_Work]):
-    """Work in the order in which it came."""
+    """Work in order of arrival."""
 
     def put(self, work: _Work) -> None:
-        """Raises UNAVAILABLE where too much waits."""
+        """Queue work. Raises UNAVAILABLE if the queue is full."""
         giant = work.size >= GIANT
         if sum((one.size >= GIANT) is giant for one in self) >= (_MOST_GIANTS if giant else _MOST_OTHERS):
             raise unavailable("too many large requests wait to be decoded; try again later")
         self.append(work)
 
     def take(self, *, smallest: bool) -> _Work | None:
-        """The oldest work, or the smallest that is no giant; None where there is none."""
+        """Return the oldest work, or the smallest that is not ``GIANT``; None if there is none."""
         if not smallest:
             return self.pop(0) if self else None
         chosen = min((one for one in self if one.size < GIANT), key=lambda one: one.size, default=None)
@@ -69,15 +69,15 @@ class CodecQueue(list[_Work]):
         return chosen
 
 
-# Runs on the event loop, in the thread whose end the process does not survive.
+# Runs on the event loop, in the thread with which the process ends.
 
 
 _PROGRAM = Path(__file__).with_name("program.py")
-#: Messages of more bytes than this are written in a thread.
+#: Messages larger than this (bytes) are written in a thread.
 _LARGE = 1 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-#: Answers what the process asks, or raises to refuse the request.
+#: Answers a question of the process, or raises to refuse the request.
 Answer = Callable[[Header], Header]
 
 
@@ -109,9 +109,10 @@ class CodecProcess:
         self._closed = False
 
     async def perform(self, header: Header, parts: list[Buffer], answer: Answer | None) -> tuple[Header, memoryview]:
-        """What the process replies to some work.  Empties ``parts`` as soon as they are written.
+        """Return the reply of the process to some work. Empties ``parts`` as soon as they are written.
 
-        Raises EOFError when it has ended, UNAVAILABLE where there is no memory, and what ``answer`` raises.
+        Raises EOFError if the process has ended, UNAVAILABLE if there is not enough memory, and the errors of
+        ``answer``.
         """
         await self._send(header, parts)
         reply, body = await self._receive()
@@ -129,7 +130,7 @@ class CodecProcess:
 
     @property
     def resident(self) -> int:
-        """The memory that the process has (bytes), 0 where the system does not tell."""
+        """The resident memory of the process (bytes), 0 if unknown."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * _PAGE
@@ -138,18 +139,18 @@ class CodecProcess:
 
     @property
     def processor_seconds(self) -> float:
-        """The processor time that the process has used (s), 0 where the system does not tell."""
+        """The processor time of the process (s), 0 if unknown."""
         seen = activity(self.pid)
         return 0.0 if seen is None else seen.cpu / TICKS
 
     def close(self) -> None:
-        """Let the process end when it has done its work."""
+        """Let the process end when it has completed its work."""
         if not self._closed:
             self._closed = True
             self._socket.close()
 
     def kill(self) -> None:
-        """End the process now; what it does fails with EOFError."""
+        """End the process now; its work fails with EOFError."""
         self._process.kill()
 
     async def _send(self, header: Header, parts: list[Buffer]) -> None:
@@ -165,7 +166,10 @@ class CodecProcess:
                 raise EOFError("the codec process has ended") from None
 
     async def _tell(self, header: Header) -> None:
-        """Answer what the process asked; one that gets no answer would take the next work for it, and is given up."""
+        """Answer a question of the process.
+
+        If that fails, the process is abandoned, because it would take the next work for the answer.
+        """
         try:
             await self._send(header, [])
         except ConchError as error:
@@ -195,31 +199,31 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, with its search path, and without threads for linear algebra."""
+    """Return this process's environment, with its search path, and with a single thread for linear algebra."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 LOG = logging.getLogger("conch")
 
-#: Bodies and answers of more bytes than this are decoded and encoded by a process: up to here it takes the event loop
-#: 20 ms at most, whatever they contain (lists of empty lists take longest).
+#: Larger bodies and responses (bytes) go to a process: up to this size they take the event loop at most 20 ms, whatever
+#: they contain (lists of empty lists take longest).
 LARGE: Final = 256 << 10
-#: How long a process without work is kept (s).
+#: How long an idle process is kept (s).
 _IDLE_SECONDS: Final = 20.0
-#: How often one that works is looked after (s).
+#: Interval at which a working process is checked (s).
 _WATCH_SECONDS: Final = 0.1
-#: One that has had more memory than this (bytes) is not kept.
+#: A process whose memory has exceeded this (bytes) is replaced.
 _KEPT_MEMORY: Final = 256 << 20
-#: By default, how many times as long a piece of work may take on a busy machine as the processor time that it may take.
+#: Default ratio of the wall-clock limit to the processor time limit, for a busy machine.
 _BUSY: Final = 5
-#: How long what nobody waits for any more may take to end (s): starting a process takes about as long.
+#: How long cancelled work may take to end (s): about as long as starting a process.
 _GRACE_SECONDS: Final = 0.5
 
 
 @dataclass(eq=False)
 class CodecWork:
-    """A piece of work: what a process is sent, its ``size`` for the queue, and the future that gets the reply."""
+    """A piece of work: the message for the process, its ``size`` for the queue, and the future of the reply."""
 
     header: Header
     parts: list[Buffer]
@@ -231,7 +235,7 @@ class CodecWork:
 
 
 class _Lane:
-    """A place for a process: the process, what it does, and when it is given up for lack of work."""
+    """A slot for a process: the process, its current work, and the timer that ends it when idle."""
 
     def __init__(self, smallest: bool) -> None:
         self.smallest = smallest
@@ -242,8 +246,11 @@ class _Lane:
 
 
 class Codec:
-    """Each piece of work is limited to ``memory`` (bytes), ``seconds`` of processor time, and ``wall_seconds`` on a
-    busy machine; ``budget`` counts its results."""
+    """Runs work in the codec processes.
+
+    Each piece of work may use ``memory`` (bytes), ``seconds`` of processor time, and ``wall_seconds`` on a busy
+    machine. ``budget`` counts the results.
+    """
 
     def __init__(self, memory: int, seconds: float, budget: ByteBudget, *, wall_seconds: float = 0.0) -> None:
         self._budget = budget
@@ -259,12 +266,11 @@ class Codec:
     async def run(
         self, header: Header, parts: list[Buffer], *, size: int | None = None, answer: Answer | None = None
     ) -> tuple[Header, list[memoryview]]:
-        """The result of ``header["work"]`` on ``parts``, which is emptied: a header, and buffers.
+        """Return the result of ``header["work"]`` on ``parts``, which is emptied: a header and buffers.
 
-        ``size`` (bytes) is how large the work counts, that of the parts unless given; ``answer`` answers what the
-        process asks.  A caller that is cancelled gives the work up.  Raises the error of a request that is wrong,
-        INVALID_ARG for one that takes too much memory or processor time, UNAVAILABLE where too many wait or the machine
-        is too busy.
+        ``size`` (bytes) is the size for the queue, by default that of the parts. ``answer`` answers questions of the
+        process. Cancelling the call cancels the work. Raises the error of an invalid request, INVALID_ARG for a request
+        that takes too much memory or processor time, UNAVAILABLE if the queue is full or the machine is too busy.
         """
         if self._closed:
             raise unavailable("Server exiting")
@@ -278,7 +284,7 @@ class Codec:
             self._give_up(work)
             raise
         finally:
-            del work  # an error refers to this frame, and would be referred to by it
+            del work  # an error refers to this frame, which would refer back to it
 
     async def close(self) -> None:
         """End the processes and return when they have ended; what still waits fails."""
@@ -303,7 +309,7 @@ class Codec:
                 lane.task = asyncio.get_running_loop().create_task(self._perform(lane, work))
 
     async def _perform(self, lane: _Lane, work: CodecWork) -> None:
-        """Have a process do some work, and go on with the next."""
+        """Run some work in a process, then dispatch the next."""
         result: tuple[Header, list[memoryview]] | None = None
         error: Exception | None = None
         try:
@@ -313,7 +319,7 @@ class Codec:
         except Exception as failure:
             LOG.exception("a large request could not be decoded")
             error = internal(f"{type(failure).__name__}: {failure}")
-        # Dispatching first: whoever waits for the reply may have work of its own.
+        # Dispatch first: the caller that waits for the reply may add work.
         lane.work = lane.task = None
         if not self._closed:
             self._dispatch()
@@ -341,7 +347,7 @@ class Codec:
                 raise unavailable("Server exiting") from None
             raise internal("the process that decodes large requests has ended; try again") from None
         except ConchError:
-            raise  # the process was told, or has not been sent anything
+            raise  # the process was told, or has not received anything
         except BaseException:
             process.kill()
             self._dismiss(lane)
@@ -359,16 +365,19 @@ class Codec:
         return result, split(body, result.pop("parts"))
 
     def _count(self, body: memoryview) -> None:
-        """Count the bytes of a result for as long as somebody has a part of it.  Raises UNAVAILABLE for too many."""
+        """Count the bytes of a result while any part of it is referenced.
+
+        Raises UNAVAILABLE if the budget is exhausted.
+        """
         if not self._budget.take(len(body)):
             self._budget.release(len(body))
             raise self._budget.refusal()
         weakref.finalize(body.obj, self._budget.release, len(body)).atexit = False
 
     async def _watch(self, process: CodecProcess) -> ConchError:
-        """Kill a process that takes too much; returns what the work fails with.
+        """Kill a process that exceeds a limit; returns the error of the work.
 
-        A limit of the system's would not do: libraries reserve many times the memory that they come to use.
+        A limit of the operating system would not work: libraries reserve many times the memory that they use.
         """
         loop = asyncio.get_running_loop()
         until, before = loop.time() + self.wall_seconds, process.processor_seconds
@@ -405,7 +414,7 @@ class Codec:
         return lane.process
 
     def _dismiss(self, lane: _Lane) -> None:
-        """Let a process go: it ends by itself."""
+        """Release a process, which then ends."""
         if lane.idle is not None:
             lane.idle.cancel()
             lane.idle = None
@@ -414,7 +423,7 @@ class Codec:
             lane.process = None
 
     def _give_up(self, work: CodecWork) -> None:
-        """Nobody waits for some work any more: it is not begun, or has a moment to end."""
+        """Cancel some work: it is not started, or gets a grace period to end."""
         if work in self._waiting:
             self._waiting.remove(work)
         for lane in self._lanes:

@@ -1,7 +1,7 @@
 """The program of a codec process: ``python program.py <socket fd>``.
 
-Started by ``process.py`` by its path, with the server's search path.  It does one piece of work at a time, and
-ends when the server closes the socket, or dies.
+``pool.py`` starts it by its path, with the server's search path. It does one piece of work at a time, and ends when the
+server closes the socket or dies.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from conch.tensors import Buffer
 from conch.workers.child.parentage import end_with_parent
 
 WORK: Final = {**decode.WORK, **encode.WORK}
-#: The most bytes of a header, which the server reads on its event loop.
+#: Maximum size of a header (bytes), which the server reads on its event loop.
 MOST_HEADER: Final = 8 << 20
-#: The most tensors of a request, or requests of a body: more would keep the event loop busy.
+#: Maximum number of tensors in a request, or of requests in a body: more would block the event loop.
 MOST_PARTS: Final = 100_000
 
 
 def main(fd: int) -> NoReturn:
     """Serve the socket at ``fd``."""
     end_with_parent()
-    # Ctrl+C and a service manager reach the whole group; the server ends this when nobody needs it any more.
+    # Ctrl+C and service managers signal the whole process group; the server ends this process when it is unused.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _be_killed_first()
-    # What is parsed has no cycles, and the collector would walk through all of it again and again.
+    # Parsed data has no cycles, and the collector would traverse all of it repeatedly.
     gc.disable()
     connection = socket.socket(fileno=fd)
     while True:
@@ -49,7 +49,7 @@ def main(fd: int) -> NoReturn:
 
 
 def _answer(connection: socket.socket, header: Header, body: memoryview) -> tuple[Header, list[Buffer]]:
-    """The result of some work, or an error."""
+    """Return the result of some work, or an error."""
 
     def ask(question: Header) -> Header:
         with SharedMessage({"ask": question}) as message:
@@ -80,18 +80,18 @@ def _answer(connection: socket.socket, header: Header, body: memoryview) -> tupl
 def _work(name: str) -> decode.Work:
     if name in WORK:
         return WORK[name]
-    # Importing this takes as long as all the rest, and not every server is asked over gRPC.
+    # This import takes as long as all the others, and not every server uses gRPC.
     from conch.frontends.offloading import grpc_messages
 
     return grpc_messages.WORK[name]
 
 
 class _RefusedError(Exception):
-    """The server, when it was asked, refused the request."""
+    """Raised when the server refuses the request after a question."""
 
 
 def _usage() -> Header:
-    """The most memory that this process has had (bytes, resident): the server replaces one that has become large."""
+    """Return the peak resident memory of this process (bytes); the server replaces a process that has become large."""
     try:
         with open("/proc/self/status", encoding="ascii") as file:
             lines = [line.split() for line in file if line.startswith("VmHWM:")]
@@ -101,7 +101,7 @@ def _usage() -> Header:
 
 
 def _be_killed_first() -> None:
-    """Where memory runs out, let the kernel end this process rather than the server."""
+    """Let the kernel end this process rather than the server when memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")

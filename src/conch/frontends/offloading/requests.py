@@ -1,6 +1,6 @@
-"""Large requests, decoded by a codec process: what front ends call in place of the functions of :mod:`conch.wire`.
+"""Decodes large requests in a codec process; used in place of the functions of :mod:`conch.wire`.
 
-Runs on the event loop.  All raise what those functions raise, and what :meth:`Codec.run` does.
+Runs on the event loop. The functions raise the errors of those functions and of :meth:`Codec.run`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from conch.wire.regions import NO_REGIONS, Regions
 
 OnResponse = Callable[[InferResponse], None]
 
-#: How many bytes deflate packs into one at most.
+#: Maximum compression ratio of deflate.
 _DEFLATED: Final = 1032
-#: How many elements of BYTES are counted on the event loop.
+#: Maximum number of BYTES elements counted on the event loop.
 _MOST_STRINGS: Final = 20_000
 
 
 def has_many_strings(data: Buffer) -> bool:
-    """Whether checking the data of BYTES takes long: each element is looked at."""
+    """Whether checking BYTES data takes long, as the check reads each element."""
     return len(data) > LARGE and count_strings(data, _MOST_STRINGS) == _MOST_STRINGS
 
 
@@ -50,8 +50,10 @@ async def decode_infer(
     limit: int,
     regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, JsonOutputPlan]:
-    """``infer``: a body as it came; ``encoding`` and ``header_length`` are the headers ``Content-Encoding`` and
-    ``Inference-Header-Content-Length``."""
+    """Decode an ``infer`` body as received.
+
+    ``encoding`` and ``header_length`` are the headers ``Content-Encoding`` and ``Inference-Header-Content-Length``.
+    """
     header: Header = {
         "work": "infer",
         "signature": signature_document(signature),
@@ -74,7 +76,7 @@ async def decode_json(
     limit: int,
     regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, JsonOutputPlan]:
-    """``infer``: a body of ``length`` bytes of JSON, which alone are sent to the process, and tensors behind it."""
+    """Decode an ``infer`` body of ``length`` bytes of JSON, which alone go to the process, and tensors after it."""
     view = memoryview(body)
     header: Header = {
         "work": "infer",
@@ -96,9 +98,9 @@ async def decode_generate(
     texts: bool,
     limit: int,
 ) -> tuple[list[InferRequest], Layout | None]:
-    """``generate``: one request and its layout, or those of several ``texts`` and None.
+    """Decode ``generate``: return one request and its layout, or the requests of several ``texts`` and None.
 
-    ``on_response`` gets the number of a text, None for the only request.
+    ``on_response`` takes the number of a text, None for a single request, and returns the response callback.
     """
     header: Header = {
         "work": "generate",
@@ -123,9 +125,9 @@ async def decode_openai(
     encoding: str,
     limit: int,
 ) -> tuple[AnswerPlan | EmbeddingPlan, list[dict[str, WireTensor]]]:
-    """A request to an endpoint of the OpenAI API: the plan of its answer, and the inputs of each request to the model.
+    """Decode an OpenAI request: return the plan of its response, and the inputs of each request to the model.
 
-    ``signature_of`` is called with the name of the model; what it raises refuses the request.
+    ``signature_of`` is called with the name of the model; its errors refuse the request.
     """
     header: Header = {"work": "openai", "endpoint": endpoint, "encoding": encoding, "limit": limit}
     result, parts = await codec.run(
@@ -139,23 +141,23 @@ async def decode_openai(
 
 
 async def decode_load(codec: Codec, body: Buffer) -> LoadParameters:
-    """What a load brings."""
+    """Decode the parameters of a load."""
     result, (config, *files) = await codec.run({"work": "load"}, [body])
     given = str(config, "utf-8", "surrogateescape") if result["config"] else None
     return LoadParameters(given, dict(zip(result["files"], map(bytes, files), strict=True)))
 
 
 async def decode_grpc(codec: Codec, message: Buffer) -> tuple[memoryview, list[memoryview], list[int | None]]:
-    """A ``ModelInferRequest`` without its tensors' data, the data, and the numbers of elements of those of BYTES.
+    """Return a ``ModelInferRequest`` without tensor data, the data, and the numbers of elements of BYTES tensors.
 
-    Where there was some for all inputs, it is as if it had been sent raw.
+    If all inputs had data, the result is the same as for raw contents.
     """
     result, (rest, *raw) = await codec.run({"work": "grpc infer"}, [message])
     return rest, raw, result["elements"]
 
 
 def _size(body: Buffer, encoding: str, limit: int) -> int:
-    """How large a body may be when it has been decompressed."""
+    """Return the maximum decompressed size of a body (bytes)."""
     return len(body) if is_identity(encoding) else min(_DEFLATED * len(body), limit)
 
 

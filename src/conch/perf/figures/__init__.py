@@ -1,1 +1,1 @@
-"""From what was noted to figures, and how sure they are.  Pure."""
+"""Computes figures and their confidence from the records of requests. Pure."""

@@ -1,7 +1,7 @@
-"""How far a figure may be from what more measuring would show: intervals that hold with 95 % confidence.
+"""95 % confidence intervals of figures.
 
-Pure.  Student's t over repeated runs, or over the windows of one run.  Windows are nearly independent of each other,
-where requests that follow each other are not: an interval over requests would be too narrow.
+Pure. Based on Student's t over repeated runs, or over the windows of one run. Windows are nearly independent of each
+other, but successive requests are not: an interval over requests would be too narrow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from conch.perf.figures.latency import WindowFigures
 
-#: The quantile 0.975 of Student's t by degrees of freedom, from 1 on; source: any table.
+#: The 0.975 quantile of Student's t by degrees of freedom, from 1 on. Source: any statistics table.
 _T: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
@@ -22,7 +22,7 @@ _T: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From ``low`` to ``high``."""
+    """The range from ``low`` to ``high``."""
 
     low: float
     high: float
@@ -33,7 +33,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """Intervals of the throughput, the average latency and its percentiles (s), over ``count`` runs or windows."""
+    """The intervals of throughput, average latency and its percentiles (s), over ``count`` runs or windows."""
 
     over: Literal["runs", "windows"]
     count: int
@@ -43,12 +43,12 @@ class Confidence:
 
 
 def student(degrees: int) -> float:
-    """The quantile 0.975 of Student's t; beyond the table the next larger one, which is a little too careful."""
+    """Return the 0.975 quantile of Student's t; beyond the table its last value, which is slightly conservative."""
     return _T[min(degrees, len(_T)) - 1]
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Where the mean of what ``values`` were drawn from lies; None for fewer than two.  None of them is below 0."""
+    """Return the interval of the mean of nonnegative values; None for fewer than two values."""
     if len(values) < 2:
         return None
     mean = sum(values) / len(values)
@@ -58,7 +58,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, Interval | None]:
-    """The geometric mean of ratios, and where that of what they were drawn from lies."""
+    """Return the geometric mean of ratios and its interval; the interval is None for a single ratio."""
     logs = [log(ratio) for ratio in ratios]
     mean = sum(logs) / len(logs)
     if len(logs) < 2:
@@ -69,7 +69,7 @@ def ratio_interval(ratios: Sequence[float]) -> tuple[float, Interval | None]:
 
 
 def confidence_of(parts: Sequence[WindowFigures], over: Literal["runs", "windows"]) -> Confidence | None:
-    """The intervals over runs or windows; None for fewer than two with answers."""
+    """Return the intervals over runs or windows; None if fewer than two have responses."""
     latencies = [part.latency for part in parts if part.latency is not None]
     throughput = mean_interval([part.throughput for part in parts])
     if throughput is None or len(latencies) < 2:

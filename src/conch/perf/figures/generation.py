@@ -1,6 +1,6 @@
-"""Figures of generation: how long the first token takes, the distances of the others, and who got both in time.
+"""Figures of text generation: TTFT, inter-token latency, and the requests that meet an objective.
 
-Pure.  A message of a stream counts as a token where the server does not say how many there were.
+Pure. Each message of a stream counts as a token if the server does not return the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conch.perf.senders.records import Outcome, Records, Span, ended_in, seconds
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a request must keep to count as good (s, None: anything): to the first token, between tokens, in all."""
+    """The objective that a good request meets (s, None: no limit): TTFT, inter-token latency, and total latency."""
 
     ttft: float | None = None
     itl: float | None = None
@@ -27,7 +27,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """``ttft:200,itl:50`` in milliseconds; raises INVALID_ARG for anything else."""
+        """Parse ``ttft:200,itl:50`` (milliseconds); raises INVALID_ARG for other text."""
         found: dict[str, float] = {}
         for part in text.split(","):
             name, colon, value = part.partition(":")
@@ -42,12 +42,12 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFigures:
-    """One window of a model that writes text.
+    """The figures of one window of a generative model.
 
-    ``ttft`` is from when a request was due to its first token, ``itl`` the distance of tokens within requests, averaged
-    for each request, so that long answers do not outvote short ones.  ``tokens`` are a second, ``tokens_per_user``
-    those that one request gets (the average over requests).  ``goodput`` counts requests a second that kept the
-    objective.
+    ``ttft`` is the time from a request's due time to its first token. ``itl`` is the inter-token latency, averaged per
+    request, so that long responses do not weigh more. ``tokens`` is the rate of all tokens (per second),
+    ``tokens_per_user`` the rate per request (the average over requests). ``goodput`` is the rate of requests that meet
+    the objective (per second).
     """
 
     requests: int
@@ -60,8 +60,10 @@ class GenerationFigures:
 
 @dataclass(frozen=True, slots=True)
 class TokenTimes:
-    """When tokens came in ``requests`` that ended well: ``tokens`` of each, ``ttft`` and ``itl`` (ns); the latter is of
-    those that ``several`` says have more than one."""
+    """The token times of successful ``requests``: ``tokens`` of each, ``ttft`` and ``itl`` (ns).
+
+    ``several`` marks the requests with more than one token, which ``itl`` is for.
+    """
 
     requests: Records
     tokens: NDArray[np.int64]
@@ -71,13 +73,13 @@ class TokenTimes:
 
 
 def token_times(records: Records, events: NDArray[np.int64], spans: Sequence[Span]) -> TokenTimes:
-    """Of requests that ended well in the windows ``spans``; ``events`` are by row of ``records``."""
+    """Return the token times of successful requests in the windows ``spans``; ``events`` are by row of ``records``."""
     inside = np.flatnonzero(ended_in(records, spans) & (records["outcome"] == Outcome.OK) & (records["responses"] > 0))
     first, last = _of_requests(events, len(records))
     found = records[inside]
     tokens = np.where(found["tokens"] > 0, found["tokens"], found["responses"])
-    # Several tokens may share a message: what counts is how fast they came after the first one.  An answer in one piece
-    # has no distances.
+    # Several tokens may share a message: the rate after the first message counts. A response in a single message has no
+    # inter-token latency.
     several = (tokens > 1) & (found["responses"] > 1)
     itl = (last[inside] - first[inside])[several] / (tokens[several] - 1)
     return TokenTimes(found, tokens, first[inside] - found["due"], several, itl)
@@ -86,7 +88,7 @@ def token_times(records: Records, events: NDArray[np.int64], spans: Sequence[Spa
 def generation_of(
     records: Records, events: NDArray[np.int64], spans: Sequence[Span], objective: Objective | None = None
 ) -> GenerationFigures:
-    """The figures of requests that ended well in the windows ``spans``; ``events`` are by row of ``records``."""
+    """Return the figures of the successful requests in the windows ``spans``; ``events`` are by row of ``records``."""
     seconds = seconds_of(spans)
     times = token_times(records, events, spans)
     found, tokens = times.requests, times.tokens
@@ -106,7 +108,7 @@ def generation_of(
 
 
 def _of_requests(events: NDArray[np.int64], count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The first and the last moment (ns) of each row's events."""
+    """Return the first and the last timestamp (ns) of each row's events."""
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.zeros(count, np.int64)
     np.minimum.at(first, events[:, 0], events[:, 1])

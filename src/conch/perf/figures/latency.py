@@ -1,6 +1,6 @@
-"""From records to figures: throughput and latencies.
+"""Computes throughput and latencies from the records of requests.
 
-Pure; times are nanoseconds on the way in and seconds on the way out.
+Pure. Records are in nanoseconds, figures in seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class LatencyFigures:
-    """How long something took (s); ``percentiles`` by number (50 is the median)."""
+    """The distribution of a duration (s); ``percentiles`` by number (50 is the median)."""
 
     average: float
     deviation: float
@@ -29,7 +29,7 @@ class LatencyFigures:
 
     @classmethod
     def of(cls, durations: NDArray[Any], percentiles: Sequence[float] = PERCENTILES) -> LatencyFigures | None:
-        """The latency over durations (ns); None without any."""
+        """Return the distribution of durations (ns); None if there are none."""
         if not len(durations):
             return None
         seconds = durations / 1e9
@@ -40,12 +40,12 @@ class LatencyFigures:
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """What one window measured: requests that ended well in it, and those that did not, by outcome.
+    """The figures of one window: the successful requests, and the number of failed ones by outcome.
 
-    ``throughput`` counts inferences a second.  ``latency`` is from when a request was due to the last byte of its
-    answer, ``send`` to its own last byte, ``wait`` from there to the first byte of the answer, ``receive`` to the last;
-    ``late`` is how much later than due requests were sent.  ``interference`` is what others took of the machine
-    meanwhile (None: nobody looked).
+    ``throughput`` is in inferences per second. ``latency`` is from a request's due time to the last byte of its
+    response; ``send`` from the request's first to its last byte, ``wait`` from there to the first byte of the response,
+    and ``receive`` to its last byte. ``late`` is the delay between the due time and the first byte of the request.
+    ``interference`` is None if it was not measured.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class WindowFigures:
     interference: Interference | None = None
 
     def judged(self, percentile: float = 0.0) -> float | None:
-        """The latency that counts (s): at ``percentile``, or on average where that is 0; None without answers."""
+        """Return the latency that must be stable (s): a percentile, or the average for 0; None without responses."""
         if self.latency is None:
             return None
         return self.latency.percentiles[percentile] if percentile else self.latency.average
@@ -73,7 +73,7 @@ def figures_of(
     percentiles: Sequence[float] = PERCENTILES,
     interference: Interference | None = None,
 ) -> WindowFigures:
-    """The figures of the windows ``spans`` together; ``inferences`` counts those of payloads."""
+    """Return the figures over all windows ``spans``; ``inferences`` is the number of inferences of each payload."""
     inside, good = ended_in(records, spans), records["outcome"] == Outcome.OK
     well = records[inside & good]
     outcomes, counts = np.unique(records["outcome"][inside & ~good], return_counts=True)

@@ -1,7 +1,7 @@
-"""When a measurement has settled: the last undisturbed windows agree.
+"""Decides when a measurement is stable: the last undisturbed windows agree.
 
-Pure.  As in perf_analyzer, three windows in a row whose throughput and latency are within a share of their mean; a
-window in which others used the machine is repeated instead of counted.
+Pure. As in perf_analyzer, the throughput and the latency of three successive windows must be within a fraction of their
+mean. A window in which other processes used the machine is repeated instead of counted.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-#: How many windows have to agree.
+#: Number of windows that must agree.
 WINDOWS: Final = 3
-#: A machine that is disturbed for so many windows will not be quiet soon: those that agree will do, with a warning.
+#: After this many windows on a disturbed machine, windows that agree suffice, with a warning.
 _PATIENCE: Final = 2 * WINDOWS
 
 
 class JudgedWindow(NamedTuple):
-    """What a window is judged by; a latency of 0 is one without answers."""
+    """The figures by which a window is judged; a latency of 0 means no responses."""
 
     throughput: float
     latency: float
@@ -26,22 +26,22 @@ class JudgedWindow(NamedTuple):
 
 @dataclass(slots=True)
 class Stability:
-    """Takes windows until the last ``WINDOWS`` agree within ``share`` (0.1 is 10 %), or there were ``trials``."""
+    """Adds windows until the last ``WINDOWS`` agree within the fraction ``share``, or there are ``trials`` windows."""
 
     share: float = 0.1
     trials: int = 10
     _windows: list[JudgedWindow] = field(default_factory=list)
 
     def add(self, throughput: float, latency: float, *, disturbed: bool = False) -> None:
-        """Note a window; a latency of 0 is one without answers."""
+        """Add a window; a latency of 0 means no responses."""
         self._windows.append(JudgedWindow(throughput, latency, disturbed))
 
     @property
     def counted(self) -> list[int]:
         """The numbers of the windows that count: the last undisturbed ones, or the last ones if those are too few.
 
-        Those after the last answer count only where there are no others.  One without answers between others does: a
-        server that stands still for so long, or answers so slowly, is not faster for it.
+        Windows after the last response count only if there are no others. A window without responses between others
+        counts: a server that stalls for that long, or responds that slowly, is not faster for it.
         """
         count = len(self._windows)
         numbers = range(count - self.silent or count)
@@ -51,12 +51,12 @@ class Stability:
 
     @property
     def disturbed(self) -> bool:
-        """Whether windows that count were disturbed."""
+        """Whether any of the windows that count was disturbed."""
         return any(self._windows[number].disturbed for number in self.counted)
 
     @property
     def stable(self) -> bool:
-        """Whether the windows that count agree; windows without answers never do."""
+        """Whether the windows that count agree; windows without responses never do."""
         counted = [self._windows[number] for number in self.counted]
         return len(counted) >= WINDOWS and all(
             self._agree(values) for values in ([one.throughput for one in counted], [one.latency for one in counted])
@@ -64,13 +64,13 @@ class Stability:
 
     @property
     def silent(self) -> int:
-        """How many windows there were since one with an answer."""
+        """The number of windows since the last one with a response."""
         answered = [number for number, window in enumerate(self._windows) if window.latency]
         return len(self._windows) - (answered[-1] + 1 if answered else 0)
 
     @property
     def over(self) -> bool:
-        """Whether to measure no more."""
+        """Whether to stop measuring."""
         count = len(self._windows)
         return count >= self.trials or (self.stable and not self.silent and (not self.disturbed or count >= _PATIENCE))
 

@@ -1,6 +1,6 @@
-"""The data of requests: its source, and zeros or random values in the shapes of the model.
+"""The data of requests: its options, and zeros or random values in the shapes of the model.
 
-A sample is the data of one inference, by input; those of a batch are put one behind the other.  Pure.
+A sample is the data of one inference, by input; the samples of a batch are concatenated. Pure.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from conch.perf.inputs.specs import InputSpec, ModelSpec
 from conch.tensors import ELEMENT_SIZE, format_shape, pack_bytes
 from conch.texts.shapes import Mix
 
-#: How many different samples are made up: more than caches of small models hold, fewer than fill memory.
+#: Number of different generated samples: more than caches of small models hold, few enough for memory.
 MADE_UP: Final = 64
-#: How many bytes made-up samples may take together.
+#: Maximum size of all generated samples (bytes).
 MOST_BYTES: Final = 256 << 20
-#: What protocol buffers, and with them gRPC, can carry (bytes).
+#: Maximum size of a protocol buffers message, and so of a gRPC request (bytes).
 _MOST_OF_A_REQUEST: Final = 2 << 30
-#: The length of random texts where none is given, as in perf_analyzer.
+#: Default length of random texts, as in perf_analyzer.
 _STRING_LENGTH: Final = 128
 _LETTERS: Final = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The data of one input in one inference: ``dims`` have no batch dimension, ``data`` is as it travels."""
+    """The data of one input in one inference: ``dims`` without the batch dimension, ``data`` in wire format."""
 
     dims: tuple[int, ...]
     data: bytes
@@ -43,11 +43,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SampleSet:
-    """``samples`` are sent in turn; ``streams`` are the numbers of those that follow one another in a sequence.
+    """The samples to send, in rotation; ``streams`` are the numbers of the samples in each sequence.
 
-    ``expected`` are the right outputs for each sample, by output and as they travel; empty where none are known.
-    ``requests`` are the numbers of those that share a request, where the data says it.  ``sent`` says in words what
-    they are.  Where senders may change the number with which texts begin, ``numbered`` is the input of these texts.
+    ``expected`` are the expected outputs of each sample, by output, in wire format; empty if unknown. ``requests`` are
+    the numbers of the samples in each request, if the data determines it. ``sent`` describes the data. ``numbered`` is
+    the input whose texts begin with a number that senders may change (empty: none).
     """
 
     samples: Sequence[Sample]
@@ -58,7 +58,7 @@ class SampleSet:
     numbered: str = ""
 
     def batches(self, size: int) -> list[list[Sample]]:
-        """The samples of each request; ``size`` of them where the data does not say which."""
+        """Return the samples of each request: ``size`` of them unless the data determines it."""
         if self.requests:
             return [[self.samples[number] for number in request] for request in self.requests]
         return in_batches(self.samples, size)
@@ -66,11 +66,10 @@ class SampleSet:
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """Where data comes from: ``source`` is ``natural``, ``random``, ``zero``, or a file or folder; ``more`` are further
-    files.
+    """The source of the data: ``natural``, ``random``, ``zero``, or a file or folder; ``more`` are further files.
 
-    ``shapes`` are dims by input.  ``string_data`` is the text of every BYTES element, if there is one; with
-    ``string_length`` each has so many random letters.  ``mix`` is that of natural texts, empty for the usual one.
+    ``shapes`` are dims by input. ``string_data`` is the text of every BYTES element; with ``string_length``, each has
+    that many random letters. ``mix`` is the mix of natural texts (empty: the default).
     """
 
     source: str = "natural"
@@ -88,12 +87,12 @@ class DataOptions:
 
     @property
     def natural(self) -> bool:
-        """Whether texts, pictures and sounds are natural ones."""
+        """Whether texts, images and sounds are natural rather than random."""
         return self.source == "natural" and not self.more and self.string_data is None and not self.string_length
 
 
 def made_up(model: ModelSpec, options: DataOptions) -> SampleSet:
-    """Samples of zeros or of random values; raises INVALID_ARG for an input whose shape has to be given."""
+    """Return samples of zeros or random values; raises INVALID_ARG for an input whose shape must be given."""
     random = np.random.default_rng(options.seed)
     needed = inputs_of(model, options.shapes)
     dims = {spec.name: model.shape_of(options.shapes, spec.name) for spec in needed}
@@ -108,7 +107,7 @@ def made_up(model: ModelSpec, options: DataOptions) -> SampleSet:
 
 
 def _described(specs: Sequence[InputSpec], options: DataOptions) -> str:
-    """A description of the data in words."""
+    """Return a description of the data."""
     texts = [spec for spec in specs if spec.datatype == "BYTES"]
     parts = []
     if texts and options.string_data is not None:
@@ -123,7 +122,7 @@ def _described(specs: Sequence[InputSpec], options: DataOptions) -> str:
 
 
 def check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) -> None:
-    """Raise INVALID_ARG for a tensor that no request could carry, before there is not the memory to make it."""
+    """Raise INVALID_ARG for a tensor larger than any request, before memory is allocated for it."""
     each = ELEMENT_SIZE.get(spec.datatype, 0)
     if spec.datatype == "BYTES":
         length = options.string_length or _STRING_LENGTH
@@ -153,7 +152,7 @@ def _value(spec: InputSpec, dims: tuple[int, ...], options: DataOptions, random:
 
 
 def numbers(datatype: str, count: int, random: np.random.Generator) -> bytes:
-    """Floats from 0 to 1, integers of the whole range but no more than fits ids of vocabularies, 0 or 1 for BOOL."""
+    """Return random floats from 0 to 1, integers below 1000 (valid vocabulary ids), or 0 or 1 for BOOL."""
     if datatype == "BOOL":
         return random.integers(0, 2, count, np.uint8).tobytes()
     if datatype in ("FP32", "FP64"):
@@ -168,7 +167,7 @@ def numbers(datatype: str, count: int, random: np.random.Generator) -> bytes:
 
 
 def in_batches(found: Sequence[_T], batch_size: int) -> list[list[_T]]:
-    """Samples for requests of ``batch_size`` inferences each, every sample the same number of times if that can be."""
+    """Group samples into requests of ``batch_size`` inferences; the first samples fill up the last request."""
     if batch_size == 1:
         return [[one] for one in found]
     count = len(found)

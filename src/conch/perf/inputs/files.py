@@ -1,4 +1,4 @@
-"""Data of requests from files, in perf_analyzer's formats, and :func:`samples`, the only way to any data.
+"""Reads the data of requests from files in perf_analyzer's formats; :func:`samples` returns data of any source.
 
 Source of the formats: perf_analyzer's documentation, "Input Data".
 """
@@ -25,10 +25,9 @@ from conch.wire.json.tensor import from_json
 
 
 def samples(model: ModelSpec, options: DataOptions) -> SampleSet:
-    """The samples that requests send, at least one.
+    """Return the samples to send, at least one.
 
-    Raises INVALID_ARG, naming the input and how to give it, or the file and the entry, where data is missing or does
-    not fit.
+    Raises INVALID_ARG if data is missing or does not fit, naming the input and its option, or the file and the entry.
     """
     if options.mix and not options.natural:
         raise invalid("--expect is the mix of natural texts: leave out --input-data, --string-data and --string-length")
@@ -50,7 +49,7 @@ def samples(model: ModelSpec, options: DataOptions) -> SampleSet:
 
 
 def _joined(parts: Sequence[SampleSet]) -> SampleSet:
-    """The samples of several files, one behind the other; right outputs have to be known for all of them."""
+    """Concatenate the samples of several files; if any file has expected outputs, other samples get empty ones."""
     found: list[Sample] = []
     streams: list[Sequence[int]] = []
     expected: list[Mapping[str, bytes]] = []
@@ -62,7 +61,7 @@ def _joined(parts: Sequence[SampleSet]) -> SampleSet:
 
 
 def _of_folder(model: ModelSpec, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Sample:
-    """A file for each input, named as it is: raw bytes, or a line for each text (all of it, where it is only one)."""
+    """Read one file per input, named like it: raw bytes, or one text per line (the whole file for a single text)."""
     sample = {}
     for name, spec in model.inputs.items():
         file = folder / name
@@ -87,7 +86,7 @@ def _of_folder(model: ModelSpec, folder: Path, shapes: Mapping[str, tuple[int, .
 
 
 def _of_file(model: ModelSpec, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> SampleSet:
-    """A JSON file: ``data`` is a list of entries, or of lists of entries, which are sequences.
+    """Read a JSON file: ``data`` is a list of entries, or of lists of entries, which are sequences.
 
     ``validation_data`` has the same form, with outputs instead of inputs.
     """
@@ -120,7 +119,7 @@ def _of_file(model: ModelSpec, file: Path, shapes: Mapping[str, tuple[int, ...]]
 
 
 def _streams(entries: Sequence[Any]) -> list[list[Any]]:
-    """Entries by sequence: those that stand alone are one together."""
+    """Group entries by sequence; entries outside of lists form one sequence together."""
     alone = [entry for entry in entries if not isinstance(entry, list)]
     return ([alone] if alone else []) + [entry for entry in entries if isinstance(entry, list) and entry]
 
@@ -170,7 +169,7 @@ def _count(values: Any) -> int:
 
 
 def _of_json(model: ModelSpec, spec: InputSpec, given: Any, shapes: Mapping[str, tuple[int, ...]]) -> Value:
-    """One value: a flat list, ``{"content": [...], "shape": [...]}``, or ``{"b64": "..."}``."""
+    """Parse a value: a flat list, ``{"content": [...], "shape": [...]}``, or ``{"b64": "..."}``."""
     dims: tuple[int, ...] | None = None
     if isinstance(given, dict):
         if "shape" in given:
@@ -214,7 +213,7 @@ def _of_base64(
 
 
 def _dims_for(model: ModelSpec, spec: InputSpec, count: int, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The dims of ``count`` values: where a single dimension is variable, there is only one that fits."""
+    """Return the dims of ``count`` values; a single variable dimension follows from the count."""
     variable = [place for place, dim in enumerate(spec.dims) if dim == -1]
     if spec.name in shapes or len(variable) != 1:
         return model.shape_of(shapes, spec.name)

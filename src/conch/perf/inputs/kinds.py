@@ -1,7 +1,7 @@
-"""The purpose of each input, guessed from its name.
+"""Guesses the kind of each input from its name.
 
-A server's metadata do not show whether a BYTES input is text for a tokenizer or an image file.  The names are
-those of ``conch serve`` for the tasks of checkpoints, of Triton's backends for language models, and tutorials.  Pure.
+A server's metadata does not show whether a BYTES input is text for a tokenizer or an image file. The names are those of
+``conch serve`` for the tasks of checkpoints, of Triton's backends for language models, and of tutorials. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from conch.perf.inputs.specs import InputSpec, ModelSpec
 
 Kind = Literal["text", "second text", "labels", "table", "picture", "sound", "video", "numbers"]
 
-#: Words of names, by what such inputs are for; the first that fits counts.
+#: Words in the names of inputs, by kind; the first kind with a match is used.
 _WORDS: Final[Mapping[Kind, frozenset[str]]] = {
     "labels": frozenset({"labels"}),
     "table": frozenset({"table"}),
@@ -24,7 +24,7 @@ _WORDS: Final[Mapping[Kind, frozenset[str]]] = {
     "sound": frozenset({"audio", "sound", "speech", "wav", "recording"}),
     "video": frozenset({"video"}),
 }
-#: Of a model that takes nothing but optional inputs, the first of these that it has is sent.
+#: For a model with optional inputs only, the first of these that it has is sent.
 _CARRIERS: Final = ("text_input", "audio", "image")
 
 
@@ -43,7 +43,7 @@ def inputs_of(model: ModelSpec, named: Iterable[str]) -> list[InputSpec]:
 def kinds_of(specs: Iterable[InputSpec]) -> dict[str, Kind]:
     """The kind of each input of a request; a BYTES input with an unknown name is a text."""
     kinds = {spec.name: _kind_of(spec) for spec in specs}
-    if "text" not in kinds.values():  # there is no first one
+    if "text" not in kinds.values():  # there is no first text
         kinds = {name: "text" if kind == "second text" else kind for name, kind in kinds.items()}
     return kinds
 

@@ -1,4 +1,4 @@
-"""Natural data: texts of a mix of lengths, pictures and sounds of usual sizes, labels, tables.  Pure."""
+"""Generates natural data: texts of a mix of lengths, images and sounds of typical sizes, labels, tables. Pure."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from conch.tensors import ELEMENT_SIZE, pack_bytes
 from conch.texts import builtin
 from conch.texts.shapes import Mix, Shape
 
-# Built from the sentences on which ``conch convert`` compares variants. Lengths are estimates: words and punctuation
-# marks, 5 % more for words that tokenizers split, and two special tokens. Pure.
+# Texts are built from the sentences on which ``conch convert`` compares variants. Token counts are estimates: words and
+# punctuation marks, 5 % more for words that tokenizers split, and the special tokens.
 
 
-#: Lengths of texts where no mix is given, and their share of the requests: queries and titles, sentences, passages.
+#: Default lengths of texts, and their share of the requests: queries and titles, sentences, passages.
 DEFAULT_MIX: Final[Mix] = {
     Shape(1, 10): 0.2, Shape(1, 16): 0.25, Shape(1, 32): 0.25, Shape(1, 64): 0.15, Shape(1, 128): 0.1,
     Shape(1, 256): 0.05,
 }  # fmt: skip
-#: The special tokens of a text, and those of the number with which it begins.
+#: Special tokens of a text, and the tokens of its number.
 _AROUND: Final = 5
 _SPLIT: Final = 1.05
-#: Of so many sentences that fit, the longest is taken: texts have few of them, as written ones do.
+#: The longest of this many random sentences is taken, so that texts have few sentences, like written texts.
 _TRIES: Final = 3
-#: So many requests follow the mix, in random order.
+#: Each block of this many requests follows the mix, in random order.
 _BLOCK: Final = 20
 _TOKEN: Final = re.compile(r"\w+|[^\w\s]")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?]) (?=[A-Z])")
-#: How a text may begin: senders find its number by the characters that follow.
+#: The start of a text: senders find its number by the characters that follow.
 _BEGINNING: Final = re.compile(r"[A-Za-z0-9 ,']{4,}")
 
 
@@ -51,7 +51,7 @@ def tokens_of(text: str) -> int:
 
 
 def shapes_of(mix: Mix, count: int, random: Random) -> list[Shape]:
-    """The shapes of ``count`` requests: any twenty in a row follow ``mix`` as closely as possible."""
+    """Return the shapes of ``count`` requests; each block of twenty follows ``mix`` as closely as possible."""
     owed = dict.fromkeys(mix, 0.0)
     shapes = []
     for _ in range(count):
@@ -69,7 +69,7 @@ def shapes_of(mix: Mix, count: int, random: Random) -> list[Shape]:
 class TextWriter:
     """Writes texts of given lengths.
 
-    Each begins with a number of six digits, which senders change from request to request.
+    Each begins with a six-digit number, which senders change from request to request.
     """
 
     def __init__(self, random: Random) -> None:
@@ -111,25 +111,25 @@ def _words(text: str) -> int:
     return len(_TOKEN.findall(text))
 
 
-# Writes PNG and WAV itself, without media libraries. Pure.
+# PNG and WAV files are written without media libraries.
 
 
-#: Width and height of pictures (pixels), one after another.
+#: Width and height of images (pixels), in rotation.
 PICTURE_SIZES: Final = ((224, 224), (320, 240), (640, 480), (480, 640))
-#: Lengths of sounds (s), one after another.
+#: Lengths of sounds (s), in rotation.
 SOUND_SECONDS: Final = (2, 4, 8, 15)
 SAMPLING_RATE: Final = 16_000
-#: Cells of a picture's smooth part, from one side to the other.
+#: Number of cells along each side of an image's smooth part.
 _CELLS: Final = 9
-#: Resonances of vowels (Hz), from those of "father", "see", "moon", "bed" and "law".
+#: Resonances of vowels (Hz), those in "father", "see", "moon", "bed" and "law".
 _VOWELS: Final = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))
-#: The width of a resonance (Hz), and the length of a syllable (s).
+#: The width of a resonance (Hz), and the average length of a syllable (s).
 _WIDTH: Final = 90.0
 _SYLLABLE: Final = 0.22
 
 
 def picture(width: int, height: int, random: np.random.Generator) -> bytes:
-    """A PNG file with soft areas of colour and grain, as photographs have them: about a byte for a pixel."""
+    """Return a PNG file with soft areas of colour and grain like a photograph: about one byte per pixel."""
     rows, columns = (np.linspace(0, _CELLS - 1, size) for size in (height, width))
     smooth = _resized(random.random((_CELLS, _CELLS, 3)) * 255, rows, columns)
     grain = np.rint(random.normal(0, 1.0, (height, width, 1)))
@@ -145,7 +145,7 @@ def picture(width: int, height: int, random: np.random.Generator) -> bytes:
 
 
 def sound(seconds: float, random: np.random.Generator) -> bytes:
-    """A WAV file of one channel: syllables of vowels at a changing pitch, with pauses.  It has no words."""
+    """Return a WAV file of one channel: vowel syllables of changing pitch with pauses, without words."""
     count = round(seconds * SAMPLING_RATE)
     samples = np.zeros(count)
     start = 0
@@ -165,7 +165,7 @@ def sound(seconds: float, random: np.random.Generator) -> bytes:
 
 
 def _resized(grid: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """``grid`` [cells, cells, 3] between its points, linearly, at ``rows`` and ``columns``."""
+    """Interpolate ``grid`` [cells, cells, 3] linearly at ``rows`` and ``columns``."""
     top, left = rows.astype(int).clip(0, _CELLS - 2), columns.astype(int).clip(0, _CELLS - 2)
     down, right = (rows - top)[:, None, None], (columns - left)[None, :, None]
     across = grid[:, left] * (1 - right) + grid[:, left + 1] * right
@@ -174,7 +174,7 @@ def _resized(grid: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 
 def _syllable(length: int, random: np.random.Generator) -> np.ndarray:
-    """A vowel of ``length`` samples: harmonics of a voice, as loud as its resonances make them."""
+    """Return a vowel of ``length`` samples: the harmonics of a voice, weighted by its resonances."""
     pitch = random.uniform(95, 220)
     harmonics = pitch * np.arange(1, int(4000 / pitch))
     resonances = np.array(_VOWELS[random.integers(len(_VOWELS))])
@@ -190,14 +190,14 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return pack(">I", len(data)) + kind + data + pack(">I", zlib.crc32(kind + data))
 
 
-#: How many different requests there are: of texts, and of pictures and sounds, which are larger.
+#: Number of different requests: with texts only, and with images or sounds, which are larger.
 _REQUESTS: Final = 1024
 _LARGE_REQUESTS: Final = 32
-#: The most texts in all requests together.
+#: Maximum number of texts in all requests.
 _MOST_TEXTS: Final = 16_384
-#: Texts leave this share of a model's maximum length free: lengths are estimates.
+#: Texts leave this fraction of a model's maximum length free, because token counts are estimates.
 _FREE: Final = 0.05
-#: The outputs of fill-mask, whose texts need a mask: BERT's or RoBERTa's, to each of which the other's is a word.
+#: The outputs of fill-mask. Its texts have BERT's and RoBERTa's mask; each model reads the other's as a word.
 _FILL_MASK: Final = frozenset({"label", "score", "text_output"})
 _MASKS: Final = "[MASK] <mask>"
 _LABELS: Final = ("travel", "cooking", "technology")
@@ -205,15 +205,16 @@ _TABLE: Final = {"city": ["Oslo", "Lyon", "Porto"], "people": ["717710", "522250
 
 
 def natural_samples(model: ModelSpec, options: DataOptions) -> SampleSet:
-    """Requests of the options' mix; numbers are random.
+    """Return requests of the options' mix; numeric inputs are random.
 
-    Raises INVALID_ARG for a mix with texts that are longer than the model reads, or with more than it takes.
+    Raises INVALID_ARG for a mix with texts longer than the model's maximum length, or with batches larger than it
+    accepts.
     """
     return _Requests(model, options).samples()
 
 
 class _Requests:
-    """Makes the requests of one model."""
+    """Generates the requests of one model."""
 
     def __init__(self, model: ModelSpec, options: DataOptions) -> None:
         self._model = model
@@ -231,7 +232,7 @@ class _Requests:
             "text": self._text, "second text": self._second_text, "labels": self._label, "table": self._table,
             "picture": self._picture, "sound": self._sound, "video": self._video,
         }  # fmt: skip
-        #: How many tokens the texts of each sample have.
+        #: Number of tokens in the texts of each sample.
         self._tokens: list[int] = []
 
     def samples(self) -> SampleSet:
@@ -254,17 +255,17 @@ class _Requests:
         )
 
     def _texts(self) -> int:
-        """How many texts or files an inference has, 1 at least."""
+        """Return the number of texts or files in an inference, at least 1."""
         counts = (prod(self._dims[name]) for name, kind in self._kinds.items() if kind != "numbers")
         return max(1, sum(counts))
 
     def _bytes_of_numbers(self) -> int:
-        """The size of the other inputs of an inference, 1 at least."""
+        """Return the size of the numeric inputs of an inference, at least 1 (bytes)."""
         numeric = (spec for spec in self._specs if spec.datatype != "BYTES")
         return max(1, sum(ELEMENT_SIZE[spec.datatype] * prod(self._dims[spec.name]) for spec in numeric))
 
     def _mix(self) -> Mix:
-        """The options' mix, or the usual one with no texts that are longer than the model reads."""
+        """Return the options' mix, or the default mix limited to the model's maximum length."""
         model, given = self._model, self._options.mix
         if not given:
             most = int((1 - _FREE) * model.max_length) or max(shape.tokens for shape in DEFAULT_MIX)
@@ -282,14 +283,14 @@ class _Requests:
         return given
 
     def _dims_of(self, spec: InputSpec) -> tuple[int, ...]:
-        """The dims of an input.  Texts need no ``--shape``: of a model that takes any number, a request has one."""
+        """Return the dims of an input; variable dimensions of texts and files have defaults and need no ``--shape``."""
         if self._kinds[spec.name] == "numbers" or spec.name in self._options.shapes:
             return self._model.shape_of(self._options.shapes, spec.name)
         variable = len(_LABELS) if self._kinds[spec.name] == "labels" else 1
         return tuple(variable if dim == -1 else dim for dim in spec.dims)
 
     def _sample(self, shape: Shape, number: int) -> Sample:
-        """The data of one inference."""
+        """Return the data of one inference."""
         self._tokens.append(0)
         sample = {}
         for spec in self._specs:
@@ -307,7 +308,7 @@ class _Requests:
         return self._counted(f"{number} {self._masks} {text}" if self._masks else f"{number} {text}")
 
     def _second_text(self, shape: Shape, at: int) -> bytes:
-        """A text of as many tokens as the first one has left."""
+        """Return a text of the tokens that the first text leaves."""
         return self._counted(self._writer.text(shape.tokens - self._tokens[-1]))
 
     def _counted(self, text: str) -> bytes:
@@ -330,7 +331,7 @@ class _Requests:
         raise invalid(f"model '{self._model.name}' takes videos, of which there are none here: give --input-data")
 
     def _described(self, kinds: set[Kind], batches: Sequence[int]) -> str:
-        """A description of the requests' data in words."""
+        """Return a description of the requests' data."""
         parts = []
         if any(self._tokens):
             low, high = min(self._tokens), max(self._tokens)

@@ -1,4 +1,4 @@
-"""The inputs of a model as a server declares them, with the shapes that requests will have.
+"""The inputs and outputs of a model as the server declares them, and the shapes of requests.
 
 Pure.
 """
@@ -12,13 +12,13 @@ from typing import Any, Final
 from conch.errors import invalid, not_found
 from conch.tensors import CONFIG_NAME, format_shape
 
-#: The parameter in which conch shows the longest text that a checkpoint's model reads.
+#: The parameter in which conch shows the maximum length of a checkpoint's model.
 _MAX_LENGTH: Final = "conch.max_length"
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input, or output: ``dims`` is its shape without the batch dimension, with -1 where requests choose."""
+    """An input or output: ``dims`` is its shape without the batch dimension, -1 for variable dimensions."""
 
     name: str
     datatype: str
@@ -28,10 +28,10 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What requests need to know of a model; ``max_batch_size`` is 0 for one without a batch dimension.
+    """The properties of a model that requests depend on; ``max_batch_size`` is 0 without a batch dimension.
 
-    ``stateful`` says that its requests belong to sequences; ``max_length`` is the longest text that it reads (tokens, 0
-    where the server does not say).
+    ``stateful`` is whether requests belong to sequences. ``max_length`` is the maximum length of a text (tokens, 0 if
+    the server does not provide it).
     """
 
     name: str
@@ -44,9 +44,9 @@ class ModelSpec:
     max_length: int = 0
 
     def shape_of(self, given: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-        """The dims of an input for which no data is given: its own, with those ``given`` on the command line.
+        """Return the dims of an input without data: its own, or those ``given`` on the command line.
 
-        Raises INVALID_ARG for one that has variable dims and none given, or others than its own.
+        Raises INVALID_ARG if variable dims are not given, or if the given ones do not fit.
         """
         spec = self.inputs[name]
         dims = given.get(name)
@@ -72,7 +72,7 @@ class ModelSpec:
 
 
 def read_model(metadata: Mapping[str, Any], config: Mapping[str, Any], version: str) -> ModelSpec:
-    """The model that a server's metadata and configuration describe; the configuration may be empty."""
+    """Return the model that the server's metadata and configuration describe; the configuration may be empty."""
     max_batch_size = int(config.get("max_batch_size", 0))
     optional = {one["name"] for one in config.get("input", ()) if one.get("optional")}
     inputs, outputs = (
@@ -96,14 +96,14 @@ def _spec(one: Mapping[str, Any], batches: bool, optional: bool) -> InputSpec:
 
 
 def check_shapes(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise NOT_FOUND for a ``--shape`` of an input that the model does not have."""
+    """Raise NOT_FOUND if a ``--shape`` names an input that the model does not have."""
     for name in shapes:
         if name not in model.inputs:
             raise not_found(f"--shape names '{name}', and model '{model.name}' has the inputs {_listed(model.inputs)}")
 
 
 def check_batch_size(model: ModelSpec, batch_size: int, given: str) -> None:
-    """Raise INVALID_ARG for a batch, as the user has ``given`` it, that the model does not take."""
+    """Raise INVALID_ARG for a batch that the model does not accept; ``given`` is the user's option."""
     if batch_size > 1 and batch_size > model.max_batch_size:
         limit = f"at most {model.max_batch_size}" if model.max_batch_size else "no batches (max_batch_size is 0)"
         raise invalid(f"{given}: model '{model.name}' takes {limit}")

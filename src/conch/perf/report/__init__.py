@@ -1,1 +1,1 @@
-"""Writers of reports: the terminal, CSV and JSON."""
+"""Reports of measurements: terminal output, CSV, JSON and HTML."""

@@ -1,4 +1,4 @@
-"""The command that measures again, as a shell takes it, without what must not be passed on.  Pure."""
+"""The command line that reproduces a measurement, quoted for a shell, without secrets. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-#: Headers and parameters that are secrets.
+#: Headers and parameters that contain secrets.
 _SECRET: Final = re.compile(
     r"(?i)((?:authorization|cookie|[\w-]*(?:api-?key|token|secret|password))\s*[:=]\s*).+", re.DOTALL
 )
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """``conch`` with the arguments of this process; of headers that authorise, the value is left out."""
+    """Return ``conch`` with the arguments of this process; the values of secret headers are replaced by ``...``."""
     return shlex.join(["conch", *(_SECRET.sub(r"\1...", argument) for argument in arguments[1:])])

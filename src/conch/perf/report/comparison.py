@@ -1,4 +1,4 @@
-"""Two servers side by side: a table for the terminal, and JSON.  Pure."""
+"""The comparison of two servers as a terminal table and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def side(plan: PerfPlan, sent: str) -> str:
-    """One side of a comparison, and what is sent to it."""
+    """Describe one side of a comparison and its requests."""
     return f"'{plan.model}' at {plan.address.shown} over {plan.protocol.upper()}{f', {sent}' if sent else ''}"
 
 
 def sides(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> tuple[str, str]:
-    """Both sides of a comparison that was measured."""
+    """Describe both sides of a measured comparison."""
     first = next((one for comparison in compared for one in comparison.rounds), None)
     return side(a, first.a[0].sent if first else ""), side(b, first.b[0].sent if first else "")
 
 
 def table(comparison: Comparison) -> Table:
-    """Every figure of both, B over A, and whether they differ."""
+    """Return a table of every figure of both sides, the ratio B / A, and whether they differ."""
     from rich.table import Table
 
     shown = Table(box=None, header_style="bold", pad_edge=False)
@@ -48,7 +48,7 @@ def table(comparison: Comparison) -> Table:
 
 
 def json(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> str:
-    """Everything that is known, with times in seconds."""
+    """Return the whole comparison as JSON, with times in seconds."""
     of_a, of_b = sides(a, b, compared)
     document = {
         "a": of_a,

@@ -1,4 +1,4 @@
-"""The page of a comparison: how many times as fast B is as A, and how sure that is.  Pure."""
+"""The HTML page of a comparison: the ratio of B to A, and its confidence interval. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conch.reports.charts import Axis, Dot, Limit, Series, line_chart
 from conch.reports.numbers import NONE, milliseconds, significant
 from conch.reports.page import Block, CodeBlock, Column, Note, Page, Properties, Row, Section, Table
 
-#: The figures that have lines in the chart.
+#: The figures that the chart shows.
 _SHOWN = (THROUGHPUT, "p50", "p99")
 
 
 def comparison_page(a: PerfPlan, b: PerfPlan, command: str, compared: Sequence[Comparison], machine: str) -> Page:
-    """The report; ``machine`` is that of the senders, in a line."""
+    """Return the report; ``machine`` describes the senders' machine."""
     open_load = a.rates is not None
     level = "requests/s" if open_load else "concurrency"
     warnings = [Note("warning", f"{level} {one.level:g}: {text}.") for one in compared for text in one.warnings]
@@ -41,7 +41,7 @@ def comparison_page(a: PerfPlan, b: PerfPlan, command: str, compared: Sequence[C
 
 
 def this_machine() -> str:
-    """The machine of the senders."""
+    """Describe the senders' machine."""
     return str(MachineFacts.read())
 
 

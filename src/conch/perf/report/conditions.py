@@ -1,6 +1,6 @@
-"""Under what conditions figures were taken, and how sure they are: lines for the terminal, members of the JSON.
+"""The conditions and the confidence of a measurement: lines for the terminal, members for JSON.
 
-Pure.  Times have the unit that fits in lines, and are seconds in JSON.
+Pure. Lines have times in a fitting unit, JSON in seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conch.reports.numbers import duration, significant
 
 
 def lines(measured: Measured) -> Iterator[str]:
-    """What is to be known besides the figures, a heading of eleven characters and a sentence each."""
+    """Yield lines with a heading of eleven characters and a sentence each."""
     confidence = measured.confidence
     if confidence is not None:
         sure = confidence.throughput
@@ -37,7 +37,7 @@ def lines(measured: Measured) -> Iterator[str]:
 
 
 def members(measured: Measured) -> dict[str, Any]:
-    """The same, and more exactly, for the JSON."""
+    """Return the same information as JSON members, with full precision."""
     machine = measured.machine
     return {
         "confidence": asdict(measured.confidence) if measured.confidence is not None else None,

@@ -1,4 +1,4 @@
-"""How times are distributed, for charts: quantiles of each level, so that its requests need not be kept.  Pure."""
+"""Distributions of times for charts: quantiles of each level, so that its requests need not be kept. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conch.perf.figures.generation import token_times
 from conch.perf.measured import LevelRecords
 from conch.perf.senders.records import Outcome, ended_in
 
-#: How many quantiles of a distribution are kept, as far apart in its tail as in its middle.
+#: Number of quantiles of a distribution, spaced logarithmically towards its tail.
 _QUANTILES: Final = 80
 
 Quantiles = Sequence[tuple[float, float]]
@@ -22,9 +22,9 @@ Quantiles = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class LevelDistributions:
-    """Pairs of a share (0 to below 1) and the time (s) that such a share of the requests did not exceed.
+    """Quantiles as pairs of a fraction (0 to below 1) and the time (s) that this fraction of requests did not exceed.
 
-    ``ttft`` and ``itl`` are empty where answers are no text.
+    ``ttft`` and ``itl`` are empty unless responses are text.
     """
 
     latency: Quantiles
@@ -33,7 +33,7 @@ class LevelDistributions:
 
     @classmethod
     def of(cls, level: LevelRecords, *, text: bool) -> LevelDistributions:
-        """Of the requests that ended well in the windows that count."""
+        """Return the distributions of the successful requests in the windows that count."""
         records = level.records[ended_in(level.records, level.spans)]
         well = records[records["outcome"] == Outcome.OK]
         latency = quantiles(well["end"] - well["due"])
@@ -44,7 +44,7 @@ class LevelDistributions:
 
 
 def quantiles(durations: NDArray[Any]) -> Quantiles:
-    """Of durations (ns); the largest one stands at the share that all others are."""
+    """Return the quantiles of durations (ns); the largest is at the fraction of all others."""
     count = len(durations)
     if not count:
         return ()

@@ -1,4 +1,4 @@
-"""The figures of a measurement in files.  Pure."""
+"""The figures of a measurement as CSV and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from conch.perf.plan import PerfPlan
 from conch.perf.report import conditions
 from conch.perf.report.stages import SERVER_STAGES, server_of
 
-#: The version of the JSON; it counts up when a reader of the one before would go wrong.
+#: The version of the JSON format; incremented by changes that break existing readers.
 FORMAT: Final = 1
 
 
 def csv(plan: PerfPlan, measured: Sequence[Measured], *, verbose: bool = False) -> str:
-    """perf_analyzer's columns: microseconds, a row for each level; ``verbose`` adds those of --verbose-csv."""
+    """Return perf_analyzer's CSV columns: microseconds, a row per level; ``verbose`` adds those of --verbose-csv."""
     headings = [
         "Request Rate" if plan.rates is not None else "Concurrency", "Inferences/Second", "Client Send",
         "Network+Server Send/Recv", "Server Queue", "Server Compute Input", "Server Compute Infer",
         "Server Compute Output", "Client Recv", *(f"p{number:g} latency" for number in plan.percentiles),
     ]  # fmt: skip
     if verbose:
-        # The average is the latency that has to be stable, unless a percentile is.
+        # Without a percentile, the average is the latency that must be stable, and has its own column.
         headings += [*([] if plan.percentile else ["Avg latency"]), "request/response", "response wait"]
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
@@ -52,7 +52,7 @@ def _row(plan: PerfPlan, measured: Measured, *, verbose: bool) -> list[Any]:
 
 
 def json(plan: PerfPlan, measured: Sequence[Measured]) -> str:
-    """Everything that is known, with times in seconds; docs/reports.md has the members."""
+    """Return the whole measurement as JSON, with times in seconds; docs/reports.md describes the members."""
     document = {
         "format": FORMAT,
         "conch": __version__,

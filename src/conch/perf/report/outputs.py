@@ -1,4 +1,4 @@
-"""The files that a measurement is written to, as the command line names them; checked before anything is measured."""
+"""The output files of a measurement as the command line names them, checked before the measurement begins."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from conch.perf.senders.recording import Collected
 from conch.perf.senders.records import COLUMNS, Outcome, Records
 from conch.reports.writing import check_files, check_reports, write_page, write_whole
 
-# Moments are nanoseconds since the measurement began, null where the request never came so far. docs/reports.md has
-# the members.
+# Times are nanoseconds since the start of the measurement, null for steps that the request did not reach.
+# docs/reports.md describes the members.
 
 
 _MOMENTS: Final = ("due", "sent", "written", "first", "end")
@@ -33,7 +33,7 @@ _OUTCOMES: Final = {int(outcome): outcome.name.lower() for outcome in Outcome}
 
 
 class RequestLog:
-    """The file at ``path``, which is emptied; lines are written by a thread until it is closed."""
+    """The JSON Lines file at ``path``, which is truncated; a thread writes the lines until it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -44,11 +44,11 @@ class RequestLog:
         self._thread.start()
 
     def add(self, level: dict[str, float], collected: Collected) -> None:
-        """Have the requests written, each with the members of ``level``."""
+        """Write the requests, each with the members of ``level``, in the background."""
         self._todo.put((level, collected))
 
     def close(self) -> None:
-        """Write what is left.  Raises OSError for what could not be written, as on a full disk."""
+        """Write the remaining lines; raises OSError for lines that could not be written, as on a full disk."""
         self._todo.put(None)
         self._thread.join()
         self._file.close()
@@ -67,7 +67,7 @@ class RequestLog:
 
 
 def lines(level: dict[str, float], records: Records, events: NDArray[np.int64], start: int) -> Iterator[bytes]:
-    """The requests in lines; ``events`` are by row of ``records``, ``start`` is the moment 0 (ns)."""
+    """Yield the requests as JSON lines; ``events`` are by row of ``records``, ``start`` is time 0 (ns)."""
     order = np.argsort(events[:, 0], kind="stable")
     rows, moments = events[order, 0], events[order, 1] - start
     begins = np.searchsorted(rows, np.arange(len(records) + 1)).tolist()
@@ -83,7 +83,7 @@ def lines(level: dict[str, float], records: Records, events: NDArray[np.int64], 
 
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
-    """Each is None where it is not wanted; ``verbose`` has the CSV file more columns, as --verbose-csv says."""
+    """The paths of the output files, None for files that are not written; ``verbose`` adds columns to the CSV file."""
 
     csv: Path | None = None
     json: Path | None = None
@@ -92,9 +92,9 @@ class OutputFiles:
     verbose: bool = False
 
     def check(self, *, compares: bool = False) -> None:
-        """Raises INVALID_ARG for what cannot be written, UNSUPPORTED for a report without its extra.
+        """Raise INVALID_ARG for files that cannot be written, and UNSUPPORTED if the extra ``report`` is missing.
 
-        What ``compares`` has ratios, for which perf_analyzer has no columns.
+        With ``compares``, CSV and JSON Lines are refused: perf_analyzer has no columns for ratios.
         """
         for flag, path in (("-f", self.csv), ("--jsonl", self.jsonl)):
             if compares and path is not None:
@@ -110,24 +110,24 @@ class OutputFiles:
 
 
 class Outputs:
-    """Takes levels as they are measured, and writes the files at the end, whatever else went wrong."""
+    """Receives the levels as they are measured, and writes the files at the end, even after an error."""
 
     def __init__(self, wanted: OutputFiles, plan: PerfPlan) -> None:
         wanted.check()
         self._wanted = wanted
-        #: With what the files need besides.
+        #: The plan, which keeps the records if the HTML report needs them.
         self.plan = replace(plan, keep_records=True) if wanted.html is not None else plan
         self._distributions: list[LevelDistributions | None] = []
         self._log = RequestLog(wanted.jsonl) if wanted.jsonl is not None else None
 
     def on_collected(self, level: float, collected: Collected) -> None:
-        """Note requests that have ended."""
+        """Log completed requests."""
         if self._log is not None:
             name = "request_rate" if self.plan.rates is not None else "concurrency"
             self._log.add({name: int(level) if level == int(level) else level}, collected)
 
     def take(self, measured: Measured) -> Measured:
-        """A level that has been measured, without its records, of which no more is needed."""
+        """Add a measured level; return it without its records, which are no longer needed."""
         records = measured.records
         self._distributions.append(
             LevelDistributions.of(records, text=measured.generation is not None) if records is not None else None
@@ -135,17 +135,17 @@ class Outputs:
         return replace(measured, records=None)
 
     def write(self, opening: str, command: str, measured: Sequence[Measured]) -> None:
-        """Write what there is of ``measured``.
+        """Write the files of the levels ``measured`` so far.
 
-        ``opening`` says who was asked for what, ``command`` is what measures it again.  Raises INTERNAL for files that
-        cannot be written, as on a full disk, after all others are.
+        ``opening`` describes the server, model and requests; ``command`` reproduces the measurement. Raises INTERNAL
+        for files that cannot be written, as on a full disk, after all others are written.
         """
         write_all(self._writers(opening, command, measured))
 
     def _writers(
         self, opening: str, command: str, measured: Sequence[Measured]
     ) -> Iterator[tuple[Path, Callable[[], None]]]:
-        """What writes each file; without a level there is no other than that of requests."""
+        """Yield the writer of each file; without levels, only the request log is written."""
         wanted, plan = self._wanted, self.plan
         if self._log is not None and wanted.jsonl is not None:
             yield wanted.jsonl, self._log.close
@@ -160,7 +160,7 @@ class Outputs:
 
 
 def write_all(writers: Iterable[tuple[Path, Callable[[], None]]]) -> None:
-    """Write every file that can be written; then raises INTERNAL for the others, as on a full disk."""
+    """Write every file that can be written, then raise INTERNAL for the others, as on a full disk."""
     problems = []
     for path, write in writers:
         try:

@@ -1,4 +1,4 @@
-"""The page of a measurement: warnings, the figures of each level, and charts of where time goes.  Pure."""
+"""The HTML page of a measurement: warnings, figures of each level, and charts. Pure."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from conch.reports.page import (
 
 
 def short_level(plan: PerfPlan, measured: Measured) -> str:
-    """``concurrency 16``, ``100 requests/s``."""
+    """Return a short name of the level: ``concurrency 16``, ``100 requests/s``."""
     return f"{measured.level:g} requests/s" if plan.rates is not None else f"concurrency {measured.level:g}"
 
 
 def level_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
-    """What each level gave."""
+    """Return a table of the figures of each level."""
     headings = [
         "Requests/s" if plan.rates is not None else "Concurrency", "Throughput (infer/s)", "95 % range", "Average (ms)",
         *(f"p{number:g} (ms)" for number in plan.percentiles), "Longest (ms)", "Queue (ms)", "Compute infer (ms)",
@@ -71,7 +71,7 @@ def level_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
 
 
 def generation_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
-    """Tokens, and how long they took."""
+    """Return a table of token rates and times."""
     goodput = any(
         measurement.generation is not None and measurement.generation.goodput is not None for measurement in measured
     )
@@ -93,7 +93,7 @@ def generation_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
 
 
 def resources_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
-    """What the server and its processes used, and its own metrics."""
+    """Return a table of the resources of the server and its processes, and of its metrics."""
     uuids = sorted(
         {uuid for measurement in measured if measurement.resources is not None for uuid in measurement.resources.gpus}
     )
@@ -120,7 +120,7 @@ def resources_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
 
 
 def machine_tables(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Table]:
-    """What others did with the machine of the senders meanwhile; none where nobody looked."""
+    """Yield a table of interference on the senders' machine; none if it was not measured."""
     headings = [
         "Requests/s" if plan.rates is not None else "Concurrency", "Load before", "Load during", "Used by others",
         "Taken by the host (steal)",
@@ -142,7 +142,7 @@ def machine_tables(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Tab
 
 
 def failures_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
-    """What went wrong, the most frequent first."""
+    """Return a table of errors, the most frequent first."""
     rows = [
         Row([short_level(plan, measurement), count(number), message], "bad")
         for measurement in measured
@@ -161,7 +161,7 @@ def _times(latency: LatencyFigures | None, percentiles: Sequence[float]) -> Iter
 
 
 _Of = TypeVar("_Of")
-#: More levels than this make a chart of lines unreadable; those at the ends and between are shown.
+#: Maximum number of lines in a chart; with more levels, some of them are left out.
 _LINES: Final = 6
 
 
@@ -169,7 +169,7 @@ def page(
     plan: PerfPlan, opening: str, command: str, measured: Sequence[Measured],
     distributions: Sequence[LevelDistributions | None],
 ) -> Page:  # fmt: skip
-    """The report; ``opening`` says who was asked for what, ``distributions`` are those of the levels."""
+    """Return the report; ``opening`` describes the server, model and requests, ``distributions`` are by level."""
     answered = [measurement for measurement in measured if measurement.figures.latency is not None]
     sections = [
         Section("Figures", [level_table(plan, measured), *_throughput(plan, answered)], "figures"),
@@ -196,7 +196,7 @@ def page(
 
 
 def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
-    """What must be known first; what disturbed several levels is said once."""
+    """Yield the warnings; a disturbance of several levels is mentioned once."""
     disturbed = [measurement for measurement in measured if measurement.disturbed and measurement.machine is not None]
     if len(disturbed) > 1:
         worst = max(disturbed, key=lambda one: one.machine.interference.others if one.machine else 0.0)
@@ -252,7 +252,7 @@ def _tiles(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Block]:
 
 
 def _tile(measured: Measured, value: str, label: str, detail: str) -> Tile:
-    """A figure of a level, grey if it was disturbed."""
+    """Return a tile with a figure of a level, muted if the level was disturbed."""
     if measured.disturbed:
         return Tile(value, label, f"disturbed; {detail}", "muted")
     return Tile(value, label, detail)
@@ -405,7 +405,7 @@ def _facts(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[tuple[str, 
 
 
 def _measuring(plan: PerfPlan) -> str:
-    """How long it was measured, in words."""
+    """Describe the lengths and the number of windows and runs."""
     warm_up = f"{count(plan.warm_up_requests)} requests" if plan.warm_up_requests else duration(plan.warm_up)
     runs = f", {plan.runs} runs of each level" if plan.runs > 1 else ""
     if plan.total_requests:
@@ -422,7 +422,7 @@ def _at(quantiles: Quantiles, share: float) -> float:
 
 
 def _some(items: Sequence[_Of]) -> list[_Of]:
-    """At most ``_LINES`` of them: the ends, and others between as evenly as can be."""
+    """Return at most ``_LINES`` items: both ends, and others at even distances between them."""
     if len(items) <= _LINES:
         return list(items)
     step = (len(items) - 1) / (_LINES - 1)

@@ -1,4 +1,4 @@
-"""Where the time of a request goes, on average: what clients see and what the server counted.  Pure."""
+"""Breaks down the average time of a request by stage, from client timestamps and server statistics. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.server.statistics import ServerFigures
 
-#: The stages that the server counts, in their order.
+#: The stages in the server's statistics, in order.
 SERVER_STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 def server_of(plan: PerfPlan, measured: Measured) -> ServerFigures | None:
-    """What the server counted for the model that was asked; others may have run as steps of an ensemble."""
+    """Return the statistics of the measured model; others may have run as ensemble steps."""
     return next((one for one in measured.server if one.model == plan.model), None)
 
 
 def stages_of(plan: PerfPlan, measured: Measured) -> Mapping[str, float]:
-    """Seconds by stage: ``send``, ``network``, the server's, ``receive``.
+    """Return the seconds of each stage: ``send``, ``network``, the server's stages, ``receive``.
 
-    ``network`` is what clients wait for beyond what the server counts.  What a stream brings while the server computes
-    is among the server's stages, and then there is no ``receive``.  Where the server counts nothing, ``wait`` is all
-    that is known.
+    ``network`` is the client's wait beyond the server's stages. If parts of a stream arrive while the server computes,
+    they are included in the server's stages, and ``receive`` is left out. Without server statistics, ``wait`` replaces
+    the stages between ``send`` and ``receive``.
     """
     figures, server = measured.figures, server_of(plan, measured)
     counted = server.stages if server is not None else {}

@@ -1,6 +1,6 @@
-"""What ``conch perf`` shows: a line while it measures, the figures of each level, and a table of all.
+"""The terminal output of ``conch perf``: a live line, the figures of each level, and a summary table.
 
-Times in sentences have the unit that fits, and those in the table are milliseconds.
+Times in sentences have a fitting unit; those in the table are in milliseconds.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 #: Narrower terminals get fewer columns.
 _WIDE: Final = 90
-#: Below the headings of lines.
+#: Indentation of wrapped lines, below the text after the heading.
 _INDENT: Final = " " * 13
 _WARNING: Final = "warning"
-#: The extension by which conch tells its version.
+#: The extension that contains conch's version.
 _CONCH: Final = re.compile(r"conch\((.+)\)")
 
 
 def opening(measurement: Measurement) -> str:
-    """The server, the model, and what is sent to it."""
+    """Describe the server, the model, and the requests."""
     plan = measurement.plan
     batch = f", {plan.batch_size} inferences in a request" if plan.batch_size > 1 else ""
     sent = f", {measurement.sent}" if measurement.sent else ""
@@ -60,15 +60,14 @@ def product_of(server: Mapping[str, Any]) -> str:
 
 
 def level_of(plan: PerfPlan, level: float) -> str:
-    """The level in words."""
+    """Describe the level."""
     if plan.rates is not None:
         return f"{level:g} requests a second ({plan.distribution})"
     return f"concurrency {level:g}"
 
 
 class LiveLine:
-    """A line on the terminal that tells how the measurement of a level goes; with ``each``, one that stays for each
-    window."""
+    """A live terminal line with the progress of a level; ``each`` also prints a permanent line per window."""
 
     def __init__(self, console: Console, plan: PerfPlan, level: float, *, each: bool = False) -> None:
         self._console, self._each = console, each
@@ -87,7 +86,7 @@ class LiveLine:
         self._status.__exit__(kind, error, trace)
 
     def on_window(self, window: WindowFigures) -> None:
-        """Show the figures of a window that has just ended."""
+        """Show the figures of a completed window."""
         self._windows += 1
         latency = f", {duration(window.latency.average)} on average" if window.latency else ", no answers"
         said = (
@@ -99,7 +98,7 @@ class LiveLine:
 
 
 def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
-    """The figures of one level, in lines of at most ``width`` columns."""
+    """Return the figures of one level, in lines of at most ``width`` columns."""
     from rich.text import Text
 
     figures = measured.figures
@@ -124,7 +123,7 @@ def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
     lines += [f"{_INDENT}{count} x {message}" for message, count in _most(measured.errors)]
     shown = Text("\n")
     for line in lines:
-        # What is in the lines comes from servers: it is no markup, and may be of any length.
+        # Texts from servers are not markup, and may have any length.
         wrapped = fill(line, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
         grey = "dim" if measured.disturbed and line is headline else ""
         shown.append(wrapped + "\n", "yellow" if line.startswith(f"  {_WARNING}") else grey)
@@ -133,7 +132,7 @@ def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
 
 
 def summary(plan: PerfPlan, measured: Sequence[Measured], width: int) -> Table:
-    """All levels in a table; terminals of few columns get fewer."""
+    """Return a table of all levels; narrow terminals get fewer columns."""
     from rich.table import Table
 
     narrow = width < _WIDE
@@ -160,7 +159,7 @@ def summary(plan: PerfPlan, measured: Sequence[Measured], width: int) -> Table:
 
 
 def stretches(spent: Sequence[TimeSpent], level: str) -> Table:
-    """Where the time of a request goes, with the share of each stretch."""
+    """Return a table of the time of a request by step, with the share of each."""
     from rich.table import Table
     from rich.text import Text
 
@@ -183,7 +182,7 @@ def _spread(latency: LatencyFigures) -> str:
 
 
 def _generation(figures: GenerationFigures) -> list[str]:
-    """Tokens, and when they came."""
+    """Return lines with token rates and times."""
     goodput = "" if figures.goodput is None else f", {figures.goodput:.2f} requests a second keep the objective"
     lines = [f"  tokens     {figures.tokens:.1f} a second, {figures.tokens_per_user:.1f} for each request{goodput}"]
     if figures.ttft is not None:

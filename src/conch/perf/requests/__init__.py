@@ -1,1 +1,1 @@
-"""From samples to requests as they are sent.  Made once, before anything is measured; pure."""
+"""Encodes samples into requests, before the measurement begins. Pure."""

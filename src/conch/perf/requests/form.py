@@ -1,4 +1,4 @@
-"""How requests for inferences look, whatever carries them: their tensors, where those are, what goes with them."""
+"""The form of inference requests, independent of the protocol: tensors, their location and parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from conch.tensors import WireTensor, format_shape
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """``parameters`` go with each request; ``sequence`` leaves room for those of a sequence.
+    """The properties that all requests share: ``parameters``, and whether they reserve space for those of a sequence.
 
-    ``binary_input`` and ``binary_output`` are for HTTP, as are ``prefix``, the path before all paths, ``host`` and
-    ``headers``.  Tensors are in ``memory`` where it is given.  ``encoding`` compresses messages of gRPC.
+    ``binary_input``, ``binary_output``, ``host``, ``headers`` and the path ``prefix`` apply to HTTP. If ``memory`` is
+    given, tensors are in shared memory. ``encoding`` is the compression of gRPC messages.
     """
 
     host: str = ""
@@ -33,7 +33,7 @@ class RequestForm:
 
 
 def tensors_of(model: ModelSpec, batch: Sequence[Sample]) -> list[WireTensor]:
-    """The input tensors of a request for a batch; raises INVALID_ARG where its samples differ in shape."""
+    """Return the input tensors of a batch; raises INVALID_ARG if its samples differ in shape."""
     tensors = []
     for name, spec in model.inputs.items():
         values = [sample[name] for sample in batch if name in sample]

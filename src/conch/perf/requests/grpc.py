@@ -1,4 +1,4 @@
-"""Requests over gRPC: messages of the inference service with their prefixes."""
+"""Encodes requests over gRPC: messages of the inference service with their prefixes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from conch.perf.requests.form import RequestForm, tensors_of
 from conch.perf.requests.payload import Payload
 from conch.perf.requests.sequences import grpc_fields
 
-#: The RPCs that infer.
+#: The inference methods.
 MODEL_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 MODEL_STREAM_INFER: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
-#: The digits of a request's id in a stream, with which its message ends.
+#: Number of digits of a request's id in a stream; the id ends the message.
 ID_SIZE: Final = 8
-#: Field 3 of ``ModelInferRequest``, a text of that length.
+#: Header of field 3 of ``ModelInferRequest`` (``id``), a string of that length.
 _ID_FIELD: Final = bytes([3 << 3 | 2, ID_SIZE])
 #: The field of a parameter by the type of its value.
 _PARAMETERS: Final[Mapping[type, str]] = {
@@ -33,7 +33,7 @@ _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
 
 
 def infer_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
-    """A ``ModelInferRequest`` with its prefix."""
+    """Return a ``ModelInferRequest`` with its prefix."""
     encoded, place = _encode(model, batch, form)
     if form.encoding:
         encoded = _COMPRESS[form.encoding](encoded)
@@ -41,7 +41,7 @@ def infer_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) 
 
 
 def stream_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
-    """The same for a stream: it ends with an id, and asks decoupled models to say which response is the last."""
+    """Return a stream message, which ends with an id; decoupled models are asked to mark the last response."""
     if model.decoupled:
         form = replace(form, parameters={**form.parameters, "triton_enable_empty_final_response": True})
     encoded, place = _encode(model, batch, form)
@@ -49,7 +49,7 @@ def stream_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm)
 
 
 def _encode(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> tuple[bytes, int]:
-    """The message, and where fields of a sequence are in it with its prefix (-1: nowhere)."""
+    """Return the message, and the offset of the sequence fields in the prefixed message (-1: none)."""
     from tritonclient.grpc import service_pb2
 
     message = service_pb2.ModelInferRequest(model_name=model.name, model_version=model.version)

@@ -1,4 +1,4 @@
-"""Requests over HTTP: of the KServe protocol, of the generate extension and of OpenAI's API."""
+"""Encodes requests over HTTP: KServe protocol, generate extension and OpenAI API."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from conch.perf.requests.sequences import json_fields
 from conch.tensors import WireTensor
 from conch.wire.json.tensor import to_json
 
-#: Tells how much of a body is JSON; what follows are tensors.
+#: Size of the JSON part of a body, which precedes the tensors.
 _JSON_LENGTH: Final = "Inference-Header-Content-Length"
-#: What a path may have as it is, with a query.
+#: Characters that are not escaped in a path with a query.
 _PATH: Final = "/?&=%:@+,;~"
 
 
 def infer_request(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
-    """A whole ``POST …/infer``, with binary tensors, all in JSON, or with tensors in shared memory."""
+    """Return a ``POST …/infer`` request with binary tensors, JSON, or tensors in shared memory."""
     inputs: list[dict[str, Any]] = []
     data: list[bytes] = []
     for tensor in tensors_of(model, batch):
@@ -57,9 +57,9 @@ def infer_request(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) 
 
 
 def generate_request(model: ModelSpec, sample: Sample, form: RequestForm, endpoint: str) -> Payload:
-    """A ``POST …/generate`` or ``…/generate_stream``: each input a value, or a list where it has several.
+    """Return a ``POST …/generate`` or ``…/generate_stream`` request: each input is a value, or a list of several.
 
-    The form's parameters are members beside the inputs, as ``max_tokens``.
+    The form's parameters, such as ``max_tokens``, are members beside the inputs.
     """
     document = {tensor.name: _value(tensor) for tensor in tensors_of(model, [sample])}
     return _json_post(f"{_model_path(model, form)}/{endpoint}", document | dict(form.parameters), form)
@@ -68,7 +68,7 @@ def generate_request(model: ModelSpec, sample: Sample, form: RequestForm, endpoi
 def openai_request(
     model: str, given: Mapping[str, Any] | str, form: RequestForm, endpoint: str, *, streaming: bool
 ) -> Payload:
-    """A request of OpenAI's API: ``given`` is a body, or the text of its prompt; a stream is asked for its usage."""
+    """Return a request to the OpenAI API; ``given`` is a body or the text of a prompt. Streams include their usage."""
     document: dict[str, Any] = {"model": model}
     if not isinstance(given, str):
         document |= given
@@ -83,7 +83,7 @@ def openai_request(
 
 
 def http_post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The bytes of a POST; raises INVALID_ARG for characters that cannot be in its head."""
+    """Return the bytes of a POST request; raises INVALID_ARG for characters that its head cannot have."""
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     lines += [f"Content-Length: {len(body)}", "", ""]
     try:

@@ -1,4 +1,4 @@
-"""A request as it is sent: what senders get of all that makes requests.  Pure."""
+"""An encoded request, the interface between encoders and senders. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-#: Numbers of texts have as many digits as this.
+#: The smallest number of a text; all numbers have as many digits.
 _FIRST_NUMBER: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A request as it is sent, prepared once: a whole HTTP request, or a gRPC message with its prefix.
+    """An encoded request: a whole HTTP request, or a gRPC message with its prefix.
 
-    ``inferences`` is how many inferences it counts for, its batch size.  Where it belongs to a sequence, the fields
-    that say so begin at ``fields_at`` (bytes, -1: it belongs to none).  Where senders change the number with which its
-    text begins, so that no two requests are alike, that number is at ``number_at`` (bytes, -1: there is none).
+    ``inferences`` is its batch size. ``fields_at`` is the offset of its sequence fields (bytes, -1: none).
+    ``number_at`` is the offset of the number at the start of its text (bytes, -1: none), which senders change so that
+    no two requests are equal.
     """
 
     data: bytes
@@ -25,12 +25,12 @@ class Payload:
     number_at: int = -1
 
     def with_fields(self, fields: bytes) -> Payload:
-        """The same request with other fields of a sequence, which are as many bytes."""
+        """Return the request with other sequence fields, which have the same size."""
         at = self.fields_at
         return Payload(self.data[:at] + fields + self.data[at + len(fields) :], self.inferences, at)
 
     def numbered(self, number: int) -> Payload:
-        """The same request with another number in its text."""
+        """Return the request with another number in its text."""
         at = self.number_at
         digits = b"%d" % (_FIRST_NUMBER + number % (9 * _FIRST_NUMBER))
         return Payload(self.data[:at] + digits + self.data[at + len(digits) :], self.inferences, number_at=at)

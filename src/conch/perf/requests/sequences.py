@@ -1,7 +1,7 @@
-"""Sequences: which request of which sequence a caller sends next, and how requests say so.
+"""Sequences: selects the next request of each caller, and encodes its sequence parameters.
 
-Pure.  Each caller has one sequence at a time and one request of it at a time, as stateful models want it; its id is
-used by nobody else meanwhile.
+Pure. Each caller has one sequence at a time and one request of it in flight, as stateful models require. No two running
+sequences share a correlation ID.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PARAMETER, _KEY, _VALUE, _BOOL, _INT64 = 0x22, 0x0A, 0x12, 0x08, 0x10
 
 
 def json_fields(identity: int, *, start: bool = False, end: bool = False) -> bytes:
-    """Members of a request's parameters in JSON, always as many bytes."""
+    """Return the sequence parameters as JSON members of constant length."""
     shown = [f"{one!s:>5}".lower() for one in (start, end)]
     return f'"sequence_id":{identity:20d},"sequence_start":{shown[0]},"sequence_end":{shown[1]}'.encode()
 
 
 def grpc_fields(identity: int, *, start: bool = False, end: bool = False) -> bytes:
-    """The same as entries of ``ModelInferRequest.parameters``, always as many bytes."""
+    """Return the sequence parameters as entries of ``ModelInferRequest.parameters`` of constant length."""
     varint = bytes([identity >> shift & 0x7F | 0x80 for shift in range(0, _ID_BITS - 7, 7)])
     varint += bytes([identity >> (_ID_BITS - 7) & 0x7F])
     flags = [_entry(name, bytes([_BOOL, one])) for name, one in ((b"sequence_start", start), (b"sequence_end", end))]
@@ -39,10 +39,11 @@ def _entry(name: bytes, value: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
-    """``streams`` are the numbers of the payloads that follow one another; a sequence has one of them, in turn.
+    """The sequences to send; each sequence uses one of the ``streams``, lists of payload numbers, in rotation.
 
-    A sequence is ``length`` long, give or take ``variation`` of it (0.2 is 20 %), and as long as its stream where
-    ``length`` is 0.  Ids begin at ``first`` and end before ``last``, 0 for no end; ``form`` is how requests say them.
+    The length of a sequence is ``length``, varied by the fraction ``variation`` (0.2 is 20 %), or that of its stream if
+    ``length`` is 0. Correlation IDs begin at ``first`` and end before ``last`` (0: no end). ``form`` is the encoding of
+    the parameters.
     """
 
     streams: Sequence[Sequence[int]]
@@ -62,7 +63,7 @@ class _Running:
 
 
 class SequenceSource:
-    """The sequences of one of ``count`` processes that send, ``number``; callers are known by their slots."""
+    """The sequences of sending process ``number`` of ``count``; callers are identified by their slots."""
 
     def __init__(self, plan: SequencePlan, number: int = 0, count: int = 1) -> None:
         self._plan = plan
@@ -74,7 +75,7 @@ class SequenceSource:
         self._running: dict[int, _Running] = {}
 
     def take(self, slot: int, payloads: Sequence[Payload]) -> tuple[int, Payload]:
-        """The number of the payload that a caller sends now, and the payload as it is sent."""
+        """Return the number of a caller's next payload, and the payload with its sequence parameters."""
         running = self._running.get(slot)
         if running is None:
             running = self._running[slot] = self._begin()
@@ -85,13 +86,13 @@ class SequenceSource:
         return number, payloads[number].with_fields(fields(running.identity, start=start, end=end))
 
     def ended(self, slot: int, *, well: bool, lost: bool) -> None:
-        """A caller has its answer: one that failed at the start, or with its connection, has no sequence any more."""
+        """Record a response; the caller's sequence ends if complete, failed at its start, or without its connection."""
         running = self._running[slot]
         if lost or running.sent >= running.length or (running.sent == 1 and not well):
             del self._running[slot]
 
     def finish(self, slot: int) -> bool:
-        """Let a caller's next request be the last of its sequence; returns whether there is one to be sent."""
+        """Make a caller's next request the last of its sequence; return whether there is such a request."""
         running = self._running.get(slot)
         if running is not None:
             running.length = running.sent + 1

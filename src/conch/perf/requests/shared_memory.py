@@ -1,6 +1,6 @@
-"""System shared memory: where the tensors of requests are in it, and the region itself while it is registered.
+"""System shared memory: the layout of tensors in a region, and the region while it is registered.
 
-The layout is pure; :class:`SharedRegion` is of the process that measures.  Source: Triton's system shared memory
+The layout is pure; the measuring process owns the :class:`SharedRegion`. Source: Triton's system shared memory
 extension.
 """
 
@@ -19,17 +19,17 @@ from conch.errors import Code, ConchError, invalid, unsupported
 from conch.perf.inputs.specs import ModelSpec
 from conch.tensors import ELEMENT_SIZE
 
-#: Where tensors may begin (bytes).
+#: Alignment of tensors (bytes).
 _ALIGNED: Final = 64
-#: Where Linux keeps regions.
+#: The file system of shared memory in Linux.
 _FOLDER: Final = "/dev/shm"
-#: Before each attempt to have a server forget a region, which it may still use (s).
+#: Pauses before each attempt to unregister a region, which the server may still use (s).
 _PAUSES: Final = (0.0, 0.01, 0.1, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """A tensor's place in a region (bytes)."""
+    """The location of a tensor in a region (bytes)."""
 
     region: str
     offset: int
@@ -37,16 +37,16 @@ class MemoryPart:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What says so in a request."""
+        """The request parameters for this location."""
         found: dict[str, Any] = {"shared_memory_region": self.region, "shared_memory_byte_size": self.size}
         return found | ({"shared_memory_offset": self.offset} if self.offset else {})
 
 
 @dataclass
 class MemoryLayout:
-    """Where everything is in one region: ``outputs`` by name, then all inputs as they come.
+    """The layout of one region: ``outputs`` by name, then all inputs in order.
 
-    Requests share the places of outputs, as perf_analyzer's do: nobody reads them.
+    All requests use the same locations for outputs, as in perf_analyzer: the outputs are never read.
     """
 
     region: str
@@ -56,7 +56,7 @@ class MemoryLayout:
 
     @classmethod
     def of(cls, model: ModelSpec, batch_size: int, output_size: int) -> MemoryLayout:
-        """Room for a model's outputs: ``output_size`` (bytes) for each inference where shapes do not tell."""
+        """Create a layout with a model's outputs; those of unknown size have ``output_size`` bytes per inference."""
         region = f"conch_perf_{uuid4().hex[:16]}"
         outputs, size = {}, 0
         for name, spec in model.outputs.items():
@@ -70,7 +70,7 @@ class MemoryLayout:
         return cls(region, outputs, size)
 
     def place(self, data: bytes) -> MemoryPart:
-        """Give an input tensor a place."""
+        """Add an input tensor; return its location."""
         part = MemoryPart(self.region, self.size, len(data))
         self.contents.append((self.size, data))
         self.size += _rounded(len(data))
@@ -82,20 +82,20 @@ def _rounded(size: int) -> int:
 
 
 class MemoryApi(Protocol):
-    """A server that can be told of regions."""
+    """The API by which a server registers regions."""
 
     def register_memory(self, region: str, key: str, size: int) -> None:
-        """Tell the server of a region of ``size`` bytes under ``key``."""
+        """Register a region of ``size`` bytes under ``key``."""
 
     def unregister_memory(self, region: str) -> None:
-        """Let the server forget it."""
+        """Unregister a region."""
 
 
 class SharedRegion:
-    """A region with the data of all requests, which a server knows until it is closed."""
+    """A region with the data of all requests, registered until it is closed."""
 
     def __init__(self, layout: MemoryLayout, api: MemoryApi) -> None:
-        """Raises INVALID_ARG for want of room, UNSUPPORTED for a server that takes none or is on another machine."""
+        """Raises INVALID_ARG for lack of memory, and UNSUPPORTED if the server cannot register the region."""
         self._api, self._region = api, layout.region
         self._memory = _made(layout.region, max(1, layout.size))
         try:
@@ -114,9 +114,9 @@ class SharedRegion:
             raise
 
     def close(self) -> None:
-        """Let the server forget the region, if it still answers, and free it.
+        """Unregister the region if the server responds, and free it.
 
-        Triton refuses that while it holds a request with the region, which may be for a moment after its answer.
+        Triton refuses while it holds a request that uses the region, which can be for a short time after the response.
         """
         try:
             for pause in _PAUSES:
@@ -135,7 +135,7 @@ class SharedRegion:
 
 
 def _made(region: str, size: int) -> SharedMemory:
-    """A region of ``size`` bytes for which there is room: the kernel ends a process that writes where there is none."""
+    """Create a region of ``size`` bytes after a check for space: the kernel kills a process that writes beyond it."""
     free = size
     with suppress(OSError):
         free = disk_usage(_FOLDER).free

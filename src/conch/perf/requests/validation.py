@@ -1,6 +1,6 @@
-"""Whether answers are the right ones, where those are known (``validation_data`` of perf_analyzer's files).
+"""Compares responses with ``validation_data`` of perf_analyzer's files.
 
-Pure; called by channels, after a request's time was taken.
+Pure. Channels call it after the end of a request has been timed.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import orjson
 
 from conch.wire.json.tensor import from_json
 
-#: The right outputs of a payload, by name and as they travel.
+#: The expected outputs of a payload, by name, in wire format.
 Expected = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class RightAnswers:
-    """``expected`` is by the number of the payload; ``form`` is how answers come."""
+    """The validator; ``expected`` is by payload number, and ``form`` the protocol of the responses."""
 
     expected: Sequence[Expected]
     form: Literal["http", "grpc"]
 
     def __call__(self, payload: int, answer: bytes, json_size: int = 0) -> str:
-        """What is wrong with the answer to a payload, empty if nothing; outputs that are not expected are not asked.
+        """Return the difference of a response from the expected one, empty if none; other outputs are ignored.
 
-        ``answer`` is a ``ModelInferResponse``, or a body of HTTP whose first ``json_size`` bytes are JSON (0: all).
+        ``answer`` is a ``ModelInferResponse``, or an HTTP body with a JSON part of ``json_size`` bytes (0: all of it).
         """
         expected = self.expected[payload]
         if not expected:

@@ -1,1 +1,1 @@
-"""The processes that send requests: when each request starts, how it travels, and what is noted of it."""
+"""The processes that send requests: load generation, connections and the records of requests."""

@@ -1,7 +1,8 @@
-"""A request while it runs, and what carries it.
+"""A timed request, and the interface of the channels that carry it.
 
-A load (:mod:`conch.perf.senders.load`) has one ``TimedCall`` for each request at a time and uses it again; a channel
-(:mod:`conch.perf.senders.channels`) sends it and fills in the moments.  On the event loop of a process that sends.
+A load (:mod:`conch.perf.senders.load`) reuses one ``TimedCall`` per concurrent request. A channel
+(:mod:`conch.perf.senders.channels`) sends the request and sets the timestamps. Runs on the event loop of a sending
+process.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from conch.perf.senders.records import Outcome
 
 
 class TimedCall:
-    """One request, with the columns of its record; ``on_end`` is told when it has ended."""
+    """A request with the columns of its record; calls ``on_end`` when it ends."""
 
     __slots__ = (
         "channel", "code", "due", "end", "error", "events", "first", "number", "on_end", "outcome", "payload",
@@ -26,12 +27,12 @@ class TimedCall:
         self.channel: CallChannel | None = None
         self.payload = Payload(b"")
         self.number = 0
-        #: Moments of messages (ns), where there is more than one.
+        #: Timestamps of the messages (ns), if there are several.
         self.events: list[int] = []
         self.begin(0)
 
     def begin(self, due: int) -> None:
-        """Forget the request before; this one should start at ``due`` (ns, monotonic)."""
+        """Reset the call for a new request that is due at ``due`` (ns, monotonic)."""
         self.due = due
         self.sent = self.written = self.first = self.end = 0
         self.outcome: Outcome = Outcome.NONE
@@ -42,34 +43,34 @@ class TimedCall:
 
 
 class TimedCallOwner(Protocol):
-    """Whoever started a call."""
+    """The object that started a call."""
 
     def __call__(self, call: TimedCall) -> None:
-        """The call has ended; its channel takes another one."""
+        """Handle the end of a call; its channel then accepts another one."""
 
 
 class Judge(Protocol):
-    """Knows the right answers."""
+    """A validator that knows the expected responses."""
 
     def __call__(self, payload: int, answer: bytes, json_size: int = 0) -> str:
-        """What is wrong with the answer (a body or message) to the payload of this number; empty if nothing.
+        """Return the difference of a response (body or message) from the expected one of this payload; empty if none.
 
-        ``json_size`` is how much of a body is JSON, before tensors; 0 for all of it.
+        ``json_size`` is the size of the JSON part of a body, which precedes its tensors; 0 if all of it is JSON.
         """
 
 
 class CallChannel(Protocol):
-    """A connection that is made when it is first used, and again after it was lost."""
+    """A connection that is established at its first use, and again after it was lost."""
 
     @property
     def room(self) -> int:
-        """How many more calls it can carry at the same time."""
+        """The number of further calls that the channel can carry at the same time."""
 
     def send(self, call: TimedCall) -> None:
-        """Send ``call.payload``; ``call.on_end`` is called exactly once, never from within this call."""
+        """Send ``call.payload``; ``call.on_end`` is called exactly once, never from within this method."""
 
     def cancel(self, call: TimedCall) -> None:
-        """Give a call up; its owner is not told."""
+        """Cancel a call without a call of ``on_end``."""
 
     def close(self) -> None:
-        """Close the connection; calls that run are given up."""
+        """Close the connection; calls in flight are abandoned."""

@@ -1,7 +1,7 @@
-"""The processes that send requests, each with an event loop, connections and a share of the load of its own.
+"""Starts the processes that send requests, each with its own event loop, connections and share of the load.
 
-A measurement has :class:`Generators`, which starts the processes, gives each its share and collects what they have
-noted; ``_main`` runs in each.
+The measuring process uses :class:`Generators`, which starts the processes, distributes the load and collects the
+records. ``_main`` runs in each process.
 """
 
 from __future__ import annotations
@@ -40,21 +40,24 @@ from conch.perf.senders.records import RecordBuffer, Unfinished, join_events, re
 from conch.perf.senders.schedule import Schedule, share_of
 from conch.perf.spawning import start_process
 
-#: How long a process may take to answer (s): it answers between requests.
+#: Timeout of a sending process for a reply (s); it replies between requests.
 _PATIENCE: Final = 30.0
-#: Requests are numbered from some number below this one on.
+#: The number of the first request is random and below this bound.
 _NUMBERS: Final = 1_000_000
 _DIED: Final = "a process that sends requests has died"
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is sent where: ``sent`` says in words what payloads are, ``method`` is that of gRPC calls, None for HTTP;
-    ``streams`` keeps its calls open.
+    """The requests to send, and their destination.
 
-    ``read`` understands answers that are text, or streams of it; None for others, which are not looked at unless
-    ``judge`` knows the right ones.  ``decoupled`` says that requests in a stream get several answers.  ``sequences``
-    says which payloads follow one another, None where they do not.  ``timeout`` is how long a request may take (s).
+    ``sent`` describes the payloads. ``method`` is the method of gRPC calls, None for HTTP; ``streams`` keeps gRPC calls
+    open from request to request.
+
+    ``read`` parses responses that are text, or streams of text; it is None for other responses, which are only examined
+    if ``judge`` validates them. ``decoupled`` is whether a request in a stream may have several responses.
+    ``sequences`` groups the payloads into sequences, None for stateless models. ``timeout`` is the limit for a request
+    (s).
     """
 
     address: Address
@@ -70,11 +73,11 @@ class Traffic:
 
     @property
     def generates(self) -> bool:
-        """Whether answers come in parts, whose moments say something."""
+        """Whether a response arrives in parts with meaningful timestamps."""
         return self.read is not None or self.decoupled
 
     def connect(self, loop: asyncio.AbstractEventLoop) -> CallChannel:
-        """A channel to the server."""
+        """Return a channel to the server."""
         if self.method is not None:
             if self.streams:
                 return StreamChannel(loop, self.address, self.method, self.judge, decoupled=self.decoupled)
@@ -87,15 +90,15 @@ class Traffic:
 
 
 class Generators:
-    """``count`` processes; their slots are numbered through."""
+    """The ``count`` sending processes; the slots of callers are numbered across all of them."""
 
     def __init__(self, traffic: Traffic, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        #: How many answers of each process have yet to be read.
+        #: The number of unread replies of each process.
         self._unread = [0] * count
-        # The number of the first request: not the same as that of senders that ended before.
+        # Random, so that texts differ from those of earlier senders.
         first = randrange(_NUMBERS)
         for number in range(count):
             ours, theirs = context.Pipe()
@@ -113,9 +116,10 @@ class Generators:
         self.close()
 
     def run_closed(self, concurrency: int, requests: int = 0) -> None:
-        """Have ``concurrency`` callers from now on, evenly distributed; ``requests`` in all (0: without end).
+        """Set the number of callers, evenly distributed over the processes, and the number of requests (0: no limit).
 
-        Each process gets requests for its callers: one that has none would never send its part of them.
+        Each process gets a number of requests in proportion to its callers: a process without callers would never send
+        its part.
         """
         begun = 0
         for number, pipe in enumerate(self._pipes):
@@ -125,16 +129,16 @@ class Generators:
             self._tell(pipe, "closed", callers, part if requests else None)
 
     def run_open(self, schedule: Schedule, start: int, most: int, requests: int = 0) -> None:
-        """Start requests at the moments of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time.
+        """Start requests at the times of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time.
 
-        ``requests`` is how many in all (0: no end).
+        ``requests`` limits the number of requests in all (0: no limit).
         """
         for number, pipe in enumerate(self._pipes):
             share = max(1, self._share(most, number))
             self._tell(pipe, "open", schedule, start, share, self._share(requests, number) if requests else None)
 
     def progress(self) -> int:
-        """How many requests have ended since :meth:`collect`."""
+        """Return the number of requests completed since :meth:`collect`."""
         return sum(self._ask_all("progress"))
 
     def _share(self, count: int, number: int) -> int:
@@ -146,7 +150,7 @@ class Generators:
             self._tell(pipe, "pause")
 
     def collect(self) -> Collected:
-        """What has been noted since the call before.  Raises INTERNAL for a process that has died."""
+        """Return the records since the last call; raises INTERNAL if a process has died."""
         answers = self._ask_all("collect")
         records = [read_records(answer["rows"]) for answer in answers]
         events = join_events(zip(records, (read_events(answer["events"]) for answer in answers), strict=True))
@@ -162,7 +166,7 @@ class Generators:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the processes, and the requests that run."""
+        """End the processes and their requests."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -178,7 +182,7 @@ class Generators:
         return [self._last_answer(number) for number in range(len(self._pipes))]
 
     def _last_answer(self, number: int) -> Any:
-        """The answer to the last question; Ctrl+C may have left one to another before it."""
+        """Return the reply to the last question; Ctrl+C may have left the reply to an earlier one unread."""
         answer = None
         while self._unread[number]:
             answer = self._answer(self._pipes[number])
@@ -201,19 +205,19 @@ class Generators:
 
 
 def _main(pipe: Connection, traffic: Traffic, number: int, count: int, first: int) -> None:
-    """Run a share of the load, as the pipe says, until that is closed."""
+    """Run a share of the load as the pipe commands, until the pipe is closed."""
     import uvloop
 
-    # Ctrl+C is for the process that measures, which shows what there is and then ends this one.
-    # So are signals that end a whole group, as those of `timeout`: this one ends with its pipe, whatever happens.
+    # Ctrl+C is for the measuring process, which shows its results and then ends this process. Signals to the whole
+    # process group, such as those of `timeout`, are ignored too: this process ends with its pipe in any case.
     for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.SIG_IGN)
-    # Each caller has a connection over HTTP, and shells allow 1024 files.
+    # Each caller has an HTTP connection, and the default limit of shells is 1024 files.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    # Pauses of the garbage collector would be measured as the server's.
+    # Pauses of the garbage collector would be counted as latency of the server.
     gc.freeze()
     gc.disable()
     sender = _Sender(loop, traffic, number, count, first)
@@ -228,7 +232,7 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int, first: in
             loop.stop()
 
     loop.add_reader(pipe.fileno(), obey)
-    os.set_blocking(pipe.fileno(), True)  # the loop has changed it, and an answer is larger than what a pipe takes
+    os.set_blocking(pipe.fileno(), True)  # uvloop made it non-blocking, and a reply may exceed the buffer of the pipe
     try:
         loop.run_forever()
     finally:
@@ -236,7 +240,7 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int, first: in
 
 
 class _Sender:
-    """One process's loads and records."""
+    """The loads and records of one sending process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, traffic: Traffic, number: int, count: int, first: int) -> None:
         self._number, self._count = number, count
@@ -251,7 +255,7 @@ class _Sender:
         self._asked = (monotonic_ns(), process_time())
 
     def obey(self, what: str, *given: Any) -> Any:
-        """Do what the measurement says; returns the answer, None where there is none."""
+        """Execute a command of the measuring process; return the reply, None if there is none."""
         match what:
             case "ready":
                 return True

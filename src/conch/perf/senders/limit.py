@@ -1,7 +1,7 @@
-"""How many requests a second the senders can do, whatever the server: against one that answers at once.
+"""Measures the highest request rate of the senders, against a server that responds at once.
 
-Measured in the minute of the measurement, on this machine, with the same payloads and as many callers.  It is a lower
-bound where senders and that server have to share the cores.
+The measurement runs on this machine, just before the level is measured, with the same payloads and the same number of
+callers. The result is a lower bound where the senders and this server share the cores.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from conch.perf.senders.generator import Generators, Traffic
 from conch.perf.senders.records import Outcome
 from conch.perf.spawning import start_process
 
-# HTTP/1.1 with one request at a time on a connection, and gRPC's unary calls over HTTP/2. Runs in processes of its
-# own, which end when the pipe to their parent does.
+# The server implements HTTP/1.1 with one request at a time per connection, and unary gRPC calls over HTTP/2. It runs in
+# separate processes, which end when the pipe to their parent is closed.
 
 
 _PATIENCE: Final = 30.0
@@ -35,7 +35,7 @@ _HTTP_ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nCon
 
 
 class NullServer:
-    """``count`` processes that listen on one ``port`` of this machine, over HTTP or gRPC."""
+    """Listens with ``count`` processes on one ``port`` of this machine, over HTTP or gRPC."""
 
     def __init__(self, count: int, *, grpc: bool) -> None:
         context = multiprocessing.get_context("spawn")
@@ -79,7 +79,7 @@ def _main(pipe: Connection, port: int, grpc: bool) -> None:
 
 
 class _Answers(asyncio.Protocol):
-    """A connection."""
+    """A connection to the null server."""
 
     transport: asyncio.Transport
 
@@ -88,7 +88,7 @@ class _Answers(asyncio.Protocol):
 
 
 class _HttpAnswers(_Answers):
-    """Answers when as many bytes have come as the request's head says."""
+    """Responds when the connection has received the number of bytes that the request's head declares."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -112,11 +112,11 @@ class _HttpAnswers(_Answers):
 
 
 class _GrpcAnswers(_Answers):
-    """Answers every stream that the client has ended with an empty message."""
+    """Responds with an empty message to every stream that the client has ended."""
 
     def __init__(self) -> None:
         encoder = hpack.Encoder()
-        # Without the table of the connection, so that every answer has the same bytes.
+        # Without the dynamic header table of the connection, so that every response has the same bytes.
         self._head, self._trailers = (
             encoder.encode([hpack.NeverIndexedHeaderTuple(name, value) for name, value in fields])
             for fields in ([(":status", "200"), ("content-type", "application/grpc")], [("grpc-status", "0")])
@@ -173,7 +173,7 @@ _SECONDS: Final = 0.3
 
 
 class SenderLimit:
-    """Measures once for each number of callers; starts its processes when it is first asked."""
+    """Measures the limit once per number of callers; starts its processes at the first measurement."""
 
     def __init__(self, traffic: Traffic, processes: int) -> None:
         self._traffic = traffic
@@ -183,7 +183,7 @@ class SenderLimit:
         self._senders: Generators | None = None
 
     def at(self, concurrency: int) -> float | None:
-        """Requests a second with so many callers; None where that cannot be told: over TLS, and for streams."""
+        """Return the requests per second with this many callers; None over TLS and for streams (not supported)."""
         if self._traffic.address.encrypted or self._traffic.read is not None or self._traffic.streams:
             return None
         if concurrency not in self._found:
@@ -204,7 +204,7 @@ class SenderLimit:
         begun = monotonic()
         sleep(_SECONDS)
         records = senders.collect().records
-        # An empty answer may be refused for what it says: that is no less work.
+        # The validation may reject an empty response, which is no less work for the sender.
         rate = int((records["outcome"] != Outcome.CONNECTION_LOST).sum()) / (monotonic() - begun)
         senders.pause()
         return rate

@@ -1,9 +1,9 @@
-"""When requests start: so many at a time, or at given moments.
+"""Starts requests: a constant number at a time (closed load), or at given times (open load).
 
-``ClosedLoad`` has callers that each wait for their answer before they ask again.  ``OpenLoad`` starts requests when
-they are due, whatever became of those before; one that has to wait because everything is busy counts from when it was
-due, so that a server that stands still is seen by all whom it would have kept waiting.  Both run on the event loop of a
-process that sends.
+In ``ClosedLoad``, each caller waits for its response before it sends the next request. ``OpenLoad`` starts requests
+when they are due, independently of earlier ones. A request that has to wait for a free call counts from its due time,
+so that a stalled server affects all requests that it would have delayed. Both run on the event loop of a sending
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conch.perf.requests.sequences import SequenceSource
 from conch.perf.senders.calls import CallChannel, TimedCall
 from conch.perf.senders.records import Outcome, RecordBuffer, Unfinished
 
-# Linux's timerfd, where there is one; otherwise the loop's own timer.
+# Linux's timerfd if available; otherwise the timer of the event loop.
 
 
 _MONOTONIC: Final = 1
@@ -31,13 +31,13 @@ _ABSOLUTE: Final = 1
 
 
 class _Times(ctypes.Structure):
-    """``struct itimerspec``: the interval, and when it begins."""
+    """``struct itimerspec``: the interval, and the first expiration."""
 
     _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
 
 
 class PreciseTimer:
-    """Calls ``wake`` on the loop at the moment that :meth:`at` was given last, once."""
+    """Calls ``wake`` on the loop once, at the time of the last call of :meth:`at`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         self._loop = loop
@@ -50,7 +50,7 @@ class PreciseTimer:
             loop.add_reader(self._fd, self._readable)
 
     def at(self, moment: int) -> None:
-        """Wake at ``moment`` (ns, monotonic), at once if it is over."""
+        """Call ``wake`` at ``moment`` (ns, monotonic), or at once if that is in the past."""
         if self._fd < 0:
             if self._handle is not None:
                 self._handle.cancel()
@@ -69,18 +69,19 @@ class PreciseTimer:
         self._wake()
 
 
-#: How long a caller whose connection was lost waits before it tries again (s): at first, and at most.
+#: Delay before a caller reconnects after a lost connection (s): the first one, and the longest.
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 1.0
-#: How often calls are looked at for their time-out (s).
+#: Interval at which calls are checked for timeouts (s).
 _LOOK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What the loads of a process share: where they run, how they reach the server, what they send.
+    """The parts that the loads of a process share: event loop, connections, payloads and records.
 
-    ``timeout`` (s) ends calls that take longer.  ``numbers`` are given to payloads that take one.
+    Calls that take longer than ``timeout`` (s) are ended. ``numbers`` are inserted into payloads that have numbered
+    texts.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -92,10 +93,9 @@ class Sending:
 
 
 class OfferedLoad:
-    """What both have in common: channels, payloads in turn, and records of calls that have ended.
+    """Base of the loads: channels, the cycle of payloads, and the records of completed calls.
 
-    ``turns`` say what a caller sends next where requests belong to sequences.  ``errors`` counts what went wrong, by
-    message.
+    ``turns`` selects the next payload of a caller if requests belong to sequences. ``errors`` counts errors by message.
     """
 
     def __init__(self, sending: Sending, turns: SequenceSource | None) -> None:
@@ -113,7 +113,7 @@ class OfferedLoad:
         self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
 
     def unfinished(self) -> Unfinished:
-        """The requests that run."""
+        """Return the requests in flight."""
         return Unfinished(len(self._running), min((call.due for call in self._running), default=0))
 
     def _begin(self, call: TimedCall, due: int, channel: CallChannel) -> None:
@@ -129,7 +129,7 @@ class OfferedLoad:
         channel.send(call)
 
     def _note(self, call: TimedCall) -> None:
-        """Keep the record of a call that has ended."""
+        """Add the record of a completed call."""
         self._running.discard(call)
         records = self._records
         if call.events:
@@ -168,7 +168,7 @@ class OfferedLoad:
 
 
 class ClosedLoad(OfferedLoad):
-    """``concurrency`` callers, numbered by their slots from ``first_slot`` on."""
+    """A load of ``concurrency`` callers, with slots numbered from ``first_slot``."""
 
     def __init__(self, sending: Sending, turns: SequenceSource | None = None, first_slot: int = 0) -> None:
         super().__init__(sending, turns)
@@ -176,14 +176,14 @@ class ClosedLoad(OfferedLoad):
         self._calls: list[TimedCall] = []
         self._idle: set[TimedCall] = set()
         self._concurrency = 0
-        #: How many more requests may start; None for any number.
+        #: Number of requests that may still start; None: no limit.
         self._left: int | None = None
         self._pauses: dict[TimedCall, float] = {}
 
     def run(self, concurrency: int, requests: int | None = None) -> None:
-        """Have so many callers from now on, for so many ``requests`` in all (None: without end).
+        """Set the number of callers; together they start at most ``requests`` requests (None: no limit).
 
-        Callers that are too many stop when they are answered, or at the end of their sequence.
+        Surplus callers stop after their current response, or at the end of their sequence.
         """
         self._concurrency = concurrency
         self._left = requests
@@ -222,30 +222,31 @@ class ClosedLoad(OfferedLoad):
 
 
 class OpenLoad(OfferedLoad):
-    """Requests at the moments of a schedule, on ``most`` connections' worth of calls at a time.
+    """A load that starts requests at the times of a schedule, with at most ``most`` calls at a time.
 
-    ``waiting`` are those that are due and for which no call is free.
+    ``waiting`` has the due times of requests that wait for a free call.
     """
 
     def __init__(self, sending: Sending, turns: SequenceSource | None, most: int) -> None:
         super().__init__(sending, turns)
         self.waiting: deque[int] = deque()
         self._free = deque(TimedCall(slot, self._ended) for slot in range(most))
-        #: Sequences take turns; otherwise the connection that was used last is used again, so that few are needed.
+        #: Sequences use the calls in rotation; other requests use the last free call, so that few connections are
+        #: needed.
         self._take = self._free.popleft if turns is not None else self._free.pop
         self._schedule: Iterator[int] = iter(())
         self._due = 0
         self._timer = PreciseTimer(sending.loop, self._tick)
 
     def run(self, schedule: Iterator[int]) -> None:
-        """Start requests at the moments (ns, monotonic) of ``schedule``, instead of those that were left."""
+        """Start requests at the times (ns, monotonic) of ``schedule``, instead of those of the previous one."""
         self._schedule = schedule
         self._due = next(schedule, 0)
         if self._due:
             self._timer.at(self._due)
 
     def stop(self) -> None:
-        """Start no more requests, but those that end sequences."""
+        """Start no more requests, except those that end sequences."""
         self._schedule, self._due = iter(()), 0
         self.waiting.clear()
         if self._sequence_source is not None:
@@ -254,7 +255,7 @@ class OpenLoad(OfferedLoad):
                 self._start(call, monotonic_ns())
 
     def unfinished(self) -> Unfinished:
-        """The requests that run or wait."""
+        """Return the requests in flight or waiting."""
         running = super().unfinished()
         if not self.waiting:
             return running

@@ -1,7 +1,7 @@
-"""What the senders noted while a level was measured, by the moments at which they were asked.
+"""The records of a level, by the times at which they were collected.
 
-Pure.  A window ends before the senders are asked what happened in it, so that what ends while they answer is in the
-next one, and nothing is lost or counted twice.
+Pure. A window ends before its records are collected; requests that complete during the collection belong to the next
+window, so that none is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from conch.perf.senders.records import RECORD, Records, Span, Unfinished, ended_
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What the processes that send have noted since they were asked before.
+    """The records of the sending processes since the last collection.
 
-    ``records`` are those of requests that have ended, ``events`` ``[messages, 2]`` the row and the moment (ns) of each
-    message of those with several; ``unfinished`` are the requests that run or wait.  ``errors`` counts messages;
-    ``busy`` is the largest share of its time for which a process computed.
+    ``records`` are completed requests. ``events`` ``[messages, 2]`` has the row and the timestamp (ns) of each message
+    of requests with several messages. ``unfinished`` are requests in flight or waiting. ``errors`` counts errors by
+    message. ``busy`` is the largest fraction of the time for which one process computed.
     """
 
     records: Records
@@ -34,9 +34,9 @@ class Collected:
 
 
 class Recording:
-    """Collects what the senders noted from the moment ``start`` on (ns, monotonic).
+    """The requests of a level, recorded from ``start`` on (ns, monotonic).
 
-    Requests that were due before ``since`` (ns) are none of it: they are of another level, which they outlived.
+    Requests that were due before ``since`` (ns) are excluded: they belong to an earlier level.
     """
 
     def __init__(self, start: int, since: int = 0) -> None:
@@ -46,13 +46,13 @@ class Recording:
         self._since = since
         #: For how long the busiest process computed (ns).
         self._computed = 0.0
-        #: With the moments between which their requests ended.
+        #: Collected records, with the time span in which their requests completed.
         self._parts: list[tuple[Span, Collected]] = []
 
     def add(self, collected: Collected, now: int) -> Records:
-        """Note what was collected, all of which had ended at ``now`` (ns); returns the requests that count.
+        """Add records that were collected at ``now`` (ns); return the requests that count.
 
-        What one process hands over late may have ended long before the others were asked.
+        A process that hands over its records late may include requests from before the last collection.
         """
         ends = collected.records["end"]
         since = min(self._asked, int(ends.min())) if len(ends) else self._asked
@@ -65,19 +65,19 @@ class Recording:
 
     @property
     def busy(self) -> float:
-        """The share of its time for which the busiest process computed.
+        """The fraction of the time for which the busiest process computed.
 
-        On average: it is asked often, and between two questions that follow at once it does nothing but answer.
+        An average over all collections: between two collections in quick succession, a process does nothing but reply.
         """
         seen = self._asked - self._start
         return self._computed / seen if seen > 0 else 0.0
 
     def within(self, spans: Sequence[Span]) -> tuple[Records, NDArray[np.int64]]:
-        """The requests that ended in ``spans``, and their events by row."""
+        """Return the requests that completed in ``spans``, and their events by row."""
         parts = [
             (one.records, one.events)
             for (since, until), one in self._parts
-            if any(start < until and since <= end for start, end in spans)  # what ends with a window is in it
+            if any(start < until and since <= end for start, end in spans)  # the end of a window belongs to it
         ]
         parts.append((np.zeros(0, RECORD), np.zeros((0, 2), np.int64)))
         records, events = np.concatenate([records for records, _ in parts]), join_events(parts)

@@ -1,6 +1,6 @@
-"""What is noted of every request: a row of integers, from which all figures follow.
+"""The record of a request: a row of integers, from which all figures are computed.
 
-Written by the processes that send (:mod:`conch.perf.senders.load`), read where figures are made; pure.
+The sending processes (:mod:`conch.perf.senders.load`) write the records. Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 
 class Outcome(IntEnum):
-    """How a request ended; ``NONE`` is one that had not ended when its load was stopped, ``WRONG`` one that got another
-    answer than the one that is known to be right."""
+    """The result of a request.
+
+    ``NONE``: not completed when its load was stopped. ``WRONG``: the response differs from the expected one.
+    """
 
     OK = 0
     REFUSED = 1
@@ -28,33 +30,33 @@ class Outcome(IntEnum):
     WRONG = 6
 
 
-#: The columns.  ``due``, ``sent``, ``written``, ``first`` and ``end`` are moments (ns, monotonic, 0 for never): when
-#: the request should have started, when its first and its last byte were given to the kernel, when the first byte of
-#: the answer was read, and the last.  ``code`` is the status of HTTP or gRPC, ``payload`` the number of what was sent,
-#: ``responses`` and ``received`` count what came (messages, bytes), ``tokens`` those of the answer where the server
-#: says so (0: it does not), ``slot`` is the caller, which has one request at a time.
+#: The columns. ``due``, ``sent``, ``written``, ``first`` and ``end`` are timestamps (ns, monotonic, 0 for never): the
+#: scheduled start, the writes of the first and the last byte of the request to the kernel, and the reads of the first
+#: and the last byte of the response. ``code`` is the HTTP or gRPC status, ``payload`` the number of the payload.
+#: ``responses`` and ``received`` count messages and bytes of the response, ``tokens`` its tokens (0 if the server does
+#: not return their number). ``slot`` is the caller, which has one request at a time.
 COLUMNS: Final = (
     "due", "sent", "written", "first", "end", "outcome", "code", "payload", "responses", "tokens", "received", "slot",
 )  # fmt: skip
 RECORD: Final = np.dtype([(name, np.int64) for name in COLUMNS])
 Records = NDArray[Any]
-#: The beginning and the end of a window (ns, monotonic); what ends at its end belongs to it.
+#: Start (exclusive) and end (inclusive) of a window (ns, monotonic).
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Requests that run or wait: how many, and when the first of them was due (ns, 0 without any)."""
+    """Requests in flight or waiting: their number, and the due time of the first (ns, 0 without any)."""
 
     count: int = 0
     first_due: int = 0
 
 
 class RecordBuffer:
-    """Rows as they are added, in the process that sends; ``events`` are moments within requests.
+    """The records of a sending process, and the ``events`` within its requests.
 
-    A row of events is the number of the request's row (of this buffer) and the moment of one of its messages (ns); they
-    are kept for requests that get more than one.
+    An event is the row of a request in this buffer and the timestamp of one of its messages (ns). Events are kept for
+    requests with several messages.
     """
 
     def __init__(self) -> None:
@@ -63,7 +65,7 @@ class RecordBuffer:
         self.count = 0
 
     def take(self) -> tuple[bytes, bytes]:
-        """The rows and events so far, which are forgotten."""
+        """Remove and return the rows and events."""
         taken = self.rows.tobytes(), self.events.tobytes()
         self.rows = array("q")
         self.events = array("q")
@@ -72,17 +74,17 @@ class RecordBuffer:
 
 
 def read_records(rows: bytes) -> Records:
-    """The rows of a buffer as a structured array ``[requests]``, whose fields are ``COLUMNS``."""
+    """Return the rows of a buffer as a structured array ``[requests]`` with the fields ``COLUMNS``."""
     return np.frombuffer(rows, RECORD)
 
 
 def read_events(events: bytes) -> NDArray[np.int64]:
-    """The events of a buffer ``[messages, 2]``: the number of the row, and the moment (ns)."""
+    """Return the events of a buffer ``[messages, 2]``: row and timestamp (ns)."""
     return np.frombuffer(events, np.int64).reshape(-1, 2)
 
 
 def join_events(parts: Iterable[tuple[Records, NDArray[np.int64]]]) -> NDArray[np.int64]:
-    """The events of several buffers, by the rows of their records one behind the other."""
+    """Concatenate the events of several buffers, with rows counted over their concatenated records."""
     joined, first = [], 0
     for records, events in parts:
         joined.append(events + np.array([first, 0]))
@@ -91,7 +93,7 @@ def join_events(parts: Iterable[tuple[Records, NDArray[np.int64]]]) -> NDArray[n
 
 
 def ended_in(records: Records, spans: Sequence[Span]) -> NDArray[np.bool_]:
-    """Which requests ended in one of the windows."""
+    """Return a mask of the requests that ended in one of the windows."""
     inside = np.zeros(len(records), bool)
     for start, end in spans:
         inside |= (records["end"] > start) & (records["end"] <= end)
@@ -99,5 +101,5 @@ def ended_in(records: Records, spans: Sequence[Span]) -> NDArray[np.bool_]:
 
 
 def seconds_of(spans: Sequence[Span]) -> float:
-    """How long windows are together (s)."""
+    """Return the total length of the windows (s)."""
     return sum(end - start for start, end in spans) / 1e9

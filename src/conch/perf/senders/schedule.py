@@ -1,6 +1,6 @@
-"""When requests of an open load are due: at even distances, at random (Poisson), or at given ones.
+"""The due times of requests of an open load: at constant, random (Poisson) or given intervals.
 
-Pure: moments are nanoseconds of whatever clock the start is of.
+Pure. Times are in nanoseconds of the clock of the start time.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """``rate`` requests a second, at even distances."""
+    """``rate`` requests per second at constant intervals."""
 
     rate: float
 
     def moments(self, start: int) -> Iterator[int]:
-        """The moments from ``start`` on, without end."""
+        """Yield due times from ``start`` on, without end."""
         number = 0
         while True:
-            # Not by adding distances, whose rounding would add up.
+            # Computed from the start: a sum of intervals would accumulate rounding errors.
             yield start + int(number * 1e9 / self.rate)
             number += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """``rate`` requests a second on average, each independent of the others: distances are exponential."""
+    """``rate`` requests per second on average, independent of each other: intervals are exponentially distributed."""
 
     rate: float
     seed: int = 0
 
     def moments(self, start: int) -> Iterator[int]:
-        """The moments from ``start`` on, without end; the same for the same seed."""
+        """Yield due times from ``start`` on, without end; the same ones for the same seed."""
         random = Random(self.seed)
         moment = float(start)
         while True:
@@ -43,12 +43,12 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Given distances between requests (ns), again and again."""
+    """Given intervals between requests (ns), repeated."""
 
     distances: Sequence[int]
 
     def moments(self, start: int) -> Iterator[int]:
-        """The moments from ``start`` on, without end."""
+        """Yield due times from ``start`` on, without end."""
         moment = start
         while True:
             for distance in self.distances:
@@ -60,7 +60,7 @@ Schedule = Constant | Poisson | Intervals
 
 
 def share_of(schedule: Schedule, start: int, number: int, count: int) -> Iterator[int]:
-    """Every ``count``-th moment, from the one with ``number`` on: what one of ``count`` processes starts."""
+    """Yield every ``count``-th due time, beginning with number ``number``: the share of one of ``count`` processes."""
     for place, moment in enumerate(schedule.moments(start)):
         if place % count == number:
             yield moment

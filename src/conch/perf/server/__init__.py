@@ -1,1 +1,1 @@
-"""What a server says of itself, and what it uses of its machine, around the windows that are measured."""
+"""The server's metadata, statistics, metrics and resource usage around the measured windows."""

@@ -1,6 +1,6 @@
-"""What a server says of itself and its models, over the protocol that is measured.
+"""Reads metadata, configurations and statistics from the server, over the measured protocol.
 
-Asked before and after windows, never while requests are timed by the same process.
+Called before and after windows, never while the same process times requests.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ _CONNECT_SECONDS: Final = 3.0
 
 
 def check_listens(address: Address) -> None:
-    """Raise UNAVAILABLE unless somebody accepts connections there, whatever they would answer."""
+    """Raise UNAVAILABLE unless the address accepts connections."""
     try:
         socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:  # a host that is no name of one
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         raise unavailable(f"no server answers at {address.shown}: {error}") from None
 
 
 class ServerApi(Protocol):
-    """Metadata, configuration and statistics, as the HTTP protocol writes them in JSON."""
+    """The server's metadata, configurations and statistics, as in the JSON of the HTTP protocol."""
 
     def server(self) -> Mapping[str, Any]:
-        """``name``, ``version`` and ``extensions`` of the server.  Raises UNAVAILABLE for one that is not there."""
+        """Return ``name``, ``version`` and ``extensions`` of the server; raises UNAVAILABLE if it cannot be reached."""
 
     def metadata(self, model: str, version: str) -> Mapping[str, Any]:
-        """The inputs and outputs of a model.  Raises NOT_FOUND for one that the server does not serve."""
+        """Return the inputs and outputs of a model; raises NOT_FOUND if the server does not serve it."""
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
-        """The configuration of a model, empty where the server has none to show."""
+        """Return the configuration of a model; empty if the server does not provide it."""
 
     def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
-        """``model_stats``: of the model's versions, or of all models; empty where the server counts nothing."""
+        """Return ``model_stats`` of the model's versions, or of all models; empty if the server has no statistics."""
 
     def register_memory(self, region: str, key: str, size: int) -> None:
-        """Tell the server of system shared memory of ``size`` bytes under ``key``."""
+        """Register system shared memory of ``size`` bytes under ``key``."""
 
     def unregister_memory(self, region: str) -> None:
-        """Let the server forget it."""
+        """Unregister a region."""
 
 
 class HttpApi:
-    """Over HTTP."""
+    """The API over HTTP."""
 
     def __init__(self, address: Address, prefix: str = "", headers: Mapping[str, str] | None = None) -> None:
         scheme = "https" if address.encrypted else "http"
@@ -67,7 +67,7 @@ class HttpApi:
     def metadata(self, model: str, version: str) -> Mapping[str, Any]:
         path = _path(model, version)
         found = self._get(path)
-        if "name" not in found:  # as pages answer that have one text for every path
+        if "name" not in found:  # a web server that returns the same page for every path
             raise internal(f"{self._base}{path} describes no model: is this a server of the KServe protocol?")
         return found
 
@@ -111,7 +111,7 @@ class HttpApi:
                 return json.loads(body) if body else {}
         except HTTPError as error:
             message, status = _message(error), f"{error.code} {error.reason}"
-            # Triton answers 400 for a model that it does not have.
+            # Triton responds with 400 for an unknown model.
             if error.code in (400, 404):
                 raise not_found(message or f"{url}: {status}") from None
             raise internal(f"{url}: {message or status}") from None
@@ -124,14 +124,14 @@ class HttpApi:
 
 
 class GrpcApi:
-    """Over gRPC, with NVIDIA's client."""
+    """The API over gRPC, with NVIDIA's client."""
 
     def __init__(self, address: Address, headers: Mapping[str, str] | None = None) -> None:
         from tritonclient.grpc import InferenceServerClient
 
         self._where = address.shown
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
-        address.tls()  # says what is wrong with files, which gRPC does not
+        address.tls()  # reports unusable files, which gRPC does not
         self._client = InferenceServerClient(
             self._where, ssl=address.encrypted, root_certificates=address.authorities or None,
             private_key=address.key or None, certificate_chain=address.certificate or None,
@@ -166,7 +166,7 @@ class GrpcApi:
         self._call(self._client.unregister_system_shared_memory, region)
 
     def _optional(self, call: Any, *arguments: str) -> Mapping[str, Any]:
-        """What an extension tells; nothing where the server has none of it."""
+        """Return the response of an extension; empty if the server does not implement it."""
         try:
             return self._ask(call, *arguments)
         except ConchError as error:

@@ -1,4 +1,4 @@
-"""What NVIDIA's GPUs of this machine do while their server is measured, by NVML (the extra ``analyze``)."""
+"""Samples the NVIDIA GPUs of this machine during a measurement, with NVML (extra ``analyze``)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from conch.perf.senders.records import Span
 from conch.perf.server.resources import GpuFigures
 from conch.perf.server.sampling import Sampler
 
-#: NVML's own utilisation is an average over a sixth of a second to a second.
+#: NVML averages utilization over a period between a sixth of a second and a second (s).
 _INTERVAL: Final = 0.25
 
 
 class GpuReading(NamedTuple):
-    """One GPU at one moment: its share of busy time, its memory in use (bytes), its power (W)."""
+    """The state of a GPU: fraction of busy time, memory in use (bytes), power (W)."""
 
     utilisation: float
     memory: int
@@ -25,7 +25,7 @@ class GpuReading(NamedTuple):
 
 
 class GpuReader:
-    """All GPUs of this machine; none without the package or the driver."""
+    """Reads all GPUs of this machine; there are none without the package or the driver."""
 
     def __init__(self, load_nvml: Callable[[], Any] = lambda: import_module("pynvml")) -> None:
         self._gpus: dict[str, Any] = {}
@@ -36,14 +36,14 @@ class GpuReader:
                 handle = nvml.nvmlDeviceGetHandleByIndex(number)
                 uuid = nvml.nvmlDeviceGetUUID(handle)
                 self._gpus[uuid.decode() if isinstance(uuid, bytes) else uuid] = handle
-        except Exception:  # ImportError, or whatever pynvml says of a missing driver
+        except Exception:  # ImportError, or any error of pynvml for a missing driver
             self._gpus = {}
 
     def __bool__(self) -> bool:
         return bool(self._gpus)
 
     def read(self) -> Mapping[str, GpuReading]:
-        """Every GPU by its UUID; what one does not tell is 0."""
+        """Return the state of every GPU by its UUID; unavailable values are 0."""
         nvml, found = self._nvml, {}
         for uuid, gpu in self._gpus.items():
             rates, memory = (
@@ -57,7 +57,7 @@ class GpuReader:
         return found
 
     def used_by(self, pids: Collection[int]) -> set[str]:
-        """The GPUs on which one of the processes computes; empty where the driver does not tell, as in containers."""
+        """Return the GPUs used by any of the processes; empty if the driver does not report it, as in containers."""
         nvml = self._nvml
         return {
             uuid
@@ -73,14 +73,14 @@ class GpuReader:
 
 
 class GpuSampler(Sampler[Mapping[str, GpuReading]]):
-    """Reads GPUs while it is entered."""
+    """Samples the GPUs while the context is entered."""
 
     def __init__(self, reader: GpuReader) -> None:
         super().__init__(reader.read, _INTERVAL)
         self._reader = reader
 
     def figures(self, spans: Sequence[Span], roots: Iterable[int]) -> dict[str, GpuFigures]:
-        """The GPUs that the processes ``roots`` and their children use, else all, in the windows ``spans``."""
+        """Return the figures in ``spans`` of the GPUs that ``roots`` and their children use, or of all if unknown."""
         samples = self.within(spans)
         used = self._reader.used_by(family(process_times(), roots))
         names = [uuid for uuid in (samples[0] if samples else ()) if not used or uuid in used]

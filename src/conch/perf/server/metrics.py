@@ -1,4 +1,4 @@
-"""Reads the server's metrics while it is measured, wherever it is: what it says of its processor and its GPUs."""
+"""Samples the server's CPU and GPU metrics during a measurement; the server may be on another machine."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from conch.perf.senders.records import Span
 from conch.perf.server.resources import MetricFigures
 from conch.perf.server.sampling import Sampler
 
-#: The gauges that are read; perf_analyzer reads those of GPUs.
+#: The gauges that are read. perf_analyzer reads those of GPUs.
 GAUGES: Final = (
     "nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes", "nv_gpu_power_usage",
     "nv_cpu_utilization", "nv_cpu_memory_used_bytes",
 )  # fmt: skip
 _LINE: Final = re.compile(r"^(\w+(?:\{[^}]*\})?)\s+(\S+)")
 _SECONDS: Final = 5.0
-#: What there is at an address where no metrics are.
+#: The errors of a URL without readable metrics.
 _UNREADABLE: Final = (OSError, ValueError, HTTPException)
 
 
 class MetricsSampler(Sampler[Mapping[str, float]]):
-    """Reads ``url`` every ``interval`` seconds while it is entered.
+    """Reads ``url`` every ``interval`` seconds while the context is entered.
 
-    Raises INVALID_ARG where there are none of the gauges; one that cannot be read later leaves a gap.
+    Raises INVALID_ARG if none of the gauges is present. A later failure leaves a gap in the samples.
     """
 
     def __init__(self, url: str, interval: float) -> None:
@@ -43,7 +43,7 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
             raise invalid(f"{self._url} has no {GAUGES[0]}, nor any other of: {', '.join(GAUGES[1:])}")
 
     def figures(self, spans: Sequence[Span]) -> dict[str, MetricFigures]:
-        """Each gauge, with its labels, in the windows ``spans``."""
+        """Return the average and maximum of each gauge, by name with labels, in the windows ``spans``."""
         values: dict[str, list[float]] = {}
         for sample in self.within(spans):
             for name, value in sample.items():
@@ -61,12 +61,12 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
 
 
 def with_scheme(url: str) -> str:
-    """The address of a page of metrics, as urllib takes it: HTTP where nothing else is said."""
+    """Return the URL of a metrics page for urllib, with ``http`` as the default scheme."""
     return url if "://" in url else f"http://{url}"
 
 
 def read_gauges(text: str) -> dict[str, float]:
-    """The gauges in a text of Prometheus' format, by name and labels as they are written."""
+    """Return the gauges in a text of the Prometheus format, by name with labels as written."""
     found = {}
     for line in text.splitlines():
         sample = _LINE.match(line)

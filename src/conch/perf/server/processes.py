@@ -1,6 +1,6 @@
-"""Which processes of this machine are the server: those that listen on its port.
+"""Finds the server's processes on this machine: those that listen on its port.
 
-Asked once for a measurement, in the process that measures.
+Called once per level, in the measuring process.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import psutil
 
 from conch.perf.senders.channels.connecting import Address
 
-#: Programs that listen for a server elsewhere: on another machine, or in a container.
+#: Programs that listen on behalf of a server elsewhere: on another machine, or in a container.
 _FORWARDERS: Final = ("docker-proxy", "kubectl", "rootlessport", "slirp4netns", "ssh", "sshd")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProcesses:
-    """The processes that listen, which have started all others of the server; without any, ``unseen`` says why."""
+    """The listening processes, ancestors of all others of the server; ``unseen`` is the reason if there are none."""
 
     pids: tuple[int, ...] = ()
     unseen: str = ""
 
 
 def find_server(address: Address) -> ServerProcesses:
-    """The server's processes, as far as they are on this machine and may be seen."""
+    """Return the server's processes, if they are on this machine and visible."""
     if not _is_here(address.host):
         return ServerProcesses(unseen=f"the server's machine, {address.host}, was not seen")
     try:
@@ -55,7 +55,7 @@ def find_server(address: Address) -> ServerProcesses:
 
 
 def _oldest(process: Any, port: int) -> Any:
-    """The first of those that share a socket: of processes that have inherited it, psutil names any."""
+    """Return the first process that has the socket: psutil names an arbitrary one of those that inherited it."""
     parent = process.parent()
     while parent is not None:
         connections = getattr(parent, "net_connections", None) or parent.connections  # before psutil 6
@@ -74,7 +74,7 @@ def _listens(connection: Any, port: int) -> bool:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is an address of this machine."""
+    """Return whether a host is an address of this machine."""
     own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
     try:
         found: list[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

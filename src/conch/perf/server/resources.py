@@ -1,4 +1,4 @@
-"""What a server uses of its machine while it is measured."""
+"""The resources that a server uses during a measurement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
-    """One GPU: its share of busy time (0 to 1) on average, its memory in use at most (bytes), its power (W)."""
+    """The figures of a GPU: average utilization (0 to 1), maximum memory in use (bytes), average power (W)."""
 
     utilisation: float
     memory: int
@@ -17,10 +17,9 @@ class GpuFigures:
 
 @dataclass(frozen=True, slots=True)
 class ResourceFigures:
-    """The server and all its processes: ``cores`` used on average, ``memory`` resident at most (bytes), and the GPUs
-    by their UUID.
+    """The server with all its processes: average ``cores``, maximum resident ``memory`` (bytes), and GPUs by UUID.
 
-    Memory that processes share counts once (the sum of their proportional shares).
+    Memory shared by processes counts once (sum of their proportional set sizes).
     """
 
     cores: float
@@ -29,13 +28,13 @@ class ResourceFigures:
 
     @property
     def gpu_memory(self) -> int:
-        """Memory in use on all GPUs together (bytes)."""
+        """Memory in use on all GPUs (bytes)."""
         return sum(one.memory for one in self.gpus.values())
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFigures:
-    """A metric of the server: its average and its largest value."""
+    """The average and the largest value of a server metric."""
 
     average: float
     largest: float

@@ -1,4 +1,4 @@
-"""Looks at something at a steady pace while requests are sent, in a thread of the process that measures."""
+"""Samples a value at a constant interval during a measurement, in a thread of the measuring process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sample = TypeVar("Sample")
 
 
 class Sampler(Generic[Sample]):
-    """Calls ``read`` every ``interval`` seconds while it is entered, and keeps what it returns."""
+    """Calls ``read`` every ``interval`` seconds while the context is entered, and keeps the results."""
 
     def __init__(self, read: Callable[[], Sample], interval: float) -> None:
         self._read = read
@@ -31,7 +31,7 @@ class Sampler(Generic[Sample]):
         self._thread.join()
 
     def within(self, spans: Sequence[Span]) -> list[Sample]:
-        """The samples of ``spans``; all there are, if these were too short for one."""
+        """Return the samples in ``spans``, or all samples if there are none."""
         found = [sample for moment, sample in self._samples if any(start < moment <= end for start, end in spans)]
         return found or [sample for _, sample in self._samples]
 

@@ -1,4 +1,4 @@
-"""What a server counts within its workers: how long they took for each stage, as conch's metrics tell.
+"""Reads the time of each stage within the server's workers from conch's metrics.
 
 Read before and after a level, never while requests are timed.
 """
@@ -19,7 +19,7 @@ from conch.perf.server.metrics import with_scheme
 
 #: The port of Triton's metrics.
 METRICS_PORT: Final = 8002
-#: What a worker does while it computes: the metric of each stage (µs), and what it is.
+#: The stages of a worker's computation: the metric of each (µs), and its description.
 WORKER_STAGES: Final[Mapping[str, str]] = {
     "conch_tokenize_wait_duration_us": "decode and tokenise what was not prepared in the queue",
     "conch_arrange_duration_us": "divide, pad and make the arrays",
@@ -33,13 +33,13 @@ _SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StageTotals:
-    """The counters of a model's workers so far: seconds by metric, and seconds in all executions together."""
+    """The counters of a model's workers: seconds by metric, and seconds of all executions."""
 
     by_metric: Mapping[str, float]
     infer: float
 
     def since(self, before: StageTotals) -> StageTotals:
-        """What was added; nothing where the counters began anew."""
+        """Return the increase since ``before``; after a reset of the counters, their current values."""
         if self.infer < before.infer:
             return self
         by_metric = {name: value - before.by_metric.get(name, 0.0) for name, value in self.by_metric.items()}
@@ -47,7 +47,7 @@ class StageTotals:
 
 
 class StageReader:
-    """Reads the counters of one model from its server's metrics page and statistics."""
+    """Reads the counters of one model from the server's metrics and statistics."""
 
     def __init__(self, metrics_url: str, api: ServerApi, model: str) -> None:
         self._url = with_scheme(metrics_url)
@@ -55,7 +55,7 @@ class StageReader:
         self._model = model
 
     def read(self) -> StageTotals:
-        """The counters; none where the server shows no metrics, or does not count within its workers."""
+        """Return the counters; ``by_metric`` is empty if the server has no metrics of its workers."""
         text = ""
         with suppress(OSError, ValueError, HTTPException), urlopen(self._url, timeout=_SECONDS) as answer:
             text = answer.read().decode("utf-8", "replace")
@@ -66,7 +66,7 @@ class StageReader:
 
 
 def totals_of(metrics: str, statistics: Sequence[Mapping[str, Any]], model: str) -> StageTotals:
-    """The counters of all versions of ``model``, from a page of metrics and from ``model_stats``."""
+    """Return the counters of all versions of ``model``, from the text of the metrics and from ``model_stats``."""
     by_metric: dict[str, float] = {}
     for name, labels, value in _LINE.findall(metrics):
         if name in WORKER_STAGES and dict(_LABEL.findall(labels)).get("model") == model:

@@ -1,6 +1,6 @@
-"""What the server counted meanwhile: the difference of its statistics before and after a window.
+"""Differences of the server's statistics before and after a window.
 
-Pure; statistics are ``model_stats`` of the statistics extension.
+Pure. Statistics are ``model_stats`` of the statistics extension.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: The stages of a request, by their names in the statistics.
+#: The stages of a request, as named in the statistics.
 STAGES: Final = (
     "success",
     "queue",
@@ -24,7 +24,7 @@ STAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How often a stage was passed, and how long it took on average (s)."""
+    """The number of executions of a stage, and their average duration (s)."""
 
     count: int
     average: float
@@ -32,7 +32,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """One model in one window: ``inferences`` and ``executions`` that it ran, and its stages by name."""
+    """The statistics of one model version in one window: ``inferences``, ``executions``, and stages by name."""
 
     model: str
     version: str
@@ -42,14 +42,14 @@ class ServerFigures:
 
     @property
     def batch_size(self) -> float:
-        """How many inferences an execution had on average, 0 without executions."""
+        """The average number of inferences per execution, 0 without executions."""
         return self.inferences / self.executions if self.executions else 0.0
 
 
 def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[ServerFigures]:
-    """What each model version did between two readings; those that did nothing are left out.
+    """Return the differences of each model version between two readings; versions without activity are left out.
 
-    A version of which any counter is less than before was loaded anew, and counts from zero.
+    If a counter decreased, the version was reloaded and counts from zero.
     """
     known = {(one["name"], one.get("version", "")): one for one in before}
     found = []
@@ -67,7 +67,7 @@ def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 
 
 def added(windows: Sequence[Sequence[ServerFigures]]) -> list[ServerFigures]:
-    """What each model version did in several windows together."""
+    """Return the sum of each model version's figures over several windows."""
     versions: dict[tuple[str, str], list[ServerFigures]] = {}
     for window in windows:
         for one in window:
@@ -101,5 +101,5 @@ def _counters(one: Mapping[str, Any]) -> list[int]:
 
 
 def _number(of: Mapping[str, Any], name: str) -> int:
-    """A counter; in the JSON of protocol buffers numbers of 64 bits are texts, and 0 is left out."""
+    """Return a counter; the JSON of protocol buffers has 64-bit numbers as strings, and omits 0."""
     return int(of.get(name, 0))

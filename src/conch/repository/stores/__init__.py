@@ -1,1 +1,1 @@
-"""Model repositories in object stores and on the Hugging Face Hub, of which models are copied when they are loaded."""
+"""Model repositories in object stores and on the Hugging Face Hub; models are copied when they are loaded."""

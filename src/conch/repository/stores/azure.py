@@ -1,4 +1,4 @@
-"""Azure Blob Storage."""
+"""Model repositories in Azure Blob Storage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conch.repository.stores.filesystem import FilesystemStore
 from conch.repository.stores.store import Redacted
 from conch.repository.stores.urls import StoreUrl
 
-#: What each field of an entry in Triton's file of credentials is without that file.
+#: Environment variables that replace the fields of an entry in Triton's credentials file.
 _VARIABLES: Final = {
     "account_str": "AZURE_STORAGE_ACCOUNT",
     "account_key": "AZURE_STORAGE_KEY",
@@ -23,7 +23,7 @@ _KINDS: Final = ("managed_identity", "default")
 
 
 def open_azure(url: StoreUrl, environment: Mapping[str, str]) -> FilesystemStore:
-    """The repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
+    """Open the repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
     arguments, secrets = azure_arguments(url, environment)
     adlfs = extras.load(f"model repository {url}", "adlfs")
     if arguments.pop("managed", False):
@@ -40,10 +40,10 @@ def open_azure(url: StoreUrl, environment: Mapping[str, str]) -> FilesystemStore
 
 
 def azure_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The arguments of ``adlfs.AzureBlobFileSystem``, and the secrets among them.
+    """Return the arguments of ``adlfs.AzureBlobFileSystem``, and the secrets among them.
 
-    ``managed`` stands for a managed identity, of ``client_id`` where the user has assigned one.  Raises INVALID_ARG
-    for a kind of authentication that Triton does not have.
+    ``managed`` requests a managed identity, with ``client_id`` for a user-assigned one.  Raises INVALID_ARG for a kind
+    of authentication that Triton does not have.
     """
     entry = credential(url, environment)
     given = {name: value for name, variable in _VARIABLES.items() if (value := environment.get(variable))}
@@ -68,12 +68,12 @@ def azure_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict
 
 
 def azure_stamp(entry: Mapping[str, Any]) -> str:
-    """The ETag of a blob."""
+    """Return the ETag of a blob."""
     return str(entry.get("etag", "")).strip('"')
 
 
 def azure_digest(entry: Mapping[str, Any]) -> str:
-    """The MD5 of a blob's content, as far as whoever wrote it has said it."""
+    """Return the MD5 of a blob's content; empty if the writer of the blob did not set it."""
     settings = entry.get("content_settings") or {}
     value = settings.get("content_md5")
     return f"md5:{bytes(value).hex()}" if isinstance(value, bytes | bytearray) and value else ""

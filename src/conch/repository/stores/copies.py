@@ -1,11 +1,11 @@
-"""Copies of one model in the cache.  A copy is complete or not there, and nothing in it changes afterwards.
+"""Copies of one model in the cache.  A copy is visible only when it is complete, and never changes afterwards.
 
-    <model>/lock                   held by whoever makes a copy, so that two servers do not download the same twice
-    <model>/new/                   the copy that is being made
-    <model>/<n>/copy.json          what was copied; locked by every process that uses the copy
+    <model>/lock                   held while a copy is made, so that two servers do not download the same model
+    <model>/new/                   the copy in progress
+    <model>/<n>/copy.json          the list of copied files; locked by every process that uses the copy
     <model>/<n>/<model>/           the model's directory
 
-The copy with the highest number is kept for the next start; others are removed when nobody uses them any more.
+The copy with the highest number is kept for the next start; others are removed when no process uses them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from conch.repository.stores.store import RemoteFile
 
 try:
     import fcntl
-except ImportError:  # not on this system: copies are never removed
+except ImportError:  # not available on this system: copies are never removed
     fcntl = None  # type: ignore[assignment]
 
 LOG = logging.getLogger("conch")
@@ -35,21 +35,21 @@ LOG = logging.getLogger("conch")
 _RECORD: Final = "copy.json"
 _LOCK: Final = "lock"
 _NEW: Final = "new"
-#: How often the lock of another process is tried (s).
+#: The interval between attempts to lock (s).
 _PATIENCE: Final = 0.2
 
 
 class Copy:
-    """A complete copy; ``directory`` is the model's.  It is in use as long as something refers to this object."""
+    """A complete copy; ``directory`` is the model's directory.  The copy is in use while this object is referenced."""
 
     def __init__(self, home: Path, record: Mapping[str, Any], lock: int) -> None:
         self.directory = home / home.parent.name
         self.files: Mapping[str, Any] = record["files"]
         self.finalizer = weakref.finalize(self, _release, home, lock, os.getpid())
-        self.finalizer.atexit = False  # the system takes the lock; the next start removes what is not needed
+        self.finalizer.atexit = False  # the system releases the lock; the next start removes unneeded copies
 
     def file(self, remote: RemoteFile) -> Path | None:
-        """Where the copy has ``remote`` with the same content, if it has and nobody has changed it."""
+        """Return the path of ``remote`` in the copy; None if it is missing, differs, or was changed locally."""
         recorded = self.files.get(remote.path)
         if recorded is None or recorded[:2] != [remote.size, remote.identity]:
             return None
@@ -61,14 +61,14 @@ class Copy:
         return path if [status.st_size, status.st_mtime_ns] == [remote.size, recorded[2]] else None
 
     def has_just(self, files: Collection[RemoteFile], directories: Iterable[str]) -> bool:
-        """Whether it is a copy of ``files`` and of nothing else, as it was made."""
+        """Return whether the copy contains exactly ``files`` and the directories, unchanged since it was made."""
         if len(self.files) != len(files) or not all((self.directory / directory).is_dir() for directory in directories):
             return False
         return all(self.file(file) is not None for file in files)
 
 
 class ModelCopies:
-    """The copies of the model whose folder in the cache is ``folder``; ``closed`` ends waiting for other processes."""
+    """The copies of a model in its cache ``folder``; ``closed`` ends waiting for other processes."""
 
     def __init__(self, folder: Path, closed: threading.Event) -> None:
         self.folder = folder
@@ -76,8 +76,10 @@ class ModelCopies:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only one that makes or removes copies; waits for others.  Raises OSError for an unusable cache,
-        UNAVAILABLE where the server stops meanwhile."""
+        """Acquire the exclusive right to make or remove copies; waits for other holders.
+
+        Raises OSError for an unusable cache, UNAVAILABLE if the server stops while it waits.
+        """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -93,21 +95,21 @@ class ModelCopies:
             os.close(fd)
 
     def scratch(self) -> Path:
-        """An empty folder, which is there until a copy is made.  Call while locked."""
+        """Create an empty temporary folder, which exists until a copy is made.  Call while locked."""
         new = self.folder / _NEW
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         return new
 
     def usable(self) -> Iterator[Copy]:
-        """The complete copies, the newest first, which stay as long as they are referred to.  Call while locked."""
+        """Yield the complete copies, newest first; each stays while it is referenced.  Call while locked."""
         for home in sorted(_homes(self.folder), key=lambda one: -int(one.name)):
             copy = _open(home)
             if copy is not None:
                 yield copy
 
     def make(self, files: Collection[RemoteFile], directories: Iterable[str], fill: Callable[[Path], None]) -> Copy:
-        """The copy of ``files``, which ``fill`` puts into an empty directory; what it raises leaves nothing behind.
+        """Make a copy of ``files``; ``fill`` writes them to an empty directory.  If it raises, nothing is left behind.
 
         Call while locked.
         """
@@ -133,13 +135,13 @@ class ModelCopies:
         return copy
 
     def discard(self, copy: Copy) -> None:
-        """Remove a copy that was made of files that changed meanwhile.  Call while locked."""
+        """Remove a copy of files that changed while they were copied.  Call while locked."""
         home = copy.directory.parent
         (home / _RECORD).unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
 
     def prefer(self, copy: Copy) -> None:
-        """Make ``copy`` the one that is kept, and remove those that nobody uses.  Call while locked."""
+        """Keep ``copy`` and remove unused other copies.  Call while locked."""
         kept = copy.directory.parent
         for home in _homes(self.folder):
             if home != kept:
@@ -147,7 +149,7 @@ class ModelCopies:
 
 
 def tidy(folder: Path, *, gone: bool) -> None:
-    """Remove what a process that was killed has left of a copy; with ``gone`` also all copies that nobody uses."""
+    """Remove a copy that a killed process left incomplete; with ``gone`` also all unused copies."""
     try:
         fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -166,7 +168,7 @@ def _homes(folder: Path) -> list[Path]:
 
 
 def _open(home: Path) -> Copy | None:
-    """The copy in ``home``, which nobody removes from now on; None for one that is not complete."""
+    """Open the copy in ``home`` and protect it from removal; None for an incomplete copy."""
     try:
         lock = os.open(home / _RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -182,7 +184,10 @@ def _open(home: Path) -> Copy | None:
 
 
 def _lock(fd: int, *, exclusive: bool) -> bool:
-    """Take a lock; True as well where the file system has none, which is for one server alone."""
+    """Take a lock without blocking.
+
+    Returns True if the file system has no locks, where only one server may use the cache.
+    """
     if fcntl is None:
         return True
     try:
@@ -195,7 +200,7 @@ def _lock(fd: int, *, exclusive: bool) -> bool:
 
 
 def _remove_unused(home: Path) -> bool:
-    """Remove a copy that nobody uses; False for one that somebody does."""
+    """Remove a copy if it is unused; returns False if it is in use."""
     try:
         fd = os.open(home / _RECORD, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -207,7 +212,7 @@ def _remove_unused(home: Path) -> bool:
         if fcntl is None:
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (home / _RECORD).unlink()  # it is no copy from here on, wherever the removal is interrupted
+        (home / _RECORD).unlink()  # from here on it is not a copy, even if the removal is interrupted
         shutil.rmtree(home, ignore_errors=True)
         return True
     except OSError:
@@ -217,7 +222,7 @@ def _remove_unused(home: Path) -> bool:
 
 
 def _release(home: Path, lock: int, owner: int) -> None:
-    """Let a copy go; one that a newer one has replaced is removed, which takes too long for whoever calls this."""
+    """Release a copy.  A replaced copy is removed in a thread, because removing takes too long for the caller."""
     os.close(lock)
     if os.getpid() != owner or not _is_replaced(home):
         return
@@ -226,7 +231,7 @@ def _release(home: Path, lock: int, owner: int) -> None:
 
 
 def _is_replaced(home: Path) -> bool:
-    """Whether there is a newer copy, which is the one to keep."""
+    """Return whether a newer copy exists."""
     try:
         return any(int(one.name) > int(home.name) for one in _homes(home.parent))
     except OSError:

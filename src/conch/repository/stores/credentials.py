@@ -1,4 +1,4 @@
-"""Credentials for stores, from Triton's file of credentials or the environment; they are in no message."""
+"""Credentials for stores, from Triton's credentials file or the environment.  Messages never contain them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conch.errors import invalid
 from conch.repository.stores.urls import StoreUrl
 
 _FILE: Final = "TRITON_CLOUD_CREDENTIAL_PATH"
-#: Where Triton puts copies, by scheme.
+#: Environment variables with Triton's directories for copies, by scheme.
 MOUNTS: Final = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY",
     "gs": "TRITON_GCS_MOUNT_DIRECTORY",
@@ -21,10 +21,10 @@ MOUNTS: Final = {
 
 
 def credential(url: StoreUrl, environment: Mapping[str, str]) -> Any:
-    """What the file of credentials has for ``url``: the entry with the longest name that the URL begins with.
+    """Return the entry of the credentials file for ``url``: the one with the longest name that is a prefix of the URL.
 
-    None where the environment names no such file, or for the Hub.  Raises INVALID_ARG for a file that cannot be read,
-    or has no entry.
+    None if the environment names no such file, or for the Hub.  Raises INVALID_ARG if the file is unreadable or has no
+    matching entry.
     """
     named = environment.get(_FILE, "")
     if not named or url.scheme not in MOUNTS:
@@ -33,7 +33,7 @@ def credential(url: StoreUrl, environment: Mapping[str, str]) -> Any:
         document = json.loads(read_small(Path(named)))
     except OSError as error:
         raise invalid(f"{_FILE} names {named}, which cannot be read: {error.strerror}") from None
-    except ValueError:  # whose text may repeat what is in the file
+    except ValueError:  # its text may contain parts of the file
         raise invalid(f"{_FILE} names {named}, which is not JSON") from None
     entries = document.get(url.scheme, {}) if isinstance(document, dict) else None
     if not isinstance(entries, dict):
@@ -45,7 +45,7 @@ def credential(url: StoreUrl, environment: Mapping[str, str]) -> Any:
 
 
 def fields(entry: Any, url: StoreUrl, *names: str) -> dict[str, str]:
-    """The texts of an entry of the file by name, without empty ones.  Raises INVALID_ARG for another form."""
+    """Return the non-empty strings of an entry of the file, by name.  Raises INVALID_ARG for a malformed entry."""
     if not isinstance(entry, dict) or not all(isinstance(entry.get(name, ""), str) for name in names):
         raise invalid(f"{_FILE}: the entry for {url} must be an object with {', '.join(names)}")
     return {name: entry[name] for name in names if entry.get(name)}

@@ -1,4 +1,4 @@
-"""A store that fsspec has a file system for."""
+"""Stores that fsspec has a file system for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from conch.errors import ConchError
 from conch.repository.stores.store import Arrived, Redacted, RemoteFile, explained
 from conch.repository.stores.urls import StoreUrl
 
-#: What makes the error of a library, of any store, one for people.
+#: Converts an error of a store's library into a readable error.
 Explain = Callable[[Exception], ConchError]
 
 
 class FilesystemStore:
-    """Files below ``root`` in ``filesystem``, which keeps no listings.
+    """Files below ``root`` in ``filesystem``, which must not cache listings.
 
-    ``stamp`` and ``digest`` read an entry of its listings; ``credentials`` says what to check where access is denied.
-    ``fetching`` are further arguments of its ``get_file``.
+    ``stamp`` and ``digest`` read an entry of a listing; ``credentials`` names the settings to check when access is
+    denied.  ``fetching`` are further arguments of ``get_file``.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FilesystemStore:
         self.filesystem.get_file(place, str(target), callback=_callback(arrived), **self._fetching)
 
     def key(self, file: RemoteFile) -> str:
-        """The name of a file in its bucket."""
+        """Return the name of a file in its bucket."""
         return f"{self.url.prefix}/{file.path}" if self.url.prefix else file.path
 
     def digest_holds(self, file: RemoteFile) -> bool:
@@ -79,7 +79,7 @@ class FilesystemStore:
 
 
 def _callback(arrived: Arrived) -> Any:
-    """What libraries tell of bytes that have arrived."""
+    """Return an fsspec callback that reports received bytes to ``arrived``."""
     callback = extras.load("copying files", "fsspec.callbacks", extra="stores").Callback()
     callback.relative_update = lambda inc=1: arrived(inc)
 
@@ -92,7 +92,7 @@ def _callback(arrived: Arrived) -> Any:
 
 
 def _seconds(entry: Mapping[str, Any]) -> float:
-    """When a file was modified, in whichever form its store says that."""
+    """Return when a file was modified (seconds since 1970); 0 if the store does not report it."""
     for name in ("LastModified", "mtime", "last_modified", "updated", "created"):
         value = entry.get(name)
         if isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""Google Cloud Storage."""
+"""Model repositories in Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from conch.repository.stores.urls import StoreUrl
 
 
 def open_gs(url: StoreUrl, environment: Mapping[str, str]) -> FilesystemStore:
-    """The repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
+    """Open the repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
     arguments = gs_arguments(url, environment)
     gcsfs = extras.load(f"model repository {url}", "gcsfs")
-    # It warns at each call that it may not ask what kind a bucket is, which is of no use here.
+    # gcsfs warns at each call that it may not read the kind of the bucket, which is not needed here.
     logging.getLogger("gcsfs").setLevel(logging.ERROR)
     return FilesystemStore(
         url,
@@ -33,10 +33,10 @@ def open_gs(url: StoreUrl, environment: Mapping[str, str]) -> FilesystemStore:
 
 
 def gs_arguments(url: StoreUrl, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of ``gcsfs.GCSFileSystem``.
+    """Return the arguments of ``gcsfs.GCSFileSystem``.
 
-    Without a file of credentials it asks the machine's service account, and then reads what everybody may.
-    Raises INVALID_ARG for a file that is not there.
+    Without a credentials file, gcsfs uses the machine's service account, and then anonymous access.
+    Raises INVALID_ARG for a missing file.
     """
     entry = credential(url, environment)
     named = entry if entry is not None else environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
@@ -48,11 +48,11 @@ def gs_arguments(url: StoreUrl, environment: Mapping[str, str]) -> dict[str, Any
 
 
 def gs_stamp(entry: Mapping[str, Any]) -> str:
-    """The generation of an object, of which each write makes a new one."""
+    """Return the generation of an object, which changes with each write."""
     return str(entry.get("generation") or entry.get("etag", ""))
 
 
 def gs_digest(entry: Mapping[str, Any]) -> str:
-    """The MD5 of an object's content, which only those have that were not composed of others."""
+    """Return the MD5 of an object's content; empty for composite objects, which have none."""
     value = entry.get("md5Hash")
     return f"md5:{base64.b64decode(value).hex()}" if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Repositories of models on the Hugging Face Hub, through its own cache: ``hf://organisation/name``."""
+"""Model repositories on the Hugging Face Hub, through the Hub's own cache: ``hf://organisation/name``."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from conch.repository.stores.urls import StoreUrl
 
 LOG = logging.getLogger("conch")
 
-#: Which of its progress bars would be among the log lines.
+#: Progress bars of the Hub's library that would mix with log lines.
 _BARS: Final = ("huggingface_hub.http_get", "huggingface_hub.xet_get")
-#: How long the Hub may take to say what is there (s).
+#: The timeout of listing a Hub repository (s).
 _SECONDS: Final = 30
 
 
 def open_hub(url: StoreUrl, environment: Mapping[str, str]) -> HubStore:
-    """The repository at ``url``.  Raises UNSUPPORTED without the extra."""
+    """Open the repository at ``url``.  Raises UNSUPPORTED without the extra."""
     hub = extras.load(f"model repository {url}", "huggingface_hub", extra="stores")
     bars = extras.load(f"model repository {url}", "huggingface_hub.utils", extra="stores")
-    for group in _BARS:  # the log has progress of its own
+    for group in _BARS:  # conch logs progress itself
         bars.disable_progress_bars(group)
     return HubStore(url, hub, environment.get("HF_TOKEN") or environment.get("PRIVATE_REPO_TOKEN") or "")
 
 
 class HubStore:
-    """A repository of the Hub.  ``hub`` is ``huggingface_hub``; in its offline mode its cache alone is read."""
+    """A repository on the Hub.
+
+    ``hub`` is the module ``huggingface_hub``; in its offline mode only its cache is read.
+    """
 
     def __init__(self, url: StoreUrl, hub: Any, token: str) -> None:
         self._url = url
@@ -48,7 +51,7 @@ class HubStore:
         return [file for path, file in files if path.startswith(wanted)]
 
     def _listed(self) -> list[tuple[str, RemoteFile]]:
-        """What the Hub says, with the paths there; what is fetched from now on is of the commit that it tells."""
+        """List the files on the Hub by path.  Later downloads use the commit of this listing."""
         info = self._hub.HfApi(token=self._token).model_info(
             self._url.bucket, revision=self._revision, files_metadata=True, timeout=_SECONDS
         )
@@ -56,7 +59,7 @@ class HubStore:
         files = []
         for sibling in info.siblings or []:
             lfs = sibling.lfs
-            # Large files have their SHA-256, others the digest that they have in Git.
+            # Large files have a SHA-256, others their Git digest.
             stamp = lfs.sha256 if lfs is not None else sibling.blob_id or ""
             digest = f"{'sha256' if lfs is not None else 'git'}:{stamp}" if stamp else ""
             size = lfs.size if lfs is not None else sibling.size
@@ -64,7 +67,7 @@ class HubStore:
         return files
 
     def _cached(self) -> list[tuple[str, RemoteFile]]:
-        """What the cache has of the repository, of which files are named by what the Hub calls their content."""
+        """List the files in the Hub's cache by path.  The cache names each file by the Hub's digest of its content."""
         try:
             folder = Path(self._hub.snapshot_download(self._url.bucket, revision=self._revision, local_files_only=True))
         except self._hub.errors.LocalEntryNotFoundError:
@@ -80,7 +83,7 @@ class HubStore:
         return RemoteFile(path.removeprefix(self._inside), size, stamp, 0.0, digest)
 
     def fetch(self, file: RemoteFile, target: Path, arrived: Arrived) -> None:
-        """Link or copy the file in the Hub's cache, into which the Hub's library downloads it."""
+        """Download a file to the Hub's cache and link or copy it to ``target``."""
         arrived(0)
         cached = self._hub.hf_hub_download(
             self._url.bucket,
@@ -99,7 +102,7 @@ class HubStore:
         self._note_commit()
 
     def _note_commit(self) -> None:
-        """Write into the Hub's cache which commit the revision is, as a download by its name does, for offline mode."""
+        """Record the revision's commit in the Hub's cache for offline mode, as a download by revision does."""
         if self._commit == self._revision:
             return
         folder = self._hub.file_download.repo_folder_name(repo_id=self._url.bucket, repo_type="model")

@@ -1,4 +1,4 @@
-"""What a listing of a store says of a repository: its models, their files and versions, and whether it is one."""
+"""Interprets a store's listing of a repository: its models, their files and versions, and whether it is valid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WEIGHTS = (".safetensors", ".gguf", ".onnx")
 
 @dataclass(frozen=True)
 class StoredModel:
-    """The files of one model, with paths below its directory; those that end with a slash are directories."""
+    """The files of one model, with paths relative to its directory; paths that end with a slash are directories."""
 
     name: str
     listed: tuple[RemoteFile, ...]
@@ -29,12 +29,12 @@ class StoredModel:
 
     @cached_property
     def directories(self) -> list[str]:
-        """The directories in that of the model, without hidden ones."""
+        """The directories in the model's directory, without hidden ones."""
         names = {file.path.partition("/")[0] for file in self.listed if "/" in file.path}
         return sorted(name for name in names if is_directory_name(name))
 
     def names_in(self, directory: str) -> frozenset[str]:
-        """The names of what is in a directory of the model."""
+        """Return the names of the entries in a directory of the model."""
         inside = (
             file.path.removeprefix(f"{directory}/") for file in self.listed if file.path.startswith(f"{directory}/")
         )
@@ -44,13 +44,13 @@ class StoredModel:
         return next((file for file in self.listed if file.path == path), None)
 
     def fingerprint(self, config_name: str | None) -> Fingerprint:
-        """What is another one whenever the files are others."""
+        """Return a fingerprint that changes whenever the files change."""
         stamps = ((file.path, _number(file.identity), file.size) for file in self.files if counts(file.path))
         return fingerprint_of(stamps, self.directories, config_name)
 
 
 def models_in(files: Iterable[RemoteFile]) -> dict[str, StoredModel]:
-    """The models of a repository with these files, by name."""
+    """Return the models in a listing, by name."""
     found: dict[str, list[RemoteFile]] = {}
     for file in files:
         name, inside, path = file.path.partition("/")
@@ -60,7 +60,7 @@ def models_in(files: Iterable[RemoteFile]) -> dict[str, StoredModel]:
 
 
 def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping[str, StoredModel]) -> None:
-    """Raise INVALID_ARG for what is no repository of models, with what to give in its place."""
+    """Raise INVALID_ARG if a listing is not a model repository, with a hint what to give instead."""
     if not files:
         raise nothing_there(url)
     if any(_is_model(model) for model in models.values()):
@@ -83,7 +83,7 @@ def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping
 
 
 def nothing_there(url: StoreUrl) -> ConchError:
-    """The error for a repository without any file, which no store tells from one that does not exist."""
+    """Return the error for a repository without files; stores do not distinguish it from a missing repository."""
     return invalid(f"model repository {url} does not exist: the store has no files there")
 
 

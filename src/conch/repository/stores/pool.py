@@ -1,6 +1,6 @@
-"""Threads for calls that may hang: whoever waits for one is let go when the pool is closed.
+"""Thread pools for calls that may hang; closing a pool ends every wait for its results.
 
-Like ``concurrent.futures.ThreadPoolExecutor``, except that its threads keep no process from ending.
+Unlike those of ``concurrent.futures.ThreadPoolExecutor``, the threads do not keep the process alive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Work = tuple["Future[Any]", Callable[[], Any]] | None
 
 
 class DaemonPool:
-    """At most ``most`` threads, which are started when they are needed."""
+    """Runs calls in at most ``most`` threads, started on demand."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
@@ -34,7 +34,7 @@ class DaemonPool:
         self.closed = threading.Event()
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Have ``call`` made; raises UNAVAILABLE when the pool is closed."""
+        """Schedule ``call``; raises UNAVAILABLE if the pool is closed."""
         future: Future[_Result] = Future()
         with self._lock:
             if self.closed.is_set():
@@ -50,7 +50,7 @@ class DaemonPool:
         return future
 
     def run(self, call: Callable[[], _Result]) -> _Result:
-        """The result of ``call``; raises UNAVAILABLE as soon as the pool is closed."""
+        """Run ``call`` in the pool and return its result; raises UNAVAILABLE as soon as the pool is closed."""
         return self.submit(call).result()
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class SharedCalls:
         self._next: dict[str, Future[Any]] = {}
 
     def submit(self, key: str, call: Callable[[], _Result]) -> Future[_Result]:
-        """Have ``call`` made, which is the same for all who give ``key``; it fails when the pool is closed."""
+        """Schedule ``call``, which must be the same for all callers with ``key``; it fails if the pool is closed."""
         with self._lock:
             future: Future[_Result] | None = self._next.get(key)
             if future is not None:

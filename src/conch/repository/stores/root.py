@@ -1,7 +1,7 @@
-"""A repository in a store, as the server sees it: names and fingerprints from listings, models copied when needed.
+"""A repository in a store: names and fingerprints come from listings, and models are copied when needed.
 
-Its methods block, and may be called by any thread.  What serves goes on when the store cannot be read: its models are
-then those of the last listing.
+Its methods block, and any thread may call them.  If the store cannot be read, loaded models keep serving, and the
+models are those of the last listing.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from conch.repository.versions import read_versions, select_versions
 
 LOG = logging.getLogger("conch")
 
-#: What file systems take, in bytes.
+#: Limits of file systems (bytes).
 _LONGEST_NAME: Final = 255
 _LONGEST_PATH: Final = 1024
-#: How many names are warned of by themselves.
+#: The maximum number of names with a warning of their own.
 _NAMED: Final = 5
 
 
 def usable(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[str]]:
-    """The files whose names can be those of files below a directory, sorted, and one sentence on each other."""
+    """Return the files with valid local names, sorted, and a sentence on each other file."""
     good: dict[str, RemoteFile] = {}
     refused: list[str] = []
     directories: set[str] = set()
@@ -59,13 +59,13 @@ def usable(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[str]]:
         parts = file.path.rstrip("/").split("/")
         directories.update("/".join(parts[:count]) for count in range(1, len(parts)))
     both = [good.pop(path) for path in sorted(directories & good.keys())]
-    # Some tools mark directories by empty objects of their names.
+    # Some tools mark directories by empty objects with the directory's name.
     refused += [f"{file.path!r:.200} is also the name of a directory" for file in both if file.size]
     return list(good.values()), refused
 
 
 def warn(place: object, refused: Iterable[str], known: set[str]) -> None:
-    """Log what is left out of a listing, each once: ``known`` are those that were logged before."""
+    """Log each refused name once; ``known`` are the names already logged, and is updated."""
     new = [one for one in refused if one not in known]
     known.update(new)
     for one in new[:_NAMED]:
@@ -75,7 +75,7 @@ def warn(place: object, refused: Iterable[str], known: set[str]) -> None:
 
 
 def _problem(path: str) -> str:
-    """Why a name cannot be a file's; empty where it can."""
+    """Return why a path is not a valid file name; empty if it is valid."""
     parts = path.removesuffix("/").split("/")
     if not all(parts):
         return "has an empty name between slashes"
@@ -100,14 +100,14 @@ _MODULES: Final = {
 
 
 def open_store(url: StoreUrl, environment: Mapping[str, str] = os.environ) -> Store:
-    """The store that ``url`` names.  Raises UNSUPPORTED without the extra, INVALID_ARG for unusable credentials."""
+    """Open the store at ``url``.  Raises UNSUPPORTED without the extra, INVALID_ARG for unusable credentials."""
     module, function = _MODULES[url.scheme]
     opener: Open = getattr(import_module(module), function)
     return opener(url, environment)
 
 
 class Fetcher:
-    """Copies models of the repository at ``url`` into ``folder``; with ``whole``, all of their versions."""
+    """Copies models of the repository at ``url`` to ``folder``; with ``whole``, all of their versions."""
 
     def __init__(
         self,
@@ -129,13 +129,13 @@ class Fetcher:
     def copy(
         self, model: StoredModel, copies: ModelCopies, config_name: str | None, override: ModelConfig | None
     ) -> tuple[Copy, bool, Inventory]:
-        """A copy of a model, whether it was made now, and what the model has.  Call while ``copies`` are locked."""
+        """Return a copy of a model, whether it is new, and the model's inventory.  Call while ``copies`` are locked."""
         existing = list(copies.usable())
         config = self._config(model, copies, existing, config_name) if override is None else override
         versions = read_versions(model.directories).found
         directories = list(model.directories)
         if config is not None and is_ensemble(config) and not versions:
-            # A store has no empty directories, and the version of an ensemble is one.
+            # Stores have no empty directories, but an ensemble's version is an empty directory.
             versions, directories = (1,), [*directories, "1"]
         selected = set(versions) if self._whole else set[int]()
         if config is not None and not self._whole:
@@ -154,7 +154,7 @@ class Fetcher:
     def _config(
         self, model: StoredModel, copies: ModelCopies, existing: list[Copy], config_name: str | None
     ) -> ModelConfig | None:
-        """The configuration as it is written; None where it cannot be read, which whoever reads the copy reports."""
+        """Return the configuration as written; None if it is unreadable, which is reported when the copy is read."""
         named = [f"configs/{config_name}.pbtxt"] if config_name else []
         file = next(filter(None, map(model.find, [*named, "config.pbtxt"])), None)
         if file is None:
@@ -168,7 +168,7 @@ class Fetcher:
         return None
 
     def _fill(self, model: StoredModel, files: list[RemoteFile], existing: list[Copy], directory: Path) -> None:
-        """Put files into a directory: those that another copy has are linked, the others are downloaded."""
+        """Fill a directory: link files that another copy has, and download the others."""
         missing = []
         for file in files:
             path = _in_copies(existing, file)
@@ -193,7 +193,7 @@ def _in_copies(copies: list[Copy], file: RemoteFile) -> Path | None:
 
 
 def _link(path: Path, target: Path) -> bool:
-    """Give a file of another copy a second name; False where the file system has only one for each."""
+    """Hard-link a file of another copy; returns False if the file system cannot."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.link(path, target)
@@ -202,20 +202,20 @@ def _link(path: Path, target: Path) -> bool:
     return True
 
 
-#: Files that are copied at a time, of all models of a repository.
+#: The maximum number of concurrent downloads, for all models of a repository.
 _PARALLEL: Final = 4
-#: How long a store that did not respond is left alone, while requests can be served from the last listing (s).
+#: The time without new requests to a store that failed, while the last listing is used (s).
 _RESPITE: Final = 15.0
 #: The timeout of a listing (s).
 _LISTING_SECONDS: Final = 30.0
-#: How often a model is copied again that changed while it was copied.
+#: The maximum number of attempts to copy a model that changes while it is copied.
 _ATTEMPTS: Final = 3
 
 
 class StoreRoot:
-    """The repository at ``url``, of which copies are kept in ``cache``.
+    """The repository at ``url``, with copies of its models in ``cache``.
 
-    With ``whole``, a copy has all versions of a model, and not just those that its version policy selects.
+    With ``whole``, a copy contains all versions of a model instead of those that its version policy selects.
     """
 
     def __init__(
@@ -253,25 +253,25 @@ class StoreRoot:
     # Looking
 
     def names(self) -> list[str]:
-        """The names of the models, in order; those of the last listing while the store has just failed to answer."""
+        """Return the names of the models, in order; those of the last listing for a while after the store failed."""
         if self._models is not None and self._unreadable and self._clock() - self._failed < _RESPITE:
             return self.known()
         return list(self._look())
 
     def known(self) -> list[str]:
-        """The names of the last listing, without asking for another one."""
+        """Return the names in the last listing, without a new one."""
         return list(self._models or {})
 
     def fingerprints(self, config_name: str | None) -> dict[str, Fingerprint | None]:
-        """What changes with the files of each model."""
+        """Return the fingerprint of each model."""
         return {name: model.fingerprint(config_name) for name, model in self._look().items()}
 
     def fingerprint(self, name: str, config_name: str | None) -> Fingerprint:
-        """What changes with the files of one model.  Raises UNAVAILABLE or INVALID_ARG where it cannot be read."""
+        """Return the fingerprint of a model.  Raises UNAVAILABLE or INVALID_ARG if it cannot be read."""
         return self._model(name).fingerprint(config_name)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a model, or was when the store could be read last."""
+        """Return whether the model exists, or did at the last listing if the store cannot be read."""
         if self._models is not None and self._clock() - self._hung < _RESPITE:
             return name in self._models
         try:
@@ -286,12 +286,12 @@ class StoreRoot:
         return True
 
     def shown(self, text: str) -> str:
-        """A text in which the paths of copies are what they are copies of."""
+        """Replace the paths of copies in ``text`` with the URLs of their models."""
         place = re.escape(str(self.folder)) + r"/([^/]+)/(?:\d+|new)/\1(?=/|\b)"
         return re.sub(place, lambda match: f"{self.url}/{match[1]}", text)
 
     def _look(self) -> dict[str, StoredModel]:
-        """List the repository; what it was before where that fails.  Raises where it has never been listed."""
+        """List the repository; returns the last listing if that fails.  Raises if there is none."""
         try:
             files = self._list("")
             models = models_in(files)
@@ -313,7 +313,7 @@ class StoreRoot:
         return models
 
     def _warn(self, error: ConchError) -> None:
-        """Say that the repository cannot be read, until it can be, once for each reason."""
+        """Log that the repository cannot be read, once for each reason until it can."""
         if error.message != self._unreadable and not self._lookups.closed.is_set():
             LOG.warning("%s; models go on serving", error.message)
         self._unreadable, self._failed = error.message, self._clock()
@@ -325,7 +325,7 @@ class StoreRoot:
         return found
 
     def _list(self, below: str) -> list[RemoteFile]:
-        """The files below a directory of the repository, with paths below the repository."""
+        """List the files below a directory of the repository, with paths relative to the repository."""
         listing = self._listings.submit(below, partial(self._find, below))
         try:
             found = listing.result(self._timeout)
@@ -352,17 +352,18 @@ class StoreRoot:
                     self._store = self._opener(self.url)
                 except ConchError:
                     raise
-                except Exception as error:  # of whichever library; without its text, which may have a secret
+                except Exception as error:  # an error of any library; its text may contain a secret
                     raise unavailable(f"model repository {self.url} cannot be opened: {type(error).__name__}") from None
             return self._store
 
     # Copying
 
     def locate(self, name: str, config_name: str | None, override: ModelConfig | None) -> Located:
-        """A copy of a model, made where there is none: of the versions that ``override``, or else its configuration,
-        selects.
+        """Return a copy of a model with the versions that ``override`` or its configuration selects.
 
-        Raises NotFoundError, UNAVAILABLE or INVALID_ARG where it cannot be read, INTERNAL where it cannot be written.
+        The copy is made if necessary.
+
+        Raises NotFoundError, UNAVAILABLE or INVALID_ARG if the model cannot be read, INTERNAL if it cannot be written.
         """
         copies = ModelCopies(self.folder / name, self._transfers.closed)
         model = self._model(name)
@@ -387,12 +388,12 @@ class StoreRoot:
                 tidy(folder, gone=folder.name not in (self._models or {}))
 
     def close(self) -> None:
-        """Give up what is being read and copied; copies that are in use stay."""
+        """Abort listings and downloads; copies in use stay."""
         self._lookups.close()
         self._transfers.close()
 
 
 def _folder_name(url: StoreUrl) -> str:
-    """A name for the copies of a repository, which tells people which it is."""
+    """Return a readable and unique folder name for the copies of a repository."""
     digest = hashlib.blake2b(url.text.encode(), digest_size=6).hexdigest()
     return f"{url.scheme}-{url.bucket.replace('/', '--')[:80]}-{digest}"

@@ -1,4 +1,4 @@
-"""Amazon S3, and servers that speak its protocol."""
+"""Model repositories in Amazon S3 and S3-compatible servers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from conch.repository.stores.filesystem import FilesystemStore
 from conch.repository.stores.store import Redacted, RemoteFile
 from conch.repository.stores.urls import StoreUrl
 
-#: How long a server may take to accept a connection, and to send anything (s).
+#: Timeouts of connecting to a server and of receiving data from it (s).
 _CONNECT_SECONDS: Final = 10
 _READ_SECONDS: Final = 20
-#: How often botocore asks, also where the server says that it is busy.
+#: The maximum number of attempts by botocore, including those after a busy response.
 _ATTEMPTS: Final = 3
-#: A file that is larger than a part is read in parts, as many at a time; all of them are in memory.
+#: Larger files are read in concurrent parts of this size (bytes), which are all held in memory.
 _PART: Final = 8 << 20
 _PARTS: Final = 4
-#: The ETag of an object that was sent at once, without encryption by a key of its own, is the MD5 of its content.
+#: Matches an ETag that is the MD5 of the content: that of a single upload without SSE-C or SSE-KMS encryption.
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 
 
 def open_s3(url: StoreUrl, environment: Mapping[str, str]) -> S3Store:
-    """The repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
+    """Open the repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
     arguments, secrets = s3_arguments(url, environment)
     s3fs = extras.load(f"model repository {url}", "s3fs")
     filesystem = s3fs.S3FileSystem(**arguments, skip_instance_cache=True, use_listings_cache=False)
-    filesystem.retries = 1  # botocore has tried again
+    filesystem.retries = 1  # botocore has already retried
     return S3Store(
         url,
         filesystem,
@@ -42,10 +42,10 @@ def open_s3(url: StoreUrl, environment: Mapping[str, str]) -> S3Store:
 
 
 def s3_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The arguments of ``s3fs.S3FileSystem``, and the secrets among them and in the environment.
+    """Return the arguments of ``s3fs.S3FileSystem``, and the secrets among them and in the environment.
 
-    What Triton's file of credentials does not say, botocore takes from the environment, from ``~/.aws`` and from the
-    machine, as the tools of AWS do.
+    Values missing from Triton's credentials file come from botocore: the environment, ``~/.aws`` and the machine, as in
+    the AWS tools.
     """
     entry = credential(url, environment)
     given = (
@@ -64,7 +64,7 @@ def s3_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict[st
     }
     if url.endpoint:
         arguments["endpoint_url"] = url.endpoint
-        # An own server has no names of hosts for its buckets.
+        # S3-compatible servers usually have no host name per bucket.
         arguments["config_kwargs"]["s3"] = {"addressing_style": "path"}
     if "profile" in given:
         arguments["profile"] = given["profile"]
@@ -83,9 +83,9 @@ def _digest(entry: Mapping[str, Any]) -> str:
 
 
 class S3Store(FilesystemStore):
-    """A bucket."""
+    """A bucket of an S3 server."""
 
     def digest_holds(self, file: RemoteFile) -> bool:
-        """A listing does not say which objects were encrypted with keys of their own, whose ETags are no MD5."""
+        """Return whether the ETag is an MD5: not with SSE-C or SSE-KMS, which listings do not show."""
         head = self.filesystem.call_s3("head_object", Bucket=self.url.bucket, Key=self.key(file))
         return not head.get("SSECustomerAlgorithm") and head.get("ServerSideEncryption", "AES256") == "AES256"

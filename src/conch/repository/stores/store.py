@@ -1,4 +1,4 @@
-"""What is asked of a store: which files there are, and a copy of one.  Each kind of store has a module that answers."""
+"""The interface of a store: listing files and copying one.  Each kind of store implements it in its own module."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Protocol
 
 from conch.errors import Code, ConchError, invalid, one_line
 
-#: Called with the bytes that have arrived since the last call; raises where the copy is not wanted any more.
+#: Called with the number of bytes received since the last call; raises if the copy is no longer needed.
 Arrived = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RemoteFile:
-    """One file of a store.  ``path`` is below the repository, with slashes; one that ends with a slash is a directory.
+    """One file of a store.
 
-    ``stamp`` is another one whenever the content is (an ETag, a generation).  ``modified`` is in seconds since 1970, 0
-    where the store does not say.  ``digest`` is ``<algorithm>:<hexadecimal>`` of the content, empty where the store
-    has none.
+    ``path`` is relative to the repository and uses slashes; a trailing slash marks a directory.  ``stamp`` changes with
+    the content (an ETag, a generation).  ``modified`` is in seconds since 1970, 0 if unknown. ``digest`` is
+    ``<algorithm>:<hexadecimal>`` of the content, empty if unknown.
     """
 
     path: str
@@ -30,30 +30,31 @@ class RemoteFile:
 
     @property
     def identity(self) -> str:
-        """What is equal for files of equal content at one path, as far as the store tells."""
+        """A value that is equal for files of equal content at the same path, as far as the store tells."""
         return self.digest or self.stamp or repr(self.modified)
 
 
 class Store(Protocol):
-    """A repository in a store.  Its calls block, and may be made by several threads; they raise what libraries raise,
-    which :meth:`explain` makes an error for people."""
+    """A repository in a store.  Calls block and are thread-safe.
+
+    They raise the exceptions of the store's library; :meth:`explain` converts those into readable errors.
+    """
 
     def find(self, below: str = "") -> list[RemoteFile]:
-        """All files below a directory of the repository; none where there is no such directory."""
+        """List all files below a directory of the repository; empty if it does not exist."""
 
     def fetch(self, file: RemoteFile, target: Path, arrived: Arrived) -> None:
-        """Copy a file to ``target``, whose directory is there."""
+        """Copy a file to ``target``; its parent directory exists."""
 
     def digest_holds(self, file: RemoteFile) -> bool:
-        """Whether a file's digest really is one: asked when a copy has another."""
+        """Return whether a file's digest is reliable; called when a copy's digest differs."""
 
     def explain(self, error: Exception) -> ConchError:
-        """One sentence for ``error``, without secrets: INVALID_ARG for what asking again does not help, else
-        UNAVAILABLE."""
+        """Describe ``error`` in one sentence without secrets: INVALID_ARG if retrying cannot help, else UNAVAILABLE."""
 
 
 class Redacted:
-    """Removes secrets from texts of libraries."""
+    """Removes secrets from the messages of libraries."""
 
     def __init__(self, secrets: tuple[str, ...] = ()) -> None:
         self._secrets = sorted((secret for secret in secrets if len(secret) > 3), key=len, reverse=True)
@@ -64,8 +65,7 @@ class Redacted:
         return text
 
 
-#: Errors that say who asks may not, and those that say what is asked for is not there: by the names of their types, as
-#: the libraries that have them are not imported for this.
+#: Exception types for denied access and for missing objects, by name, so that their libraries need not be imported.
 _DENIED = frozenset({
     "PermissionError", "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ClientAuthenticationError",
     "DefaultCredentialsError", "RefreshError", "CredentialRetrievalError", "TokenRetrievalError", "NoAuthTokenError",
@@ -76,7 +76,7 @@ _MESSAGES_OF_DENIAL = ("forbidden", "invalid credentials", "unauthorized", "anon
 
 
 def explained(place: object, error: Exception, credentials: str, redacted: Redacted) -> ConchError:
-    """The error for what a library raised while it read ``place``; ``credentials`` are what to check."""
+    """Return the error for an exception raised while reading ``place``; ``credentials`` names the settings to check."""
     if isinstance(error, ConchError):
         return error
     names = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
@@ -91,7 +91,7 @@ def explained(place: object, error: Exception, credentials: str, redacted: Redac
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """The error and its causes, at most a few."""
+    """Return the error and its causes, at most five."""
     found: list[BaseException] = []
     while error is not None and len(found) < 5:
         found.append(error)

@@ -1,4 +1,4 @@
-"""Copies the files of a model out of a store: several at a time, each again where it fails, and verified."""
+"""Copies the files of a model out of a store: concurrently, with retries, and verified."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from conch.repository.stores.store import RemoteFile, Store
 
 LOG = logging.getLogger("conch")
 
-#: How long to wait before each further attempt (s).
+#: The delay before each further attempt (s).
 PAUSES: Final = (0.5, 1.0, 2.0)
-#: How often progress is logged (s).
+#: The interval between progress log lines (s).
 _PROGRESS_SECONDS: Final = 5.0
 _BLOCK: Final = 1 << 20
 
 
 class Transfer:
-    """Copies ``files`` of one model, whose paths are below the directory ``below``, into ``folder``.
+    """Copies ``files`` of one model, with paths relative to the directory ``below``, to ``folder``.
 
-    ``pool`` bounds how many at a time, for all models together; ``what`` names them in the log.
+    ``pool`` limits the concurrent downloads of all models; ``what`` describes the files in the log.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Transfer:
         self._given_up = threading.Event()
 
     def run(self) -> None:
-        """Copy them all, or raise why one could not be; blocks."""
+        """Copy all files; raises the error of the first that fails.  Blocks."""
         count = len(self._files)
         LOG.info("downloading %s: %d file%s, %s", self._what, count, "s" * (count != 1), in_units(self._total))
         futures = [self._pool.submit(lambda file=file: self.fetch(file)) for file in self._files]  # type: ignore[misc]
@@ -71,15 +71,15 @@ class Transfer:
                     future.result()
         finally:
             self._given_up.set()
-            wait(futures)  # nobody writes to the folder any more
+            wait(futures)  # no thread may still write to the folder
         took = max(self._clock() - self._begun, 1e-3)
         LOG.info("downloaded %s: took %.1f s, %s/s", self._what, took, in_units(self._total / took))
 
     def fetch(self, file: RemoteFile) -> Path:
-        """Copy one of them, or raise why it could not be; returns where it is."""
+        """Copy one file and return its path; raises if it cannot be copied."""
         remote = replace(file, path=f"{self._below}/{file.path}")
         target = self._folder / file.path
-        part = target.with_name(f".{token_hex(8)}.part")  # no name of a file in the store
+        part = target.with_name(f".{token_hex(8)}.part")  # does not clash with a file in the store
         for attempt in range(len(self._pauses) + 1):
             arrived = _Arrival(self._count)
             try:
@@ -118,7 +118,7 @@ class Transfer:
             raise unavailable(f"the download of {self._what} was given up")
 
     def _verify(self, file: RemoteFile, part: Path) -> None:
-        """Raise UNAVAILABLE for a copy that is not what the listing says; write it to the disk otherwise."""
+        """Check a copy against the listing and flush it to disk.  Raises UNAVAILABLE if it differs."""
         size = part.stat().st_size
         if size != file.size:
             raise unavailable(f"{file.path} has arrived with {size} bytes instead of {file.size}")
@@ -129,7 +129,7 @@ class Transfer:
                 raise unavailable(f"{file.path} is not what the store has: its {algorithm} is different")
 
     def _count(self, amount: int) -> None:
-        """Note that so many bytes more have arrived, or fewer, and tell that from time to time."""
+        """Add ``amount`` (may be negative) to the bytes received, and log progress from time to time."""
         self._check_wanted()
         with self._lock:
             self._arrived += amount
@@ -142,7 +142,7 @@ class Transfer:
 
 
 class _Arrival:
-    """Counts the bytes of one file."""
+    """Counts the received bytes of one file."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         self._tell = tell
@@ -153,12 +153,12 @@ class _Arrival:
         self._tell(amount)
 
     def correct(self, amount: int) -> None:
-        """Make it ``amount``, whatever the library has told."""
+        """Set the count to ``amount``, regardless of earlier reports."""
         missing, self._bytes = amount - self._bytes, amount
         try:
             self._tell(missing)
         except ConchError:
-            pass  # given up meanwhile, which the caller notices
+            pass  # aborted; the caller checks for it
 
 
 def _set_time(path: Path, file: RemoteFile) -> None:
@@ -167,7 +167,7 @@ def _set_time(path: Path, file: RemoteFile) -> None:
 
 
 def _digest(stream: Any, algorithm: str, size: int) -> str:
-    """The digest of a file, as hexadecimal; ``git`` is that of a blob in Git."""
+    """Return the hexadecimal digest of a file; ``git`` is the digest of a Git blob."""
     digest = hashlib.sha1(b"blob %d\0" % size) if algorithm == "git" else hashlib.new(algorithm, usedforsecurity=False)
     while block := stream.read(_BLOCK):
         digest.update(block)
@@ -175,7 +175,7 @@ def _digest(stream: Any, algorithm: str, size: int) -> str:
 
 
 def in_units(count: float) -> str:
-    """An amount of bytes for people."""
+    """Format a number of bytes for people."""
     for unit in ("bytes", "kB", "MB", "GB"):
         text = f"{count:.0f}" if unit == "bytes" else f"{count:.1f}"
         if float(text) < 1000:

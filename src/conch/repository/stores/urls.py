@@ -1,4 +1,4 @@
-"""The URLs by which repositories in object stores are given, in the forms that Triton has, and ``hf://``."""
+"""URLs of repositories in object stores, in Triton's forms, and ``hf://``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from conch.errors import ConchError, invalid
 
-#: What each scheme is followed by.
+#: Valid forms of a URL, by scheme.
 FORMS: Final = {
     "s3": "s3://bucket/prefix, s3://host:port/bucket/prefix or s3://https://host:port/bucket/prefix",
     "gs": "gs://bucket/prefix",
@@ -23,16 +23,16 @@ _ENDPOINT: Final = re.compile(
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}", re.ASCII)
 _ACCOUNT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]+", re.ASCII)
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-#: The longest URL; the names of objects have at most 1,024 bytes.
+#: The maximum length of a URL; object names have at most 1,024 bytes.
 _MOST_CHARACTERS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A repository in a store.  ``text`` names it in messages and has no credentials.
+    """The URL of a repository in a store.  ``text`` appears in messages and contains no credentials.
 
-    ``bucket`` is the container in Azure and ``organisation/name`` on the Hub; ``prefix`` has no slash at its ends.
-    ``endpoint`` is that of an S3 server which is not Amazon's.
+    ``bucket`` is the container in Azure and ``organisation/name`` on the Hub; ``prefix`` has no leading or trailing
+    slash. ``endpoint`` is set for S3 servers other than Amazon's.
     """
 
     text: str
@@ -48,12 +48,12 @@ class StoreUrl:
 
 
 def is_url(text: str) -> bool:
-    """Whether ``text`` has the form of a URL, of whatever scheme."""
+    """Return whether ``text`` has the form of a URL, of any scheme."""
     return _URL.match(text) is not None
 
 
 def parse_url(text: str) -> StoreUrl:
-    """The parts of a repository's URL.  Raises INVALID_ARG, without repeating what may be a secret."""
+    """Parse a repository's URL.  Raises INVALID_ARG, with a message that does not repeat possible secrets."""
     match = _URL.fullmatch(text)
     if match is None or len(text) > _MOST_CHARACTERS:
         raise invalid(f"model repository {text[:80]!r} is not a URL: give {_forms()}")
@@ -61,7 +61,7 @@ def parse_url(text: str) -> StoreUrl:
     if scheme not in FORMS:
         raise invalid(f"model repositories have no URLs with '{scheme[:20]}://': give a directory, {_forms()}")
     if any(mark in rest for mark in "?#") or (scheme != "hf" and "@" in rest):
-        # What follows these marks is credentials as a rule, which end up in logs.
+        # Text after these marks is usually credentials, which would end up in logs.
         raise invalid(
             f"the {scheme}:// URL of a repository must not contain '?', '#' or '@': "
             "credentials are environment variables"
@@ -98,7 +98,7 @@ def _hub(text: str, rest: str) -> StoreUrl:
     named, at, behind = rest.partition("@")
     if at:
         name, inside = named, behind
-        # The one kind of revision with slashes that the Hub's own URLs have.
+        # The only revisions with slashes in the Hub's own URLs.
         parts = inside.split("/")
         length = 3 if parts[:2] == ["refs", "pr"] else 1
         revision, inside = "/".join(parts[:length]).replace("%2F", "/"), "/".join(parts[length:])
@@ -112,7 +112,7 @@ def _hub(text: str, rest: str) -> StoreUrl:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The first name of a path, and the others without slashes that say nothing."""
+    """Return the first name of a path, and the rest without redundant slashes."""
     first, *others = [part for part in text.split("/") if part] or [""]
     return first, "/".join(others)
 

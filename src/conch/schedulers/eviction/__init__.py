@@ -1,1 +1,1 @@
-"""Decides which models are loaded where not all fit (``--model-control-mode=on-demand``); pure, and takes the clock."""
+"""Decides which models are loaded if not all fit (``--model-control-mode=on-demand``); pure, times are passed in."""

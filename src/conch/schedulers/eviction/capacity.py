@@ -1,4 +1,4 @@
-"""How much room loaded models take, how much there is, and the sentences that show the sum."""
+"""Capacity arithmetic of on-demand loading, and the messages that explain why models do not fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conch.telemetry.memory import mebibytes
 
 
 class Capacity(NamedTuple):
-    """An amount of what is limited: ``models`` with workers of their own, and their ``memory`` (bytes)."""
+    """An amount of the limited resources: ``models`` with their own workers, and their ``memory`` (bytes)."""
 
     models: int = 0
     memory: int = 0
@@ -21,12 +21,12 @@ class Capacity(NamedTuple):
         return Capacity(*(a - b for a, b in zip(self, other, strict=True)))
 
     def within(self, limit: Capacity) -> bool:
-        """Whether this is no more than ``limit``, of which 0 is no limit."""
+        """Whether this is within ``limit``, where 0 means no limit."""
         return all(not most or amount <= most for amount, most in zip(self, limit, strict=True))
 
 
 def total(rooms: Iterable[Capacity]) -> Capacity:
-    """The sum of several."""
+    """Return the sum of several capacities."""
     whole = Capacity()
     for capacity in rooms:
         whole = whole.plus(capacity)
@@ -34,7 +34,7 @@ def total(rooms: Iterable[Capacity]) -> Capacity:
 
 
 def the_sum(needed: Capacity, used: Capacity, limit: Capacity) -> str:
-    """Why ``needed`` does not fit beside ``used``, for each limit that it exceeds."""
+    """Explain for each exceeded limit why ``needed`` does not fit beside ``used``."""
     parts: list[str] = []
     if limit.models and needed.models + used.models > limit.models:
         what = "1 model" if needed.models == 1 else f"{needed.models} models"

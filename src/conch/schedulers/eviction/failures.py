@@ -1,4 +1,4 @@
-"""Loads that failed: when the next may be tried, so that a model that cannot load is not tried for every request."""
+"""Back-off after failed loads, so that a model that cannot load is not loaded again for every request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from conch.errors import Code, ConchError
 
-#: Seconds before a model is loaded again after its first, second, third … failure in a row; the last one repeats.
+#: Delay before the next load after the first, second, third … consecutive failure (s); the last delay repeats.
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -20,23 +20,23 @@ class _Failure:
 
 
 class LoadBackOff:
-    """The failures since each model's last load that succeeded; times are seconds of one clock."""
+    """The failures of each model since its last successful load; times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failure] = {}
 
     def failed(self, name: str, error: ConchError, now: float) -> None:
-        """A load has failed: the next is allowed later than after the failure before."""
+        """Record a failed load; the delay grows with consecutive failures."""
         count = self._failures[name].count + 1 if name in self._failures else 1
         seconds = RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1]
         self._failures[name] = _Failure(count, now + seconds, error)
 
     def forget(self, name: str) -> None:
-        """The model was loaded, or somebody who may know better asks for it."""
+        """Reset a model, because it was loaded or a load was requested explicitly."""
         self._failures.pop(name, None)
 
     def refusal(self, name: str, now: float) -> ConchError | None:
-        """Why the model is not loaded now; None where it may be."""
+        """Return the error for requests while a model may not be loaded; None if it may be loaded."""
         failure = self._failures.get(name)
         if failure is None or failure.until <= now:
             return None
@@ -47,5 +47,5 @@ class LoadBackOff:
         return ConchError(told + error.message.strip(), Code.UNAVAILABLE, public=told + error.public.strip())
 
     def failing(self, now: float) -> list[str]:
-        """The models that are not loaded now because their last load failed."""
+        """Return the models that are in back-off after a failed load."""
         return sorted(name for name, failure in self._failures.items() if failure.until > now)

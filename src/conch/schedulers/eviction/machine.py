@@ -1,4 +1,4 @@
-"""The state machine of load on demand: which model is loaded next, and which ones leave for it.
+"""The state machine of on-demand loading: decides which model is loaded next and which models are evicted for it.
 
 Owned by ``conch.server.on_demand``, which tells it what happens and carries out what it decides.  Models are loaded in
 the order in which they were first asked for, and a model that does not fit blocks the models behind it, so none
@@ -35,7 +35,7 @@ from conch.telemetry.on_demand import OnDemandCounts
 
 @dataclass(slots=True)
 class _Resident:
-    """A model that has room, from the decision to load it until it has left."""
+    """A model that takes capacity, from the decision to load it until it is unloaded."""
 
     footprint: Footprint
     phase: Phase
@@ -48,7 +48,7 @@ class _Resident:
 
 @dataclass(slots=True)
 class _PendingLoad:
-    """A model that requests wait for and that nothing loads yet."""
+    """A model that requests wait for and that is not loading yet."""
 
     since: float
     #: The footprints of its load, None until its files have been read.
@@ -56,7 +56,7 @@ class _PendingLoad:
 
 
 class OnDemandPlanner:
-    """Decides; times are seconds of one clock.  ``pinned`` models never leave."""
+    """Decides which models to load and evict; times are seconds of one clock. ``pinned`` models are never evicted."""
 
     def __init__(self, limits: CapacityLimits, usage: ModelUse, pinned: Collection[str] = ()) -> None:
         self.limits = limits
@@ -66,7 +66,7 @@ class OnDemandPlanner:
         self.counts = OnDemandCounts()
         self._usage = usage
         self._residents: dict[str, _Resident] = {}
-        #: In the order in which they were first asked for; follows from ``_waiting`` and ``_residents``.
+        #: In the order of their first waiting requests; derived from ``_waiting`` and ``_residents``.
         self._pending_loads: dict[str, _PendingLoad] = {}
         self._reading: set[str] = set()
         #: The loads during which a model that they bring was unloaded.
@@ -75,10 +75,13 @@ class OnDemandPlanner:
         self._decided: list[Decision] = []
         self._closed = ""
 
-    # What happens
+    # Events
 
     def refusal(self, name: str, now: float) -> ConchError | None:
-        """Why a request for a model that does not serve may not wait: too many do, or its last load has just failed."""
+        """Return the error if a request for a model that is not loaded may not wait, else None.
+
+        A request may not wait if too many others do, or if the model is in back-off.
+        """
         if self._closed:
             return unavailable(self._closed)
         refusal = self.back_off.refusal(name, now) or self._too_many(name)
@@ -87,7 +90,7 @@ class OnDemandPlanner:
         return refusal
 
     def ask(self, name: str, proceed: Callable[[ConchError | None], None], now: float) -> Waiter:
-        """A request waits for a model that does not serve."""
+        """Add a request that waits for a model that is not loaded."""
         waiter = Waiter(name, proceed, now, now + self.limits.wait)
         if self._closed:
             self._end(waiter, unavailable(self._closed), now)
@@ -96,47 +99,47 @@ class OnDemandPlanner:
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Nobody waits for the answer to the request any more; a load that has begun goes on."""
+        """Remove a cancelled request; a load that has begun continues."""
         waiter.withdrawn = True
         self._forget(waiter)
 
     def planned(self, name: str, footprints: Footprints) -> None:
-        """It is known what a load of ``name`` needs."""
+        """Record the footprints of a load of ``name``, after its files have been read."""
         self._reading.discard(name)
         pending_load = self._pending_loads.get(name)
         if pending_load is not None:
             pending_load.footprints = footprints
 
     def unknown(self, name: str, error: ConchError, now: float) -> None:
-        """There is no such model."""
+        """Fail the requests for a model that does not exist."""
         self._reading.discard(name)
         self._let_go(name, error, now)
 
     def loaded(self, name: str) -> None:
-        """A load has ended; all models that it loaded are already ready."""
+        """Record a successful load; ``serves`` has been called for all models that it loaded."""
         self.back_off.forget(name)
         self._end_load(name)
 
     def unreadable(self, name: str, error: ConchError, now: float) -> None:
-        """The files of a model could not be read; that is not tried again for some time."""
+        """Fail the requests for a model whose files cannot be read, and start its back-off."""
         self._reading.discard(name)
         self._refuse(name, error, now)
 
     def failed(self, name: str, error: ConchError, now: float) -> None:
-        """A load has failed, and is not tried again for some time.
+        """Record a failed load: fail the waiting requests and start the back-off.
 
-        If a model was unloaded during the load, the next request starts a new load instead.
+        If a model was unloaded during the load, there is no back-off; the next request starts a new load.
         """
         if not self._end_load(name):
             self._refuse(name, error, now)
 
     def measured(self, name: str, capacity: Capacity) -> None:
-        """A loaded model takes as much as this by now."""
+        """Update the measured capacity of a loaded model."""
         if (resident := self._residents.get(name)) is not None:
             resident.footprint = Footprint(capacity, resident.footprint.members)
 
     def serves(self, name: str, footprint: Footprint, now: float) -> None:
-        """A model has become ready, whatever loaded it; its waiting requests proceed."""
+        """Record that a model is ready, regardless of what loaded it; its waiting requests proceed."""
         before = self._residents.get(name)
         load = now - before.since if before is not None else 0.0
         self._residents[name] = _Resident(footprint, Phase.LOADED, now, load=load)
@@ -144,7 +147,7 @@ class OnDemandPlanner:
         self._let_go(name, None, now)
 
     def unloaded_early(self, name: str, now: float) -> None:
-        """The model was unloaded during its load: waiting requests fail, and the next request starts a new load."""
+        """Record that a model was unloaded during its load: waiting requests fail, the next one starts a new load."""
         resident = self._residents.get(name)
         if resident is not None and resident.phase is Phase.LOADING:
             resident.phase = Phase.LEAVING
@@ -152,7 +155,7 @@ class OnDemandPlanner:
             self._let_go(name, unavailable(f"load failed for model '{name}': the model was unloaded meanwhile"), now)
 
     def leaves(self, name: str) -> None:
-        """Somebody has unloaded the model."""
+        """Record that an unload of a model has begun."""
         if (resident := self._residents.get(name)) is not None:
             resident.phase = Phase.LEAVING
 
@@ -163,42 +166,42 @@ class OnDemandPlanner:
             del self._residents[name]
 
     def close(self, reason: str, now: float) -> None:
-        """Stop loading and unloading, and refuse waiting and later requests for the ``reason`` given."""
+        """Stop loading and unloading, and refuse waiting and later requests with ``reason``."""
         self._closed = reason
         for name in list(self._waiting):
             self._let_go(name, unavailable(reason), now)
 
-    # What is so
+    # State
 
     def phase(self, name: str) -> Phase | None:
         resident = self._residents.get(name)
         return None if resident is None else resident.phase
 
     def residents(self, phase: Phase) -> list[str]:
-        """The models in a phase."""
+        """Return the models in a phase."""
         return [name for name, resident in self._residents.items() if resident.phase is phase]
 
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Return the number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
     def room_taken(self) -> Capacity:
-        """By models that are being loaded, loaded and leaving."""
+        """Return the capacity used by loading, loaded and leaving models."""
         return total(resident.footprint.capacity for resident in self._residents.values())
 
     @property
     def blocked(self) -> bool:
-        """Whether a model waits until others have room for it."""
+        """Whether a model waits for capacity."""
         return self._first_without_room() is not None
 
-    # What is to be done
+    # Decisions
 
     def decide(self, now: float) -> list[Decision]:
-        """What is to be done next; to be called again when that is done, until nothing is left to do."""
+        """Return the next decisions; carry them out and call this again until it returns none."""
         self._expire(now)
         for name in [name for name in self._waiting if self.phase(name) is Phase.LOADED]:
             self._let_go(name, None, now)
-        # Requests that proceed are about to use their models, which are then no longer idle.
+        # Resumed requests make their models busy, so they must proceed before a model is chosen for eviction.
         if not self._decided and not self._closed:
             self._allot(now)
         decided, self._decided = self._decided, []
@@ -215,7 +218,7 @@ class OnDemandPlanner:
         for name, pending_load in list(self._pending_loads.items()):
             if (
                 pending_load.footprints is None or name not in self._pending_loads
-            ):  # an ensemble brings those that have gone from there
+            ):  # removed if the load of an ensemble includes it
                 continue
             if self._leaving_among(pending_load.footprints):
                 passed.update(pending_load.footprints)
@@ -232,7 +235,7 @@ class OnDemandPlanner:
                 self._decided.append(Load(name))
 
     def _note_wishes(self) -> None:
-        """Record each model that requests wait for and that is not loading, in the order of those requests."""
+        """Update the pending loads: models with waiting requests that are not loading, in order of these requests."""
         self._pending_loads = {
             name: self._pending_loads.get(name) or _PendingLoad(next(iter(waiting)).since)
             for name, waiting in self._waiting.items()
@@ -240,7 +243,7 @@ class OnDemandPlanner:
         }
 
     def wake_at(self, now: float) -> float | None:
-        """When time alone changes what is decided; None for never."""
+        """Return when to call ``decide`` even without an event (s); None for never."""
         times = [next(iter(waiting)).deadline for waiting in self._waiting.values()]
         first = self._first_without_room()
         if first is not None:
@@ -252,7 +255,7 @@ class OnDemandPlanner:
         return min(times, default=None)
 
     def _first_without_room(self) -> str | None:
-        """The first model that waits for capacity; the models behind it wait too."""
+        """Return the first model that waits for capacity; the models behind it wait too."""
         for name, pending_load in self._pending_loads.items():
             if pending_load.footprints is not None and not self._leaving_among(pending_load.footprints):
                 return name
@@ -262,9 +265,10 @@ class OnDemandPlanner:
         return [name for name in names if self.phase(name) is Phase.LEAVING]
 
     def _try(self, name: str, since: float, footprints: Footprints, passed: Collection[str], now: float) -> bool:
-        """Load a model that waits since ``since``, or make room for it; False if the models behind it have to wait.
+        """Load a model that has waited since ``since``, or evict models for it.
 
-        The models ``passed`` are kept for models ahead of it that do not wait for capacity.
+        Returns False if the models behind it must wait. The models in ``passed`` are not evicted, because models ahead
+        of it, which do not wait for capacity, need them.
         """
         refusal = self._never_fits(name, footprints)
         if refusal is not None:
@@ -287,7 +291,7 @@ class OnDemandPlanner:
         return False
 
     def _relieve(self, now: float) -> None:
-        """Let idle models leave where what is loaded has grown beyond the budget."""
+        """Evict idle models if the loaded models have grown beyond the capacity."""
         if not self._staying().within(self.limits.capacity):
             for one in self._choose(Capacity(), (), now, turn_over=False, partly=True):
                 self._evict(one, "because more is loaded than fits", now)
@@ -295,9 +299,10 @@ class OnDemandPlanner:
     def _choose(
         self, needed: Capacity, keep: Collection[str], now: float, *, turn_over: bool, partly: bool = False
     ) -> list[str]:
-        """The models that leave so that there is room for ``needed``; none where that is not possible.
+        """Return the models to evict so that ``needed`` fits; empty if it cannot fit.
 
-        ``turn_over``: those that are never idle may be chosen.  ``partly``: rather some than none.
+        ``turn_over``: busy models may be chosen after their minimum time. ``partly``: return the models that can be
+        evicted even if they are not enough.
         """
         taken = self._staying().plus(needed)
         chosen: set[str] = set()
@@ -309,7 +314,7 @@ class OnDemandPlanner:
                 break
             chosen.add(one)
             taken = taken.minus(self._residents[one].footprint.capacity)
-        # A member leaves once the ensembles that need it have left.
+        # The model of an ensemble step is unloaded after the ensembles that need it.
         return [one for one in chosen if not self._held_by(one, self._residents)]
 
     def _next_to_leave(self, spared: set[str], gone: set[str], now: float, turn_over: bool) -> str | None:
@@ -334,7 +339,7 @@ class OnDemandPlanner:
         return any(name in self._residents[holder].footprint.members for holder in holders)
 
     def _turn_ends(self, resident: _Resident) -> float:
-        """Until when a loaded model keeps its place while it is in use: a load is worth its time."""
+        """Return until when a busy model may not be evicted (s): for its minimum time, or the duration of its load."""
         return resident.since + max(self.limits.min_loaded, resident.load)
 
     def _last_used(self, name: str, resident: _Resident) -> float:
@@ -390,13 +395,13 @@ class OnDemandPlanner:
 
     def _end(self, waiter: Waiter, error: ConchError | None, now: float) -> None:
         self._decided.append(ResumeRequest(waiter, error))
-        if error is None or error.code is not Code.NOT_FOUND:  # the names of unknown models are without number
+        if error is None or error.code is not Code.NOT_FOUND:  # clients may send any number of unknown names
             counts = self.counts.of(waiter.name)
             counts.waits += 1
             counts.waited += now - waiter.since
             counts.refused += error is not None
 
-    # The sentences that refuse requests
+    # Error messages
 
     def _too_many(self, name: str) -> ConchError | None:
         limit = self.limits.waiting_per_model
@@ -409,7 +414,7 @@ class OnDemandPlanner:
         return unavailable(f"{limit} requests wait already for {whose}")
 
     def _never_fits(self, name: str, footprints: Footprints) -> ConchError | None:
-        """Why the model cannot be loaded even when everything leaves that may."""
+        """Return the error if the model does not fit even without all models that may be evicted, else None."""
         stays = {resident for resident in self._residents if resident in self.pinned}
         while more := {
             resident for resident in self._residents if resident not in stays and self._held_by(resident, stays)

@@ -1,19 +1,19 @@
-"""Notices that the same models are loaded and unloaded in turns, and says so once a minute."""
+"""Detects thrashing: the same models are evicted and loaded again in turns. Warns at most once a minute."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from typing import Final
 
-#: The seconds that are looked at, and those between two warnings.
+#: Length of the observed window, and minimum interval between warnings (s).
 WINDOW: Final = 60.0
-#: How many loads within that time, of models that had left within that time, are worth a warning.
+#: Number of loads within the window, of models evicted less than a window before, that cause a warning.
 WORTH_A_WARNING: Final = 6
 _NAMED: Final = 3
 
 
 class Thrashing:
-    """Counts the models that come back soon after they have made room; times are seconds of one clock."""
+    """Counts models that are loaded again soon after their eviction; times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._left: dict[str, float] = {}
@@ -21,18 +21,18 @@ class Thrashing:
         self._warned = float("-inf")
 
     def left(self, name: str, now: float) -> None:
-        """A model makes room for another one."""
+        """Record the eviction of a model."""
         self._left[name] = now
 
     def loads(self, name: str, now: float) -> bool:
-        """A model is being loaded; returns whether it made room less than ``WINDOW`` seconds before."""
+        """Record a load; return whether the model was evicted at most ``WINDOW`` seconds before."""
         returns = now - self._left.pop(name, float("-inf")) <= WINDOW
         if returns:
             self._returned.append((now, name))
         return returns
 
     def warning(self, now: float) -> str:
-        """What is wrong, once a minute; empty where nothing is."""
+        """Return a warning, at most once per ``WINDOW``; empty if there is no thrashing."""
         while self._returned and now - self._returned[0][0] > WINDOW:
             self._returned.popleft()
         if len(self._returned) < WORTH_A_WARNING or now - self._warned < WINDOW:

@@ -1,4 +1,4 @@
-"""What goes in and out of the state machine: limits, waiting requests, what a load needs, and the decisions."""
+"""Inputs and outputs of the on-demand state machine: limits, waiting requests, footprints and decisions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from conch.schedulers.eviction.capacity import Capacity
 
 @dataclass(frozen=True, slots=True)
 class CapacityLimits:
-    """The flags of on-demand mode; in ``capacity``, 0 is no limit.  Seconds.
+    """The limits of on-demand mode; times in seconds, 0 in ``capacity`` means no limit.
 
-    ``min_loaded``: how long a model keeps its place while it is in use and another one waits for it, and how long that
-    one waits before; a model whose load took longer keeps it as long as that.
-    ``wait``: how long a request waits.  ``waiting`` and ``waiting_per_model``: how many may.
+    ``min_loaded``: minimum time for which a busy model stays loaded while another model waits, and for which the other
+    model waits before a busy model is evicted. A busy model whose load took longer stays loaded for that time instead.
+    ``wait``: timeout of waiting requests. ``waiting`` and ``waiting_per_model``: maximum number of waiting requests.
     """
 
     capacity: Capacity = field(default_factory=Capacity)
@@ -28,7 +28,7 @@ class CapacityLimits:
 
 
 class Phase(Enum):
-    """The phase of a model that has room."""
+    """The phase of a model that takes capacity."""
 
     LOADING = auto()
     LOADED = auto()
@@ -36,20 +36,21 @@ class Phase(Enum):
 
 
 class ModelUse(Protocol):
-    """What loaded models do, which changes with every request and is therefore asked for."""
+    """The current use of loaded models; queried, because it changes with every request."""
 
     def busy(self, name: str) -> bool:
-        """Whether requests wait or run, or something else holds the model."""
+        """Whether requests wait or run, or the model is held for another reason."""
 
     def last_used(self, name: str) -> float:
-        """When its last request ended (s)."""
+        """Return when the last request of the model ended (s)."""
 
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A request for a model that is not loaded; ``proceed`` is called with None once it is, else with the error.
+    """A request that waits for a model to be loaded.
 
-    After it is ``withdrawn``, ``proceed`` is not called, even if the decision has been made.
+    ``proceed`` is called with None when the model is loaded, or with an error. After the request is ``withdrawn``,
+    ``proceed`` is not called, even if the decision has been made.
     """
 
     name: str
@@ -61,33 +62,33 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one model takes, and the models without which it cannot run: the members of an ensemble."""
+    """The capacity that a model needs, and the models of its steps if it is an ensemble."""
 
     capacity: Capacity
     members: frozenset[str] = frozenset()
 
 
-#: What a load brings: the model itself and, for an ensemble, all of its members, theirs included.
+#: The models of a load by name: the model itself and, for an ensemble, the models of all its steps, recursively.
 Footprints = Mapping[str, Footprint]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFootprints:
-    """Find out what a load of the model needs, and call ``planned``, ``unknown`` or ``failed``."""
+    """Read the footprints of a load of the model, then call ``planned``, ``unknown`` or ``unreadable``."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load the model with all of its members, call ``serves`` as each does, and ``loaded`` or ``failed`` at the end."""
+    """Load the model with all its steps; call ``serves`` for each ready model, then ``loaded`` or ``failed``."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Unload the model as soon as its requests have ended, and call ``left``; it takes no new ones from now on."""
+    """Unload the model when its requests have ended, then call ``left``; it accepts no new requests from now on."""
 
     name: str
     reason: str
@@ -95,7 +96,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """Let a request go on: its model is loaded, or it is refused because of ``error``."""
+    """Resume a waiting request because its model is loaded, or refuse it with ``error``."""
 
     waiter: Waiter
     error: ConchError | None

@@ -1,1 +1,1 @@
-"""Sequence batching: requests that belong together reach the same instance in order, one at a time."""
+"""Sequence batching: the requests of a sequence run on the same instance, in order, one at a time."""

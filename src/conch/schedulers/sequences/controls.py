@@ -1,4 +1,4 @@
-"""The control inputs: tensors that tell a model where in its sequence a request is, and which sequence that is."""
+"""Control inputs: tensors with the position of a request in its sequence and with the correlation ID."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
 from conch.tensors import ELEMENT_SIZE, WireTensor, pack_bytes
 
 _Control: TypeAlias = SequenceBatching.Control
-#: The fields with the values for false and true: the datatype of their tensors and how one value is packed.
+#: Datatype and ``struct`` format of the tensors, by the configuration field with the values for false and true.
 _VALUES: Final = {
     "int32_false_true": ("INT32", "<i"),
     "fp32_false_true": ("FP32", "<f"),
@@ -20,7 +20,7 @@ _Pair = tuple[WireTensor, WireTensor]
 
 
 class ControlInputs:
-    """Makes the control inputs of ``batching``; ``batched`` models have a batch dimension before the one of 1."""
+    """Creates the control inputs of ``batching``; their shape is ``[1]``, or ``[1, 1]`` for ``batched`` models."""
 
     def __init__(self, batching: SequenceBatching, *, batched: bool) -> None:
         self._shape = (1, 1) if batched else (1,)
@@ -36,11 +36,11 @@ class ControlInputs:
         self.of_null = self._made(0, "" if self._wants_text else 0, ready=False)
 
     def of(self, request: InferRequest) -> list[WireTensor]:
-        """The control inputs of a request, by its flags and its correlation id."""
+        """Return the control inputs of a request, from its flags and its correlation ID."""
         return self._made(request.flags, request.correlation_id, ready=True)
 
     def check(self, model: str, request: InferRequest) -> None:
-        """Raise INVALID_ARG for a correlation id that is text where the model wants a number, or the reverse."""
+        """Raise INVALID_ARG if the correlation ID is text but the model expects a number, or the reverse."""
         if self._correlation is None or isinstance(request.correlation_id, str) == self._wants_text:
             return
         name, expected = self._correlation
@@ -64,13 +64,13 @@ class ControlInputs:
             name, kind = self._correlation
             if isinstance(correlation_id, str):
                 data = pack_bytes([correlation_id.encode()])
-            else:  # a smaller type has the lower bytes
+            else:  # smaller types get the lower bytes
                 data = (correlation_id % 2**64).to_bytes(8, "little")[: ELEMENT_SIZE[kind]]
             tensors.append(WireTensor(name, kind, self._shape, data))
         return tensors
 
     def _pair(self, name: str, control: _Control) -> _Pair:
-        """The tensors for false and for true."""
+        """Return the tensors for false and for true."""
         field = next(field for field in _VALUES if getattr(control, field))
         kind, form = _VALUES[field]
         false, true = (

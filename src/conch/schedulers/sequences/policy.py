@@ -1,4 +1,4 @@
-"""What a configuration says of sequences, as the scheduler needs it."""
+"""The sequence batching settings of a model configuration, as used by the scheduler."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from conch.schedulers.queue import NS_PER_US
 
 @dataclass(frozen=True, slots=True)
 class SequencePolicy:
-    """How the sequences of a model are batched.
+    """The sequence batching settings of a model; times in nanoseconds.
 
-    ``slots`` is how many sequences an instance has at a time.  Without ``oldest`` each has a row of the batch to
-    itself; with it the heads of all sequences are batched dynamically.  Times are in nanoseconds; ``max_idle`` is how
-    long a sequence may be without requests.  ``hold`` and ``hold_backlog`` are how many requests must have come before
-    anything runs: to sequences with a slot, and to those without one.
+    ``slots`` is the number of sequences that an instance has at a time. With the direct strategy, each sequence has its
+    own row of the batch; with the ``oldest`` strategy, the first requests of all sequences are batched dynamically.
+    ``max_idle`` is how long a sequence may be without requests. No request runs before ``hold`` requests have arrived
+    for sequences with a slot and ``hold_backlog`` requests for sequences without.
     """
 
     model: str
@@ -34,7 +34,7 @@ class SequencePolicy:
 
 
 def sequence_policy(config: ModelConfig, *, limit: int = 0, hold: int = 0, hold_backlog: int = 0) -> SequencePolicy:
-    """The policy of an effective configuration; ``limit`` bounds the requests that wait, 0 for any number."""
+    """Return the policy of an effective configuration; ``limit`` bounds the waiting requests, 0 for no limit."""
     batching = config.sequence_batching
     oldest = batching.HasField("oldest")
     strategy = batching.oldest if oldest else batching.direct

@@ -1,6 +1,6 @@
-"""The sequences of a model that are under way: by their ids, by how long they have been idle, and in the backlog.
+"""The active sequences of a model: by correlation ID, by idle time, and in the backlog.
 
-Used by the scheduler, which knows their slots; pure like it.
+Used by the sequence scheduler, which manages the slots; pure.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from conch.inference import InferRequest
 from conch.schedulers.queue import NS_PER_US
 from conch.schedulers.sequences.slots import LiveSequence
 
-#: How long a sequence of a replaced version may be idle before one of the backlog gets its slot (ns).
+#: How long a sequence of a replaced version may be idle before a sequence of the backlog gets its slot (ns).
 _REPLACED_IDLE: Final = 1_000_000_000
 
 
 class SequenceRoster:
-    """Knows each sequence and each waiting request; a sequence is idle for too long after ``max_idle`` (ns)."""
+    """Tracks all sequences and waiting requests; sequences that are idle for ``max_idle`` (ns) end."""
 
     def __init__(self, max_idle: int) -> None:
         self._max_idle = max_idle
         self._replaced = False
-        #: Those that a further request may join, by their ids.
+        #: Sequences that further requests may join, by correlation ID.
         self._open: dict[int | str, LiveSequence] = {}
-        #: Those without a slot, in the order of their arrival.
+        #: Sequences without a slot, in order of arrival.
         self.backlog: dict[LiveSequence, None] = {}
-        #: Those with a slot, in the order in which they will have been idle for too long.
+        #: Sequences with a slot, in the order in which they expire when idle.
         self.settled: OrderedDict[LiveSequence, None] = OrderedDict()
-        #: Those that ended with their instance and whose clients do not know it yet.
+        #: Sequences that ended with their instance before their clients received an error: error and expiry (ns).
         self._lost: OrderedDict[int | str, tuple[ConchError, int]] = OrderedDict()
-        #: Whose each waiting request is, by its serial number.
+        #: The sequence of each waiting request, by serial number.
         self.waiting: dict[int, LiveSequence] = {}
-        #: No sequence of the backlog expires before this (ns); 0 when none does.
+        #: Lower bound of the expiry times in the backlog (ns); 0 if none expires.
         self._first_expiry = 0
 
     def find(self, id: int | str) -> LiveSequence | None:
-        """The sequence that a request with this id joins."""
+        """Return the sequence that a request with this correlation ID joins."""
         return self._open.get(id)
 
     def open(self, sequence: LiveSequence) -> None:
-        """Let requests join a sequence; it is in the backlog until it is settled."""
+        """Add a new sequence, which is in the backlog until it is settled."""
         self._open[sequence.id] = sequence
         self.backlog[sequence] = None
 
     def settle(self, sequence: LiveSequence, now: int) -> None:
-        """A sequence has got a slot."""
+        """Move a sequence that has been given a slot out of the backlog."""
         del self.backlog[sequence]
         self.settled[sequence] = None
         sequence.last = now
 
     def append(self, sequence: LiveSequence, request: InferRequest, now: int) -> None:
-        """Let a request wait at the end of its sequence."""
+        """Append a waiting request to its sequence."""
         request.times.queued = now
         sequence.waiting.append(request)
         self.waiting[request.serial] = sequence
@@ -65,19 +65,19 @@ class SequenceRoster:
             self._first_expiry = min(self._first_expiry or late, late)
 
     def touch(self, sequence: LiveSequence, now: int) -> None:
-        """Something has happened to a sequence: it is not idle before ``now``."""
+        """Restart the idle time of a sequence at ``now``."""
         if sequence in self.settled:
             sequence.last = now
             self.settled.move_to_end(sequence)
 
     def close(self, sequence: LiveSequence) -> None:
-        """Let no further request join a sequence."""
+        """Close a sequence: no further requests may join it."""
         sequence.closed = True
         if self._open.get(sequence.id) is sequence:
             del self._open[sequence.id]
 
     def cut(self, sequence: LiveSequence, doomed: Collection[InferRequest]) -> None:
-        """Close a sequence that keeps only the requests that are not ``doomed``."""
+        """Close a sequence and remove its ``doomed`` requests."""
         self.close(sequence)
         gone = {request.serial for request in doomed}
         for request in doomed:
@@ -89,14 +89,14 @@ class SequenceRoster:
         self.backlog.pop(sequence, None)
 
     def forget(self, sequence: LiveSequence) -> list[InferRequest]:
-        """End a sequence; returns the requests that waited for it."""
+        """End a sequence; return its waiting requests."""
         requests = list(sequence.waiting)
         self.cut(sequence, requests)
         self.settled.pop(sequence, None)
         return requests
 
     def late(self, now: int) -> list[InferRequest]:
-        """Forget what has been in the backlog for too long; returns its requests."""
+        """End the sequences that have exceeded their timeout in the backlog; return their requests."""
         if not self._first_expiry or now < self._first_expiry:
             return []
         late = [sequence for sequence in self.backlog if sequence.expires and sequence.expires <= now]
@@ -105,7 +105,7 @@ class SequenceRoster:
         return requests
 
     def idle(self, now: int) -> Iterator[LiveSequence]:
-        """Forget, one by one, the settled sequences that have had no request for too long."""
+        """End the settled sequences that have been idle for too long, and yield each."""
         while self.settled:
             sequence = next(iter(self.settled))
             if sequence.last + self._idle_limit() > now:
@@ -117,31 +117,31 @@ class SequenceRoster:
                 self.touch(sequence, now)
 
     def next_expiry(self) -> int:
-        """When the next sequence will have been idle or in the backlog for too long (ns, never late); 0 for never."""
+        """Return when the next sequence expires, idle or in the backlog (ns, never too late); 0 for never."""
         first = next(iter(self.settled), None)
         idle = first.last + self._idle_limit() if first is not None else 0
         return min(idle, self._first_expiry) if idle and self._first_expiry else idle or self._first_expiry
 
     def note_replaced(self) -> None:
-        """Requests go to another version, except some that are being decoded."""
+        """Record that another version now receives the requests, except for some that are still being decoded."""
         self._replaced = True
 
     def _idle_limit(self) -> int:
-        """How long a settled sequence may be idle (ns)."""
+        """Return how long a settled sequence may be idle (ns)."""
         return min(self._max_idle, _REPLACED_IDLE) if self._replaced and self.backlog else self._max_idle
 
     def lose(self, sequence: LiveSequence, error: ConchError, now: int) -> None:
-        """Remember why a sequence has ended, as long as it might have been idle."""
+        """Store why a sequence has ended, for as long as it could have been idle."""
         self._lost[sequence.id] = error, now + self._max_idle
 
     def loss(self, id: int | str, now: int) -> ConchError | None:
-        """Why the sequence with this id has ended, for whoever asks first."""
+        """Return and remove the error of a lost sequence with this correlation ID; None if there is none."""
         while self._lost and next(iter(self._lost.values()))[1] <= now:
             self._lost.popitem(last=False)
         return self._lost.pop(id, (None, 0))[0]
 
     def forget_all(self, withdraw: Callable[[LiveSequence], list[InferRequest]]) -> list[InferRequest]:
-        """End all sequences; ``withdraw`` takes back what a sequence has given away already.  Returns what waited."""
+        """End all sequences and return their waiting requests; ``withdraw`` takes back requests issued to a batch."""
         requests: list[InferRequest] = []
         for sequence in dict.fromkeys((*self.settled, *self.waiting.values(), *self.backlog)):
             requests += withdraw(sequence)

@@ -1,9 +1,9 @@
-"""The scheduler of a model that takes sequences: which of their requests run next, on which instance.
+"""The scheduler for sequence batching: decides which requests of which sequences run next, on which instance.
 
-A pure state machine: times are passed in (``monotonic_ns``), nothing sleeps.  It belongs to one loaded model version
-and lives on the event loop; its dispatcher says which instances there are and when they have done what they were given.
-Each sequence has a slot of one instance until its end, since the model keeps state there; sequences without one wait in
-the backlog in the order of their arrival.  Source: Triton's sequence batcher.
+A pure state machine: times are passed in (``monotonic_ns``) and nothing sleeps. Each loaded model version with sequence
+batching has a scheduler, on the event loop; its dispatcher reports instances and completed batches. A sequence keeps a
+slot of one instance until its end, because the model keeps state there; sequences without a slot wait in the backlog in
+order of arrival. Source: Triton's sequence batcher.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from conch.schedulers.sequences.states import StateKeeper
 
 
 class DirectRows:
-    """Forms the batches of one instance.
+    """Forms the batches of one instance with the direct strategy: each sequence has its own row.
 
-    A batch waits until enough rows have a request, or the oldest of them has waited ``policy.max_delay``.
+    A batch waits until enough rows have a request, or the oldest request has waited ``policy.max_delay``.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class DirectRows:
         self._compares = any(spec.optional or -1 in spec.dims for spec in signature.inputs.values())
 
     def issue(self, slot: Slot, now: int) -> None:
-        """Requests stay with their sequence until a batch takes them."""
+        """Do nothing: requests stay in their sequence until a batch takes them."""
 
     def withdraw(self, request: InferRequest) -> None:
-        """Nothing has been issued that could be withdrawn."""
+        """Do nothing: no requests are issued."""
 
     def take(self, now: int) -> tuple[list[tuple[InferRequest, LiveSequence | None]], int]:
-        """The requests to run now, by row, and when to ask again (ns, 0 for after the next change)."""
+        """Return the requests to run now, by row, and when to call this again (ns, 0 for after the next change)."""
         ready = [slot for slot in self._instance.slots if slot.sequence is not None and slot.sequence.waiting]
         if not ready:
             return [], 0
@@ -70,7 +70,7 @@ class DirectRows:
         return batch, 0
 
     def _due(self, ready: list[Slot]) -> int:
-        """When a batch of these rows runs (ns); 0 for at once."""
+        """Return when a batch of these rows runs (ns); 0 for at once."""
         policy = self._policy
         enough = len(ready) / max(policy.max_batch_size, 1) >= policy.minimum_utilization
         if not policy.max_delay or not policy.minimum_utilization or enough:
@@ -87,7 +87,7 @@ def _head(slot: Slot) -> InferRequest:
 
 
 class OldestFirst:
-    """Forms the batches of one instance from at most one request of each sequence, the oldest first."""
+    """Forms the batches of one instance from at most one request per sequence, oldest first."""
 
     def __init__(self, instance: InstanceSlots, policy: SequencePolicy, signature: ModelSignature) -> None:
         self._instance = instance
@@ -99,7 +99,7 @@ class OldestFirst:
         self._slots: dict[int, Slot] = {}
 
     def issue(self, slot: Slot, now: int) -> None:
-        """Let the next request of a slot's sequence wait for a batch, unless another is under way."""
+        """Queue the next request of a slot's sequence for a batch, unless another request is in flight."""
         sequence = slot.sequence
         if slot.in_flight is not None or sequence is None or not sequence.waiting:
             return
@@ -118,7 +118,7 @@ class OldestFirst:
         del self._slots[request.serial]
 
     def take(self, now: int) -> tuple[list[tuple[InferRequest, LiveSequence | None]], int]:
-        """The requests to run now and when to ask again (ns, 0 for after the next change)."""
+        """Return the requests to run now and when to call this again (ns, 0 for after the next change)."""
         decision = self._batcher.take(now)
         return [(request, self._slots.pop(request.serial).owner) for request in decision.batch], decision.wake_at
 
@@ -152,31 +152,31 @@ class SequenceScheduler:
         self._order = count()
         self._ids = count(1)
         self._held = bool(policy.hold or policy.hold_backlog)
-        #: Slots without a sequence, the lowest row of the first instance first; some may have got one meanwhile.
+        #: Heap of slots without a sequence, lowest row and first instance first; may contain slots in use again.
         self._free: list[tuple[int, int, Slot]] = []
-        #: Slots whose sequence was cut short by a cancellation; they go on with the next look.
+        #: Slots whose sequence was cut short by a cancellation; the next ``take`` continues them.
         self._cut_short: list[Slot] = []
-        #: Called when a cancellation has let others go on.
+        #: Called when a cancellation may have unblocked other requests.
         self.on_cancelled: Callable[[], None] = _nothing
 
     @property
     def queue(self) -> SequenceScheduler:
-        """Where requests wait: here."""
+        """The queue of waiting requests, which is this scheduler itself."""
         return self
 
     def __len__(self) -> int:
-        """How many requests wait."""
+        """Return the number of waiting requests."""
         return len(self._roster.waiting)
 
     @property
     def live(self) -> int:
-        """How many sequences are under way or wait for a slot."""
+        """Number of sequences that have a slot or wait for one."""
         return len(self._roster.backlog) + len(self._roster.settled)
 
     # Instances.
 
     def add_instance(self, key: str, now: int) -> None:
-        """The instance ``key`` has started, or started again."""
+        """Add an instance that has started or restarted."""
         instance = InstanceSlots(key, self.policy.slots, next(self._order))
         self._instances[key] = instance
         self._rows[key] = (
@@ -188,7 +188,7 @@ class SequenceScheduler:
             self._offer(slot, now)
 
     def retire(self, key: str) -> None:
-        """Give the instance ``key`` no new sequences; when those that it has have ended it is vacant."""
+        """Give an instance no new sequences; it becomes vacant when its sequences have ended."""
         if key in self._instances:
             self._instances[key].accepting = False
 
@@ -197,19 +197,19 @@ class SequenceScheduler:
         return key not in self._instances or self._instances[key].vacant
 
     def remove_instance(self, key: str) -> None:
-        """Forget the instance ``key``, which is vacant."""
+        """Remove a vacant instance."""
         self._instances.pop(key).accepting = False
         del self._rows[key]
 
     def lose(self, key: str, error: ConchError, now: int) -> None:
-        """The instance ``key`` has died: its sequences end with ``error``, the others go on."""
+        """Remove an instance that has died; its sequences end with ``error``, all others continue."""
         instance = self._instances.pop(key, None)
         if instance is None:
             return
         instance.accepting = False
         doomed: list[tuple[InferRequest, ConchError]] = []
         for slot in instance.slots:
-            told = None if self._waits(slot) else slot.owner  # who had a request that ran has heard of it
+            told = None if self._waits(slot) else slot.owner  # its running request reports the error
             withdrawn = self._withdraw(slot)
             owner = slot.owner
             slot.finish()
@@ -229,14 +229,14 @@ class SequenceScheduler:
     # Requests.
 
     def note_replaced(self) -> None:
-        """Another version gets the requests from now on: idle sequences leave their slots to those that wait."""
+        """Record that another version now receives requests: idle sequences release their slots sooner."""
         self._roster.note_replaced()
 
     def add(self, request: InferRequest, now: int) -> None:
         """Enqueue a request of a sequence.
 
-        Raises INVALID_ARG for one that is no part of any, UNAVAILABLE when too many wait, INTERNAL when the sequence
-        has ended with its instance.
+        Raises INVALID_ARG if the request does not belong to a sequence, UNAVAILABLE if too many requests wait, and
+        INTERNAL if the sequence has ended with its instance.
         """
         self._check(request)
         self.expire(now)
@@ -266,11 +266,11 @@ class SequenceScheduler:
             self._advance(sequence.slot, now)
 
     def eager(self) -> list[str]:
-        """The instances that have done their last batch and have requests that wait, if only for their delay."""
+        """Return the instances that are not busy and have waiting requests, including requests in their queue delay."""
         return [instance.key for instance in self._instances.values() if instance.eager]
 
     def take(self, now: int, among: Collection[str] | None = None) -> SequenceDecision:
-        """The next batch for any instance (or one of ``among``) that has done its last one, or when to ask again."""
+        """Return the next batch for any idle instance (or one of ``among``), or when to call this again."""
         self.expire(now)
         while self._cut_short:
             slot = self._cut_short.pop()
@@ -289,9 +289,9 @@ class SequenceScheduler:
         return SequenceDecision([], wake)
 
     def done(self, key: str, now: int, again: Collection[InferRequest] = ()) -> None:
-        """The instance ``key`` has done what it was given; the requests ``again`` are to run once more.
+        """Record that an instance has completed its batch; ``again`` are the requests that run again.
 
-        In an iterative model a request that does not come again ends its sequence.
+        In an iterative model, a request that does not run again ends its sequence.
         """
         instance = self._instances.get(key)
         if instance is None:
@@ -309,7 +309,7 @@ class SequenceScheduler:
             self._advance(slot, now)
 
     def expire(self, now: int) -> None:
-        """Forget sequences that have been idle for too long, refuse those that have waited too long for a slot."""
+        """End sequences that have been idle for too long, and refuse those that have waited too long for a slot."""
         late = self._roster.late(now)
         for sequence in self._roster.idle(now):
             self._vacate(sequence, now)
@@ -317,7 +317,7 @@ class SequenceScheduler:
             request.fail(unavailable(EXPIRED))
 
     def drain(self) -> list[InferRequest]:
-        """End all sequences; remove and return what waits."""
+        """End all sequences; remove and return their waiting requests."""
 
         def withdraw(sequence: LiveSequence) -> list[InferRequest]:
             slot = sequence.slot
@@ -333,7 +333,7 @@ class SequenceScheduler:
 
         return self._roster.forget_all(withdraw)
 
-    # How a request gets where it runs.
+    # From arrival to execution.
 
     def _check(self, request: InferRequest) -> None:
         model = self.policy.model
@@ -352,7 +352,7 @@ class SequenceScheduler:
         self._controls.check(model, request)
 
     def _begun(self, request: InferRequest, now: int) -> LiveSequence:
-        """A new sequence, in a free slot or in the backlog."""
+        """Create a sequence, in a free slot or in the backlog."""
         sequence = LiveSequence(request.correlation_id, self._states.first)
         self._roster.open(sequence)
         slot = self._free_slot()
@@ -380,7 +380,7 @@ class SequenceScheduler:
         return SequenceDecision(batch, 0, instance.key)
 
     def _advance(self, slot: Slot, now: int) -> None:
-        """Let what waits in a slot go on, and give the slot to another sequence where its own is over."""
+        """Issue the next request of a slot, and give the slot to another sequence if its own is over."""
         self._rows[slot.instance.key].issue(slot, now)
         if slot.sequence is not None:
             self._leave_if_over(slot.sequence, now)
@@ -391,14 +391,14 @@ class SequenceScheduler:
             self._vacate(sequence, now)
 
     def _vacate(self, sequence: LiveSequence, now: int) -> None:
-        """Take the slot of a sequence that is over away from it."""
+        """Release the slot of a sequence that is over."""
         slot = sequence.slot
         if slot is not None and slot.sequence is sequence:
             slot.sequence = None
             self._offer(slot, now)
 
     def _offer(self, slot: Slot, now: int) -> None:
-        """Give a slot to the first sequence of the backlog, if there is any."""
+        """Give a slot to the first sequence of the backlog; without a backlog it becomes free."""
         if not slot.instance.accepting:
             return
         sequence = next(iter(self._roster.backlog), None)
@@ -419,10 +419,10 @@ class SequenceScheduler:
                 return slot
         return None
 
-    # How sequences end.
+    # Ends of sequences.
 
     def _cancelled(self, request: InferRequest) -> None:
-        """A request was given up while it waited: what follows it in its sequence cannot run either."""
+        """Fail a request that was cancelled while it waited, and the requests after it in its sequence."""
         sequence = self._roster.waiting[request.serial]
         slot = sequence.slot
         doomed = list(sequence.waiting)
@@ -439,11 +439,11 @@ class SequenceScheduler:
         self.on_cancelled()
 
     def _waits(self, slot: Slot) -> bool:
-        """Whether what is under way in a slot waits for a batch."""
+        """Whether the in-flight request of a slot still waits for a batch."""
         return slot.in_flight is not None and slot.in_flight.serial in self._roster.waiting
 
     def _withdraw(self, slot: Slot) -> list[InferRequest]:
-        """Take back the request of a slot that waits for a batch, if there is one."""
+        """Take back and return the request of a slot that waits for a batch, if any."""
         request = slot.in_flight
         if request is None or not self._waits(slot):
             return []
@@ -453,7 +453,7 @@ class SequenceScheduler:
         return [request]
 
     def _iterate(self, sequence: LiveSequence, request: InferRequest, again: bool, now: int) -> None:
-        """Have a request run again, or end its sequence."""
+        """Run a request of an iterative model again, or end its sequence."""
         if again and not sequence.closed:
             request.flags = 0
             sequence.repeated = request
@@ -467,7 +467,7 @@ class SequenceScheduler:
                 one.fail(cancelled())
 
     def _holds(self) -> bool:
-        """Whether too few requests have come for anything to run."""
+        """Whether too few requests have arrived for any to run."""
         backlog = sum(len(sequence.waiting) for sequence in self._roster.backlog)
         self._held = len(self) - backlog < self.policy.hold or backlog < self.policy.hold_backlog
         return self._held

@@ -1,4 +1,4 @@
-"""A sequence that is under way, and the slots of an instance, each of which has one sequence at a time."""
+"""Active sequences, and the slots of instances, each with one sequence at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from conch.schedulers.sequences.states import State, StateKeeper, zeros
 
 
 class LiveSequence:
-    """A sequence from its first request to the last.
+    """An active sequence, from its first request to its last; it has a slot or waits for one.
 
-    It has a slot or waits for one; ``closed`` says that no request joins it any more: it has had its last one, was
-    cancelled or was forgotten.  ``last`` is when it last had a request (ns), ``expires`` when it may wait no longer for
-    a slot (ns, 0 for never).
+    ``closed`` is True if no more requests may join it, because it had its last request, was cancelled or was removed.
+    ``last`` is the time of its last activity (ns), ``expires`` the deadline of its wait for a slot (ns, 0 for none).
     """
 
     __slots__ = ("closed", "expires", "id", "last", "repeated", "running", "slot", "state", "waiting")
@@ -23,13 +22,13 @@ class LiveSequence:
         self.id = id
         self.state = state
         self.waiting: deque[InferRequest] = deque()
-        #: How many of its requests an instance has been given.
+        #: Number of its requests that an instance has.
         self.running = 0
         self.slot: Slot | None = None
         self.closed = False
         self.last = 0
         self.expires = 0
-        #: The request that runs again, in an iterative model.
+        #: The request that an iterative model runs again.
         self.repeated: InferRequest | None = None
 
     @property
@@ -38,10 +37,9 @@ class LiveSequence:
 
 
 class Slot:
-    """A place for one sequence; ``number`` is its row.
+    """A slot for one sequence; ``number`` is its row in the batch.
 
-    ``in_flight`` is the request that its instance has been given and has not done, of this sequence or of the one
-    before it.
+    ``in_flight`` is the request that its instance has, from this sequence or from the previous one.
     """
 
     __slots__ = ("in_flight", "instance", "number", "owner", "sequence")
@@ -51,16 +49,16 @@ class Slot:
         self.number = number
         self.sequence: LiveSequence | None = None
         self.in_flight: InferRequest | None = None
-        #: Whose ``in_flight`` is.
+        #: The sequence of ``in_flight``.
         self.owner: LiveSequence | None = None
 
     def begin(self, request: InferRequest, sequence: LiveSequence) -> None:
-        """The instance is given ``request``."""
+        """Record that the instance has been given ``request``."""
         self.in_flight, self.owner = request, sequence
         sequence.running += 1
 
     def finish(self) -> LiveSequence | None:
-        """The instance has done what was under way here, if anything was; returns whose it was."""
+        """Clear the in-flight request, if any, when it has completed; return its sequence."""
         owner, self.in_flight, self.owner = self.owner, None, None
         if owner is not None:
             owner.running -= 1
@@ -70,7 +68,7 @@ class Slot:
 class InstanceSlots:
     """The slots of the instance ``key``, which runs one batch at a time.
 
-    ``accepting`` is false when it gets no new sequences: it has died, or is about to go.
+    ``accepting`` is False if it gets no new sequences, because it has died or is being retired.
     """
 
     def __init__(self, key: str, count: int, order: int) -> None:
@@ -82,25 +80,28 @@ class InstanceSlots:
 
     @property
     def vacant(self) -> bool:
-        """Whether it has no sequence and nothing to run."""
+        """Whether it has no sequences and no requests."""
         return not self.busy and all(slot.sequence is None and slot.in_flight is None for slot in self.slots)
 
     @property
     def eager(self) -> bool:
-        """Whether it could run and some of its requests wait."""
+        """Whether it is not busy and has waiting requests."""
         return not self.busy and any(
             slot.in_flight is not None or (slot.sequence is not None and slot.sequence.waiting) for slot in self.slots
         )
 
 
 class NullRequest(InferRequest):
-    """Fills a row whose sequence has no request, so that the others keep theirs; nobody gets its responses."""
+    """Fills a batch row whose sequence has no request, so that other sequences keep their rows.
+
+    Its responses are discarded.
+    """
 
     __slots__ = ()
 
 
 class RequestPreparer:
-    """Gives requests what models see of their sequences: controls and states."""
+    """Adds control inputs and states of sequences to requests."""
 
     def __init__(self, controls: ControlInputs, states: StateKeeper) -> None:
         self._controls = controls
@@ -119,7 +120,7 @@ class RequestPreparer:
                 self._follow(request, sequence)
 
     def null(self, like: InferRequest, state: State) -> NullRequest:
-        """A request for a row without one, in the shapes of a request that is in the same batch."""
+        """Return a request for an empty row, with the input shapes of ``like``, a request in the same batch."""
         inputs = {name: zeros(tensor) for name, tensor in like.inputs.items()}
         inputs.update({tensor.name: tensor for tensor in self._controls.of_null})
         inputs.update({name: zeros(tensor) for name, tensor in state.items()})
@@ -136,7 +137,7 @@ class RequestPreparer:
 
 
 def same_shapes(signature: ModelSignature, first: InferRequest, other: InferRequest) -> bool:
-    """Whether two requests may share a batch: the same inputs, and the same variable dimensions."""
+    """Whether two requests may share a batch: same inputs, same variable dimensions."""
     if first.inputs.keys() != other.inputs.keys():
         return False
     return all(
@@ -147,4 +148,4 @@ def same_shapes(signature: ModelSignature, first: InferRequest, other: InferRequ
 
 
 def _ignore(response: InferResponse) -> None:
-    """Nobody waits for what a model answers to a row without a request."""
+    """Discard the response of a row without a request."""

@@ -1,4 +1,4 @@
-"""Implicit state: outputs that the server keeps for a sequence and gives to the model with its next request."""
+"""Implicit state: outputs that the server stores for a sequence and adds as inputs to its next request."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from conch.config.schema import ModelConfig, datatype
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import ELEMENT_SIZE, WireTensor
 
-#: The tensors of a sequence's state by the names of the inputs.
+#: The state tensors of a sequence, by input name.
 State = Mapping[str, WireTensor]
 
-#: An empty text, as BYTES has it (bytes).
+#: Size of an empty string in a BYTES tensor (bytes).
 _EMPTY_TEXT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One state: the ``output`` of a request is the ``input`` of the next; ``first`` is that of a sequence's first."""
+    """A state: the ``output`` of a request becomes the ``input`` of the next; ``first`` is the initial value."""
 
     input: str
     output: str
@@ -27,11 +27,11 @@ class StateTensor:
 
 
 class StateKeeper:
-    """Knows the states of a model; without any it does nothing."""
+    """Handles the states of a model; does nothing if the model has none."""
 
     def __init__(self, tensors: tuple[StateTensor, ...] = ()) -> None:
         self._inputs = {tensor.output: tensor.input for tensor in tensors}
-        #: The state with which a sequence starts.
+        #: The initial state of a sequence.
         self.first: State = {tensor.input: tensor.first for tensor in tensors}
         self.outputs = tuple(self._inputs)
 
@@ -39,7 +39,7 @@ class StateKeeper:
         return bool(self._inputs)
 
     def after(self, state: State, response: InferResponse) -> State:
-        """The state after a response; what it does not give stays as it was."""
+        """Return the state after a response; tensors that are not in the response keep their value."""
         given = {
             self._inputs[tensor.name]: WireTensor(
                 self._inputs[tensor.name], tensor.datatype, tensor.shape, bytes(tensor.data)
@@ -50,7 +50,7 @@ class StateKeeper:
         return {**state, **given} if given else state
 
     def watch(self, request: InferRequest) -> None:
-        """Ask the model for the states too, and keep from the client those that it has not asked for."""
+        """Request the state outputs too, and remove those from responses that the client did not request."""
         hidden = frozenset(self.outputs).difference(request.outputs)
         if not hidden:
             return
@@ -65,9 +65,9 @@ class StateKeeper:
 
 
 def state_tensors(config: ModelConfig, files: Mapping[str, bytes]) -> tuple[StateTensor, ...]:
-    """The states of an effective configuration; ``files`` has the data of initial states by the names of the inputs.
+    """Return the states of an effective configuration; ``files`` has the data of initial states by input name.
 
-    A state without an initial one begins with zeros, and with 1 in place of each variable dimension.
+    A state without an initial value starts with zeros, and with size 1 for each variable dimension.
     """
     tensors = []
     for state in config.sequence_batching.state:
@@ -83,6 +83,6 @@ def state_tensors(config: ModelConfig, files: Mapping[str, bytes]) -> tuple[Stat
 
 
 def zeros(tensor: WireTensor) -> WireTensor:
-    """A tensor of the same shape that holds zeros, or empty texts."""
+    """Return a tensor of the same shape, filled with zeros or empty strings."""
     size = ELEMENT_SIZE.get(tensor.datatype, _EMPTY_TEXT) * prod(tensor.shape)
     return WireTensor(tensor.name, tensor.datatype, tensor.shape, bytes(size))

@@ -1,1 +1,1 @@
-"""Memory that clients share with the server: regions that they register, and tensors in them."""
+"""Shared memory regions that clients register, and tensors in them."""

@@ -1,7 +1,7 @@
-"""A region of a GPU's memory that a client has made: opened through the driver by its handle, copied from and to it.
+"""A client's region of GPU memory, opened by its handle through the CUDA driver.
 
-The driver is called as it is (``libcuda``), so that no worker's framework is needed in the server; its first use makes
-a context of the process on the GPU.  Used on the event loop.
+The driver (``libcuda``) is called directly, so that the server needs no framework; the first call creates a context of
+the process on the GPU. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class _IpcHandle(ctypes.Structure):
 
 
 class CudaRegion:
-    """``size`` bytes of GPU number ``device``, open for as long as somebody holds this object."""
+    """``size`` bytes of memory on GPU ``device``; open as long as this object exists."""
 
     def __init__(self, name: str, handle: bytes, device: int, size: int) -> None:
-        """Raises INVALID_ARG for a handle that the driver does not know, or memory that is smaller."""
+        """Open the memory. Raises INVALID_ARG if the driver rejects the handle or the memory is too small."""
         self.name, self.device, self.size = name, device, size
         self._pointer = ctypes.c_uint64()
         failure = invalid("failed to register shared memory region: invalid args")
@@ -44,25 +44,25 @@ class CudaRegion:
 
     @property
     def status(self) -> dict[str, str | int]:
-        """What clients are told of the region."""
+        """The status of the region for clients."""
         return {"name": self.name, "device_id": self.device, "byte_size": self.size}
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Copy what follows ``offset``, which is within the region, to ``target``.  Raises INTERNAL if that fails."""
+        """Fill ``target`` with the bytes from ``offset``; both must fit. Raises INTERNAL if the driver fails."""
         size = len(target)
         there = (ctypes.c_char * size).from_buffer(target)
         self._call("cuMemcpyDtoH_v2", there, ctypes.c_uint64(self._pointer.value + offset), ctypes.c_size_t(size))
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Put data into the region, within which it is.  Raises INTERNAL where the driver fails."""
+        """Write data that fits into the region. Raises INTERNAL if the driver fails."""
         plain = bytes(data)
         self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(self._pointer.value + offset), plain, ctypes.c_size_t(len(plain)))
 
     def loan(self, offset: int, size: int) -> None:
-        """Nothing that a worker could read or write as a file."""
+        """Return None: GPU memory has no file that a worker can use."""
 
     def require(self, end: int) -> None:
-        """Do nothing: memory that is open here cannot be taken away."""
+        """Do nothing: a client cannot truncate open GPU memory."""
 
     def _call(self, function: str, *arguments: Any) -> None:
         _check("cuCtxSetCurrent", self._context)
@@ -72,7 +72,7 @@ class CudaRegion:
         if self._pointer.value:
             try:
                 self._call("cuIpcCloseMemHandle", self._pointer)
-            except ConchError:  # the client has ended, and its memory with it
+            except ConchError:  # the client has ended, and its memory is gone
                 pass
 
 
@@ -89,7 +89,7 @@ def _driver() -> Any:
 
 @cache
 def _context(device: int) -> ctypes.c_void_p:
-    """The context of this process on a GPU, which others in the process share."""
+    """The primary context of a GPU, shared within this process."""
     number, context = ctypes.c_int(), ctypes.c_void_p()
     _check("cuDeviceGet", ctypes.byref(number), device)
     _check("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
@@ -97,7 +97,7 @@ def _context(device: int) -> ctypes.c_void_p:
 
 
 def _check(function: str, *arguments: Any) -> None:
-    """Call a function of the driver; raises INTERNAL with its name and code where it fails."""
+    """Call a driver function; raises INTERNAL with its name and code if it fails."""
     code = getattr(_driver(), function)(*arguments)
     if code:
         raise internal(f"CUDA: {function} failed with code {code}")

@@ -1,6 +1,6 @@
-"""The regions that clients have registered, by name: ``--allow-client-shm``.
+"""The registry of client shared memory regions (``--allow-client-shm``).
 
-One for all front ends; lives on the event loop.  Source of the texts: Triton's shared memory extension.
+Shared by all front ends; used on the event loop. Source of the messages: Triton's shared memory extension.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from conch.tensors import Buffer, Loan, StoredData
 from conch.wire.regions import Regions, unknown_region
 from conch.workers.child.packing import INLINE_LIMIT
 
-# Engines and libraries in workers make such memory under names that anybody can list. Linux only; elsewhere nothing
-# is found.
+# Engines and libraries in workers create shared memory under names that any user can list. Detection works on Linux
+# only; elsewhere nothing is found.
 
 
 def is_mapped(file: os.stat_result, roots: Iterable[int], proc: Path = Path("/proc")) -> bool:
-    """Whether one of the processes ``roots``, or a descendant, has mapped or opened a file."""
+    """Whether one of the processes ``roots`` or a descendant has mapped or opened a file."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}", str(file.st_ino)
     return any(
         _maps(wanted, proc / str(pid)) or _opens(file, proc / str(pid)) for root in roots for pid in _family(root, proc)
@@ -38,11 +38,11 @@ def _family(pid: int, proc: Path) -> Iterator[int]:
 
 
 def _maps(wanted: tuple[str, str], process: Path) -> bool:
-    """Whether a process has mapped the file with a device and an inode, as the kernel writes them."""
+    """Whether a process has mapped the file with this device and inode, in the format of ``/proc/PID/maps``."""
     try:
         with open(process / "maps", "rb") as lines:
             return any(tuple(line.decode("latin-1").split(None, 5)[3:5]) == wanted for line in lines)
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
 
 
@@ -55,26 +55,26 @@ def _opens(file: os.stat_result, process: Path) -> bool:
         try:
             if os.path.samestat(os.stat(process / "fd" / descriptor), file):
                 return True
-        except OSError:  # closed meanwhile
+        except OSError:  # it was just closed
             continue
     return False
 
 
 ClientRegion = SystemRegion | CudaRegion
 
-#: How many regions there may be: each takes a descriptor.
+#: Maximum number of regions: each needs a file descriptor.
 MOST_REGIONS: Final = 1024
-#: Of how many files it is remembered that they were clients'.
+#: Maximum number of remembered client files.
 _MOST_KNOWN: Final = 4 * MOST_REGIONS
-#: Inputs of so many bytes are not copied before a worker's memory is there for them.
+#: Inputs of at least this size (bytes) are copied only when worker memory is available for them.
 _COPIED_LATER: Final = INLINE_LIMIT
 _KINDS: Final[dict[type[ClientRegion], str]] = {SystemRegion: "system", CudaRegion: "CUDA"}
 
 
 class ClientRegions:
-    """The regions by name; false while there is none.
+    """The registered regions by name; false while there are none.
 
-    ``workers`` tells the ids of the server's workers, ``gpus`` are those that there are.
+    ``workers`` returns the process ids of the server's workers; ``gpus`` are the available GPUs.
     """
 
     def __init__(self, allowed: bool, workers: Callable[[], Iterable[int]], gpus: tuple[int, ...]) -> None:
@@ -82,7 +82,7 @@ class ClientRegions:
         self._workers = workers
         self._gpus = gpus
         self._regions: dict[str, ClientRegion] = {}
-        # Device and inode of files that were clients' when they were registered: workers may have them open since.
+        # Device and inode of files that were accepted as a client's: workers may have opened them since.
         self._known: dict[tuple[int, int], None] = {}
 
     def __bool__(self) -> bool:
@@ -96,9 +96,10 @@ class ClientRegions:
             )
 
     async def register_system(self, name: str, key: str, offset: int, size: int) -> None:
-        """Let requests use a part of the shared memory ``key``.
+        """Register a part of the shared memory ``key``.
 
-        Raises ALREADY_EXISTS for a name in use, and INVALID_ARG or INTERNAL for what cannot be a client's region.
+        Raises ALREADY_EXISTS for a name in use, UNAVAILABLE if there are too many regions, and INVALID_ARG or INTERNAL
+        if the memory cannot be a client's region.
         """
         self._require_new(name)
         region = SystemRegion(name, key, offset, size)
@@ -116,21 +117,21 @@ class ClientRegions:
             del self._known[next(iter(self._known))]
 
     def register_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
-        """Let requests use memory of a GPU, which a handle of CUDA's names; raises as :meth:`register_system`."""
+        """Register GPU memory by its CUDA IPC handle; raises as :meth:`register_system`."""
         self._require_new(name)
         if not self._gpus:
             raise invalid(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
         self._regions[name] = CudaRegion(name, handle, device, size)
 
     def unregister(self, kind: type[ClientRegion], name: str = "") -> None:
-        """Forget a region of a kind, or all of them; those that requests use go when these have ended."""
+        """Remove a region of a kind, or all regions of the kind; in-flight requests keep theirs until they end."""
         if not name:
             self._regions = {name: region for name, region in self._regions.items() if not isinstance(region, kind)}
         elif isinstance(self._regions.get(name), kind):
             del self._regions[name]
 
     def status(self, kind: type[ClientRegion], name: str = "") -> list[dict[str, Any]]:
-        """What is known of a region, or of all of a kind, by name.  Raises NOT_FOUND for one that is not there."""
+        """The status of a region, or of all regions of a kind. Raises NOT_FOUND for an unknown region."""
         if not name:
             return [one.status for _, one in sorted(self._regions.items()) if isinstance(one, kind)]
         region = self._regions.get(name)
@@ -144,7 +145,7 @@ class ClientRegions:
         return [region.status]
 
     def held_by(self, hold: Callable[[int], None]) -> HeldRegions:
-        """The regions for one request, for which ``hold`` counts the bytes that are read."""
+        """The regions for one request; ``hold`` counts the bytes that are copied."""
         return HeldRegions(self._regions, hold)
 
     def _require_new(self, name: str) -> None:
@@ -157,7 +158,7 @@ class ClientRegions:
 
 
 class HeldRegions(Regions):
-    """What one request has in the regions; ``hold`` counts the bytes that are copied, or refuses them by raising."""
+    """The tensors of one request in regions; ``hold`` counts the bytes that are copied and raises to refuse them."""
 
     __slots__ = ("_hold", "_regions")
 
@@ -168,7 +169,7 @@ class HeldRegions(Regions):
 
     def read(self, datatype: str, name: str, offset: int, size: int) -> Any:
         region = self._find(name, offset, size)
-        if size >= _COPIED_LATER and datatype != "BYTES":  # whose lengths are checked, and must be the same later
+        if size >= _COPIED_LATER and datatype != "BYTES":  # lengths of BYTES elements must not change after their check
             source = RegionData(region, offset, size, self._hold)
             self.sources.append(source)
             return source
@@ -192,7 +193,7 @@ class HeldRegions(Regions):
 
 
 class RegionData(StoredData):
-    """An input that is read when its request runs; keeps the region.  ``count`` is told of the bytes of a copy."""
+    """An input that is read when its request runs; keeps the region open. ``count`` counts the bytes of a copy."""
 
     __slots__ = ("_count", "_error", "_lent", "_offset", "_region", "_size")
 
@@ -219,7 +220,7 @@ class RegionData(StoredData):
         try:
             self._region.read_into(self._offset, target)
         except ConchError as error:
-            # Others are in the same batch: this one's client is told when it ends.
+            # Other requests share the batch, so this request fails only when it ends.
             self._error = error
             target[:] = bytes(len(target))
 
@@ -231,7 +232,7 @@ class RegionData(StoredData):
 
 
 class RegionTarget:
-    """A part of a region for an output; keeps the region."""
+    """A part of a region for an output; keeps the region open."""
 
     __slots__ = ("_offset", "_region", "_size")
 

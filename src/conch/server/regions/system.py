@@ -1,7 +1,7 @@
-"""A region of POSIX shared memory that a client has made: opened by its key, read and written through its file.
+"""A client's region of POSIX shared memory, opened by its key and accessed through its file.
 
-The file is never mapped: a client may shorten it at any time, and whoever touches a mapping beyond the end of its file
-is killed.  ``pread`` tells that there is nothing.  Used on the event loop.
+The file is never mapped: a client may truncate it at any time, and an access to a mapping beyond the end of the file
+kills the process. ``pread`` returns no data instead. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from conch.errors import ConchError, internal, invalid
 from conch.tensors import Buffer, Loan
 from conch.workers.child.lending import read_at, write_at
 
-#: Where Linux keeps shared memory that has a name.
+#: The directory of named shared memory on Linux.
 SHARED_MEMORY: Final = Path("/dev/shm")
-#: How the names of the shared memory of Triton's own processes begin.
+#: Name prefix of the shared memory of Triton's own processes.
 _RESERVED: Final = "triton_python_backend_shm_region_"
 
 
 class SystemRegion:
-    """``size`` bytes at ``offset`` of the shared memory with the name ``key``.
+    """``size`` bytes at ``offset`` of the shared memory ``key``.
 
-    It stays open for as long as somebody holds this object, whatever the client does with the name.
+    It stays open as long as this object exists, even if the client removes the name.
     """
 
     def __init__(self, name: str, key: str, offset: int, size: int, folder: Path = SHARED_MEMORY) -> None:
-        """Raises INTERNAL where there is no such memory, INVALID_ARG where the part is not within it, or reserved."""
+        """Open the memory.
+
+        Raises INTERNAL if it does not exist, INVALID_ARG for a reserved key or a part outside of the memory.
+        """
         self.name, self.key, self.offset, self.size = name, key, offset, size
         self._fd = -1
         plain = key.lstrip("/")
@@ -42,13 +45,13 @@ class SystemRegion:
         try:
             self._check()
         except ConchError:
-            self._close()  # now: the error holds this object for as long as somebody looks at it
+            self._close()  # at once: the error keeps this object alive as long as it is referenced
             raise
 
     def _check(self) -> None:
-        """Raise unless this is a part of a client's own shared memory, as far as the file tells."""
+        """Raise unless the file can be a client's shared memory and contains the region."""
         found = self.file
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # a link may lead to what is not the client's
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # a hard link may be a file that is not the client's
             raise _not_opened(self.key)
         problem = ""
         if self.offset + self.size > found.st_size:
@@ -60,18 +63,18 @@ class SystemRegion:
 
     @property
     def file(self) -> os.stat_result:
-        """What the system says of the file."""
+        """The ``stat`` result of the file."""
         return os.fstat(self._fd)
 
     @property
     def status(self) -> dict[str, str | int]:
-        """What clients are told of the region."""
+        """The status of the region for clients."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.size}
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Copy what follows ``offset``, which is within the region, to ``target``.
+        """Fill ``target`` with the bytes from ``offset``, which must be in the region.
 
-        Raises INVALID_ARG where the client has taken it away, INTERNAL where it cannot be read.
+        Raises INVALID_ARG if the client has truncated the memory, INTERNAL if it cannot be read.
         """
         try:
             whole = read_at(self._fd, target, self.offset + offset)
@@ -81,7 +84,7 @@ class SystemRegion:
             raise self._shortened()
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Put data into the region, within which it is; raises as :meth:`read_into`."""
+        """Write data that fits into the region; raises as :meth:`read_into`."""
         try:
             whole = write_at(self._fd, data, self.offset + offset)
         except OSError as error:
@@ -90,11 +93,11 @@ class SystemRegion:
             raise self._shortened()
 
     def loan(self, offset: int, size: int) -> Loan:
-        """A part for workers to read or write."""
+        """A part of the region that a worker can read or write directly."""
         return Loan(self, self._fd, self.offset + offset, size)
 
     def require(self, end: int) -> None:
-        """Raise INVALID_ARG where the client has taken away what is before ``end``."""
+        """Raise INVALID_ARG if the client has truncated the region to less than ``end`` bytes."""
         if self.offset + end > self.file.st_size:
             raise self._shortened()
 
@@ -111,7 +114,7 @@ class SystemRegion:
 
 
 def _opened(folder: Path, plain: str, key: str) -> int:
-    """The descriptor of what ``shm_open`` opens, which takes no links and no folders; without waiting for anybody."""
+    """Open a file as ``shm_open`` does, without following links or blocking; returns its descriptor."""
     if not plain or "/" in plain:
         raise _not_opened(key)
     try:

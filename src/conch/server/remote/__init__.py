@@ -1,1 +1,1 @@
-"""Models that other servers run: which of them gets a request, how it travels there, and whether they are ready."""
+"""Remote models, which other servers run: endpoint selection, transports and health checks."""

@@ -1,4 +1,4 @@
-"""Makes what the executor of a remote model needs: credentials from files and the environment, and transports."""
+"""Creates the transports of a remote model, with credentials from files and the environment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from conch.server.remote.transport import Connect, RemoteModel, RemoteTransport,
 
 
 async def connecting(settings: RemoteSettings, directory: Path, *, decoupled: bool) -> Connect:
-    """What connects to the servers of a model; files are read in a thread.
+    """Return a function that creates transports to the servers of a model; files are read in a thread.
 
-    Raises INVALID_ARG for files that cannot be used and for environment variables that are not set.
+    Raises INVALID_ARG for unusable files, unset environment variables and invalid headers.
     """
     model = RemoteModel(
         settings.model,
@@ -33,13 +33,13 @@ async def connecting(settings: RemoteSettings, directory: Path, *, decoupled: bo
 def _connect(model: RemoteModel, url: RemoteUrl) -> RemoteTransport:
     if not url.is_grpc:
         return RemoteHttp(url, model)
-    from conch.server.remote.grpc_calls import RemoteGrpc  # loads gRPC's library, which most servers need not
+    from conch.server.remote.grpc_calls import RemoteGrpc  # imports the gRPC library, which most servers do not need
 
     return RemoteGrpc(url, model)
 
 
 def _headers(settings: RemoteSettings) -> dict[str, str]:
-    """The headers of every request; their values are in environment variables, never in the configuration."""
+    """The headers of each request; their values come from environment variables, never from the configuration."""
     headers: dict[str, str] = {}
     for line in _variable("headers_env", settings.headers_env).splitlines():
         name, colon, value = line.partition(":")
@@ -65,7 +65,7 @@ def _variable(parameter: str, name: str) -> str:
 
 
 def _read_tls(settings: RemoteSettings, directory: Path) -> TlsContents:
-    """The contents of the files for encrypted connections; blocking."""
+    """Read the files for encrypted connections; blocking."""
     authorities = _read("ca_file", directory, settings.ca_file)
     certificate = _read("certificate_file", directory, settings.certificate_file)
     key = _read("key_file", directory, settings.key_file)

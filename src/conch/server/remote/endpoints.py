@@ -1,6 +1,6 @@
-"""Which of the servers of a remote model gets a request.
+"""Assigns the requests of a remote model to its servers.
 
-Pure: the clock is passed in, and whoever asks the servers says whether they are ready.  Lives on the event loop.
+Pure: the clock is an argument, and the caller reports whether servers are ready. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 from conch.errors import ConchError, unavailable
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
 
-#: By how much an endpoint's requests may exceed their average before those that belong to it go elsewhere.
+#: Factor over the average load beyond which an endpoint gets no more requests by their key.
 _OVERLOAD: Final = 1.5
-#: So many requests under way are never an overload.
+#: Below this number of in-flight requests, an endpoint is never overloaded.
 _FEW: Final = 4
 NOT_ASKED: Final = "it has not been asked yet"
 NO_ENDPOINTS: Final = "it has no servers"
@@ -25,9 +25,9 @@ NO_ENDPOINTS: Final = "it has no servers"
 
 @dataclass(slots=True, eq=False)
 class RemoteEndpoint:
-    """One server.  ``reason`` says why it gets no requests, and is empty for one that does.
+    """A server of a remote model. ``reason`` is why it gets no requests; empty if it gets requests.
 
-    ``leaving``: it is no longer listed, and goes when its requests and its sequences have ended.
+    ``leaving``: it is no longer listed, and is removed when its requests and sequences have ended.
     """
 
     url: str
@@ -44,9 +44,9 @@ class RemoteEndpoint:
 
 @dataclass(slots=True, eq=False)
 class PinnedSequence:
-    """A sequence, its server, the time of its last activity (s), and the number of its in-flight requests.
+    """A sequence and its server, with the time of its last activity (s) and the number of its in-flight requests.
 
-    It may move to another server while its first request is ``starting``.  ``lost`` is the reason if it ended early.
+    It can move to another server while its first request is ``starting``. ``lost`` is the reason if it ended early.
     """
 
     endpoint: RemoteEndpoint
@@ -58,7 +58,7 @@ class PinnedSequence:
 
 @dataclass(slots=True, eq=False)
 class Assignment:
-    """The server of a request, and the request's sequence if it is known here."""
+    """The server of a request, and its sequence if it has a known one."""
 
     endpoint: RemoteEndpoint
     sequence: PinnedSequence | None = None
@@ -69,46 +69,46 @@ class Assignment:
 
 
 class LostSequences:
-    """Why sequences of remote models have ended early, until their servers have forgotten them, too.
+    """The reasons of sequences that ended early, kept until their servers have forgotten the sequences too.
 
-    All remote models of a server share it: what a sequence has lost outlives the version that began it.
+    Shared by all remote models: a reason outlives the version on which its sequence started.
     """
 
     def __init__(self) -> None:
-        #: Reasons and when they may be forgotten (s), by model and correlation ID, the oldest first.
+        #: Reasons and their expiry times (s) by model and correlation ID, the oldest first.
         self._reasons: dict[tuple[str, int | str], tuple[str, float]] = {}
 
     def add(self, key: tuple[str, int | str], reason: str, now: float, idle_seconds: float) -> None:
-        """Refuse the further requests of a sequence until it starts again, for ``idle_seconds`` at most."""
+        """Record the reason for at most ``idle_seconds``, or until the sequence starts again."""
         for old, _ in list(takewhile(lambda item: item[1][1] < now, self._reasons.items())):
             del self._reasons[old]
         self._reasons.pop(key, None)
         self._reasons[key] = reason, now + idle_seconds
 
     def reason(self, key: tuple[str, int | str], now: float) -> str:
-        """Why a sequence has ended early; empty for one that has not."""
+        """The reason why a sequence ended early; empty if it did not."""
         reason, until = self._reasons.get(key, ("", 0.0))
         return reason if now <= until else ""
 
     def forget(self, key: tuple[str, int | str]) -> None:
-        """The sequence has been started again, or its last request has come."""
+        """Remove the reason; called when the sequence starts again or its last request arrives."""
         self._reasons.pop(key, None)
 
 
 def _accept(urls: Sequence[str]) -> None:
-    """Take the place of a check where every address is accepted."""
+    """Accept every address; the default check."""
 
 
 class Endpoints:
     """The servers that share the requests of one model.
 
-    The least loaded gets the next request, or the one to which its ``key`` belongs unless that has clearly more to do
-    than the others.  A sequence stays on the server where it started, until it ends or is idle for ``idle_seconds``.
-    If that server goes away, the whole sequence moves if its first request has not run yet, and fails otherwise:
-    ``lost`` has the sequences of the model ``key`` that have failed, also on other versions of it.
+    A request goes to the least loaded server, or to the server of its affinity key unless that server is overloaded.
+    A sequence stays on the server where it started, until it ends or is idle for ``idle_seconds``. If that server is
+    gone, the sequence moves to another server if its first request has not run yet; otherwise it fails. ``lost`` has
+    the failed sequences of the model ``key``, including those of its other versions.
 
-    ``check`` raises for addresses that are refused.  ``on_added`` and ``on_gone`` are told of every address that is to
-    be asked whether it is ready, and that is needed no longer.
+    ``check`` raises for invalid addresses. ``on_added`` is called with each new address, so that its health checks
+    start; ``on_gone`` is called with each address that is no longer needed.
     """
 
     def __init__(
@@ -136,33 +136,33 @@ class Endpoints:
 
     @property
     def urls(self) -> list[str]:
-        """The servers that get requests if they are ready."""
+        """The listed servers, which get requests if they are ready."""
         return [one.url for one in self._known.values() if not one.leaving]
 
     @property
     def in_flight(self) -> Mapping[str, int]:
-        """How many requests each server has, also those that get no new ones."""
+        """Number of in-flight requests of each server, including leaving servers."""
         return {url: one.in_flight for url, one in self._known.items()}
 
     @property
     def sequences(self) -> int:
-        """How many sequences are under way."""
+        """Number of active sequences."""
         self._forget_idle()
         return len(self._sequences)
 
     @property
     def reason(self) -> str:
-        """Why no request can be passed on; empty where one can."""
+        """The reason why no server can take a request; empty if one can."""
         listed = [one for one in self._known.values() if not one.leaving]
         if any(not one.reason for one in listed):
             return ""
         return "; ".join(f"{one.url}: {one.reason}" for one in listed) or NO_ENDPOINTS
 
     def update(self, urls: Sequence[str]) -> None:
-        """Share requests between ``urls`` from now on.
+        """Replace the list of servers by ``urls``.
 
-        New ones get requests as soon as they are ready.  Others get no new ones, finish what they have, and keep
-        their sequences.  Raises INVALID_ARG for an address that cannot be used; then nothing changes.
+        New servers get requests when they are ready. Removed servers finish their requests and keep their sequences,
+        but get no others. Raises INVALID_ARG for an invalid address; then nothing changes.
         """
         self._check(urls)
         wanted = dict.fromkeys(urls)
@@ -179,9 +179,9 @@ class Endpoints:
                 self._forget_if_done(one)
 
     def mark(self, url: str, reason: str, *, gone: bool = False) -> bool:
-        """Note that a server is ready, or the ``reason`` why not; returns whether that is news.
+        """Record that a server is ready (empty ``reason``) or why it is not; returns whether the reason has changed.
 
-        One that is ``gone`` has lost its sequences.
+        A ``gone`` server has lost its sequences.
         """
         endpoint = self._known.get(url)
         if endpoint is None:
@@ -193,9 +193,9 @@ class Endpoints:
         return news
 
     def take(self, request: InferRequest, key: bytes = b"") -> Assignment:
-        """Assign a request to a server; it counts as in flight there from now on.
+        """Assign a request to a server and count it as in flight there.
 
-        Raises UNAVAILABLE where there is none, and for a request of a sequence whose server has gone.
+        Raises UNAVAILABLE if no server can take it, or if its sequence has ended early.
         """
         self._forget_idle()
         sequence = self._sequence_of(request)
@@ -208,7 +208,7 @@ class Endpoints:
         return Assignment(endpoint, sequence)
 
     def follow(self, request: InferRequest, assignment: Assignment) -> None:
-        """Assign a request to its sequence's current server; call it when the requests before it have ended.
+        """Assign a request to its sequence's current server; call it when the previous requests have ended.
 
         Raises UNAVAILABLE for a sequence that has ended early.
         """
@@ -222,7 +222,7 @@ class Endpoints:
     def move(self, request: InferRequest, assignment: Assignment, key: bytes, without: Collection[str]) -> None:
         """Move a request that has not run, and the sequence that it starts, to another server.
 
-        ``without`` are the servers already tried.  Raises UNAVAILABLE if there is no other.
+        ``without`` has the servers already tried. Raises UNAVAILABLE if there is no other server.
         """
         endpoint, sequence = self._chosen(request, key, without), assignment.sequence
         if sequence is not None:
@@ -233,7 +233,7 @@ class Endpoints:
         self._reassign(assignment, endpoint)
 
     def release(self, request: InferRequest, assignment: Assignment) -> None:
-        """A request has ended."""
+        """Release the assignment of a request that has ended."""
         endpoint, sequence = assignment.endpoint, assignment.sequence
         endpoint.in_flight -= 1
         if sequence is not None:
@@ -248,7 +248,7 @@ class Endpoints:
         self._forget_if_done(endpoint)
 
     def fail(self, request: InferRequest, assignment: Assignment, reason: str) -> None:
-        """End the sequence of a request that may not have run; those after it fail for the ``reason`` given."""
+        """End the sequence of a request that may not have run; its later requests fail with ``reason``."""
         sequence = assignment.sequence
         if sequence is None or sequence.lost:
             return
@@ -259,7 +259,7 @@ class Endpoints:
                 self._lose(request.correlation_id, reason)
 
     def retire(self, reason: str) -> None:
-        """End all sequences for the requests that come from now on, which come to other versions of the model."""
+        """Mark all sequences as lost for later requests, which go to other versions of the model."""
         self._retired = reason
         for correlation_id in self._sequences:
             self._lose(correlation_id, reason)
@@ -269,11 +269,11 @@ class Endpoints:
         return bool(request.correlation_id) and bool(request.flags & SEQUENCE_START)
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to a sequence that is under way."""
+        """Whether a request continues an active sequence."""
         return request.correlation_id in self._sequences and not request.flags & SEQUENCE_START
 
     def _sequence_of(self, request: InferRequest) -> PinnedSequence | None:
-        """The sequence that a request continues.  Raises UNAVAILABLE for one that has ended early."""
+        """The sequence that a request continues, if any. Raises UNAVAILABLE if it has ended early."""
         correlation_id = request.correlation_id
         if not correlation_id or request.flags & SEQUENCE_START:
             return None
@@ -314,7 +314,7 @@ class Endpoints:
         if key:
             preferred = max(usable, key=lambda one: blake2b(key, key=_salt(one.url), digest_size=8).digest())
             limit = max(_FEW, ceil(_OVERLOAD * (sum(one.in_flight for one in usable) + 1) / len(usable)))
-            if request.correlation_id or preferred.in_flight < limit:  # another ingress may have seen it start
+            if request.correlation_id or preferred.in_flight < limit:  # it may have started at another ingress
                 return preferred
         return min(usable, key=lambda one: (one.in_flight, one.last_used))
 
@@ -338,7 +338,7 @@ class Endpoints:
         self._forget_if_done(endpoint)
 
     def _lose_sequences(self, endpoint: RemoteEndpoint) -> None:
-        """End the sequences that have started on a lost server; the others may still start elsewhere."""
+        """End the sequences that have started on a lost server; the others can still start elsewhere."""
         for correlation_id, sequence in list(self._sequences.items()):
             if sequence.endpoint is endpoint and not sequence.starting:
                 sequence.lost = f"its server {endpoint.url} went away"
@@ -349,13 +349,13 @@ class Endpoints:
         self._lost.add((self._key, correlation_id), reason, self._clock(), self._idle_seconds)
 
     def _note_seen(self, correlation_id: int | str, sequence: PinnedSequence) -> None:
-        """Keep the sequences in the order in which they were last heard of."""
+        """Record activity of a sequence; sequences are ordered by their last activity."""
         sequence.seen = self._clock()
         del self._sequences[correlation_id]
         self._sequences[correlation_id] = sequence
 
     def _forget_idle(self) -> None:
-        """Forget sequences of which nothing was heard for so long that their server has forgotten them."""
+        """Remove idle sequences, which their servers have forgotten too."""
         since = self._clock() - self._idle_seconds
         for correlation_id, sequence in list(takewhile(lambda one: one[1].seen < since, self._sequences.items())):
             if sequence.in_flight:
@@ -371,5 +371,5 @@ class Endpoints:
 
 
 def _salt(url: str) -> bytes:
-    """A key of blake2b, which has at most 64 bytes, for an address of any length."""
+    """A blake2b key for an address of any length; blake2b keys have at most 64 bytes."""
     return blake2b(url.encode(), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""Runs the requests of a model on other servers, at once: nothing waits here, those servers have the queues."""
+"""Sends the requests of a model to other servers at once; only those servers have queues."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
 
-#: How soon a server that was ready and is not any more is asked again (s); then less and less often.
+#: Delay before the second health check of an unavailable server (s); it doubles with each failure.
 _FIRST_DELAY: Final = 0.1
 _MOST_DOUBLINGS: Final = 20
 
 
 class HealthWatch:
-    """Tells ``on_verdict`` after every question why the server cannot be used (empty where it can), and if it is gone.
+    """Checks the health of a server periodically.
 
-    Asks every ``interval`` seconds, a server that is away a little sooner, and at once when :meth:`look` is called.
+    After each check, calls ``on_verdict`` with the reason why the server cannot be used (empty if it can) and whether
+    it is gone. Checks run every ``interval`` seconds, sooner after a failure, and at once after :meth:`look`.
     """
 
     def __init__(self, transport: RemoteTransport, interval: float, on_verdict: Callable[[str, bool], None]) -> None:
@@ -43,11 +44,11 @@ class HealthWatch:
         transport.on_broken = self.look
 
     def look(self) -> None:
-        """Ask now: something has happened."""
+        """Check now, because of an event."""
         self._looking.set()
 
     async def first(self) -> None:
-        """Wait until the server has been asked once."""
+        """Wait until the first check has completed."""
         await asyncio.shield(self._first)
 
     def stop(self) -> None:
@@ -56,7 +57,7 @@ class HealthWatch:
             self._first.set_result(None)
 
     async def _run(self) -> None:
-        away = 0  # how often in a row the server could not be used
+        away = 0  # number of consecutive failures
         while True:
             self._looking.clear()
             reason, gone = await self._ask()
@@ -82,16 +83,16 @@ class HealthWatch:
         return "", False
 
 
-#: How long is waited before the only server is tried again that could not be reached (s).
+#: Delay before a request is sent again to the only server, after it could not be reached (s).
 _BACK_OFF: Final = 0.1
-#: What a server answers whose model is being unloaded, among other things.
+#: Error codes of a server that is unloading the model; they have other causes too.
 _OF_A_MODEL_THAT_LEAVES: Final = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE))
 _STOPPING: Final = "the model is being unloaded"
 _RETIRED: Final = "the model was reloaded or unloaded"
 
 
 class _Server:
-    """The connections to one server, and whoever asks it whether it is ready."""
+    """The connections to a server, and its health checks."""
 
     def __init__(self, transport: RemoteTransport, health: HealthWatch) -> None:
         self.transport = transport
@@ -99,7 +100,7 @@ class _Server:
 
 
 class _InFlightRequest:
-    """A request on its way: the server that has it, the one before it in its sequence, the servers that were tried."""
+    """An in-flight request: its server, the task of the previous request in its sequence, and the servers tried."""
 
     __slots__ = ("assignment", "before", "request", "tried")
 
@@ -111,9 +112,9 @@ class _InFlightRequest:
 
 
 class RemoteSequences:
-    """What all remote models of a server share, so that a reload splits no sequence and mixes no two.
+    """Sequence state shared by all remote models, so that a reload neither splits nor mixes sequences.
 
-    ``last`` has the last task of each sequence that has one, by model and correlation ID.
+    ``last`` has the last task of each sequence with in-flight requests, by model and correlation ID.
     """
 
     def __init__(self) -> None:
@@ -168,7 +169,7 @@ class RemoteExecutor:
             on_gone=self._remove,
         )
 
-    # As of any executor
+    # Executor interface
 
     @property
     def ready(self) -> bool:
@@ -177,12 +178,12 @@ class RemoteExecutor:
 
     @property
     def away(self) -> str:
-        """Why no server can take a request; empty where one can."""
+        """The reason why no server can take a request; empty if one can."""
         return self.endpoints.reason
 
     @property
     def processes(self) -> Sequence[WorkerProcess]:
-        """Its processes are on other machines."""
+        """None: the processes belong to other servers."""
         return ()
 
     @property
@@ -193,7 +194,7 @@ class RemoteExecutor:
         return self.endpoints.continues(request)
 
     def submit(self, request: InferRequest) -> None:
-        """Pass a request on; raises UNAVAILABLE at once where no server can take it, or too much is in flight."""
+        """Send a request; raises UNAVAILABLE at once if no server can take it or too many requests are in flight."""
         if self._stopped:
             raise unavailable(f"model '{self._name}' is not available: {_STOPPING}")
         if len(self._tasks) >= self._limit:
@@ -211,22 +212,22 @@ class RemoteExecutor:
         task.add_done_callback(partial(self._ended, passage))
 
     def fail_waiting(self, error: ConchError) -> None:
-        """Nothing waits here."""
+        """Do nothing: requests do not wait in this executor."""
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
-        """No code of the model logs here."""
+        """Do nothing: the model's code runs on other servers."""
 
     def retire(self) -> None:
         self.endpoints.retire(_RETIRED)
 
     def abandon(self) -> None:
-        """Give up what is under way."""
+        """Fail and cancel all in-flight requests."""
         for request, task in list(self._tasks.items()):
             request.fail(unavailable(f"model '{self._name}' is not available: {_STOPPING}"))
             task.cancel()
 
     async def stop(self, seconds: float | None) -> None:
-        """Close all connections, once what is under way has ended, or after ``seconds``."""
+        """Close all connections when the in-flight requests have ended, or after ``seconds``."""
         if self._tasks and seconds:
             await asyncio.wait(list(self._tasks.values()), timeout=seconds)
         self._stopped = True
@@ -236,12 +237,12 @@ class RemoteExecutor:
         if self._closing:
             await asyncio.wait(list(self._closing))
 
-    # Of this one alone
+    # Specific to remote models
 
     async def start(self) -> None:
-        """Share the requests between the servers that the configuration names, once each has been asked if it is ready.
+        """Use the servers in the configuration; wait for their first health checks.
 
-        Returns as soon as one is, and in any case when all have been asked.
+        Returns when one server is ready or all have been checked.
         """
         self.endpoints.update(self._settings.urls)
         waiting = {self._loop.create_task(server.health.first()) for server in self._servers.values()}
@@ -251,7 +252,7 @@ class RemoteExecutor:
             task.cancel()
 
     async def config(self) -> ModelConfig:
-        """The model's configuration on the first server that shows one.  Raises UNAVAILABLE where none does."""
+        """The model's configuration from the first server that returns it. Raises UNAVAILABLE if none does."""
         reasons = []
         for url, server in self._servers.items():
             try:
@@ -285,9 +286,9 @@ class RemoteExecutor:
                 LOG.info("remote model '%s': %s is ready", self._name, url)
 
     def _affinity(self, request: InferRequest) -> bytes:
-        """What the request's endpoint is chosen by: its sequence, how the first text of an input begins, or the model.
+        """The affinity key of a request: its sequence, the model, or the start of the first text in an input.
 
-        Every server that passes requests on to the same endpoints chooses the same.
+        All servers with the same endpoints choose the same endpoint for a key.
         """
         if request.correlation_id:
             return f"sequence {request.correlation_id}".encode()
@@ -307,7 +308,7 @@ class RemoteExecutor:
             task.cancel()
 
     def _ended(self, passage: _InFlightRequest, task: asyncio.Task[None]) -> None:
-        """Whatever became of a request, also if it was cancelled before it was sent."""
+        """Release the assignment of a request that has ended, even if it was cancelled before it was sent."""
         request = passage.request
         del self._tasks[request]
         if request.cancelled and not request.answered:
@@ -318,7 +319,7 @@ class RemoteExecutor:
             del self._last_of[sequence]
 
     async def _run(self, passage: _InFlightRequest) -> None:
-        """Pass a request on, after the one before it in its sequence, and see to it that it ends."""
+        """Send a request after the previous request in its sequence, and make sure that it ends."""
         request = passage.request
         try:
             ends = self._ends(request)
@@ -340,9 +341,9 @@ class RemoteExecutor:
             request.fail(internal(f"the request could not be passed on to {url}: {error!r}"))
 
     async def _attempt(self, passage: _InFlightRequest, ends: float | None) -> None:
-        """Send a request to a server, and to another one if it could not be reached.
+        """Send a request to its server, and to another server if that one cannot be reached.
 
-        Where there is no other, the same one is tried once more.
+        If there is no other server, try the same one once more.
         """
         request = passage.request
         connect_until = monotonic() + self._settings.connect_timeout
@@ -371,7 +372,7 @@ class RemoteExecutor:
             await asyncio.sleep(_BACK_OFF)
 
     async def _send(self, passage: _InFlightRequest, url: str, ends: float | None) -> None:
-        """Pass a request on to one server, and its responses back."""
+        """Send a request to a server and deliver its responses."""
         request = passage.request
         seconds = None if ends is None else max(ends - monotonic(), 0.001)
         request.times.started = monotonic_ns()
@@ -389,13 +390,13 @@ class RemoteExecutor:
             raise
 
     def _too_late(self, passage: _InFlightRequest) -> ConchError:
-        """The error for a request whose deadline has passed."""
+        """The error for a request after its deadline; its sequence fails too."""
         request, url = passage.request, passage.assignment.url
         self.endpoints.fail(request, passage.assignment, f"{url} has not answered a request before this one in time")
         return unavailable(f"no answer from {url} within {(monotonic_ns() - request.times.queued) / 1e9:.3g} s")
 
     def _deliver(self, request: InferRequest, response: InferResponse) -> None:
-        """Pass a response on to whoever waits for it."""
+        """Pass a response to its request, unless that has ended."""
         if request.finished:
             return
         request.answered = True
@@ -410,7 +411,7 @@ class RemoteExecutor:
         request.respond(response)
 
     def _note_times(self, request: InferRequest) -> None:
-        """Count an execution, which takes as long as the server and the way to it do."""
+        """Record an execution; its duration includes the network."""
         infer = request.times.compute_infer = monotonic_ns() - request.times.started
         self._statistics.record_execution(request.batch_size, 0, infer, 0)
 
@@ -425,13 +426,13 @@ class RemoteExecutor:
         )
 
     def _suspect(self, url: str) -> None:
-        """Have a server asked at once that a request did not reach, or that did not answer it."""
+        """Check the health of a server at once, after a request to it failed."""
         server = self._servers.get(url)
         if server is not None:
             server.health.look()
 
     def _moved(self, passage: _InFlightRequest) -> bool:
-        """Give a request to a server that has not been tried; False where there is none, and for a running sequence."""
+        """Move a request to an untried server; False if there is none or its sequence has already started."""
         request, assignment = passage.request, passage.assignment
         passage.tried.add(assignment.url)
         if assignment.sequence is not None and not self.endpoints.begins(request):
@@ -443,10 +444,10 @@ class RemoteExecutor:
         return True
 
     def _may_repeat(self, request: InferRequest) -> bool:
-        """Whether a request may be sent again that may have run."""
+        """Whether a request that may have run can be sent again."""
         return self._settings.repeat_lost and not self._decoupled and not request.correlation_id
 
     def _ends(self, request: InferRequest) -> float | None:
-        """When the time for a request is over, by the configuration and by the request itself; None for never."""
+        """The deadline of a request (s, monotonic), from the configuration and the request; None without one."""
         limits = [seconds for seconds in (self._settings.timeout, request.timeout / 1e6) if seconds]
         return request.times.queued / 1e9 + min(limits) if limits else None

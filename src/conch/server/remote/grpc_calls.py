@@ -1,4 +1,4 @@
-"""Calls to another server over gRPC, with messages as bytes, so that tensors are copied once."""
+"""gRPC transport to another server; messages are sent as bytes, so that tensors are copied only once."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from conch.server.remote.transport import LostError, RemoteModel, UnreachedError
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES
 
-#: How long a server may take to end a stream that has been answered (s), and how long when the model is unloaded.
+#: Timeouts for a server to end a stream after the final response (s): normally, and when the model is unloaded.
 _END_SECONDS: Final = 5.0
 _LAST_END_SECONDS: Final = 1.0
-#: How many streams may be answered and not ended; of more, the oldest are cancelled.
+#: Maximum number of streams that have had their final response but not ended; the oldest are cancelled.
 _MOST_ENDING: Final = 1000
-#: So many calls may be all that a connection has room for: proxies often allow 100 or 128, a conch 1024.
+#: Number of calls from which health checks use their own connection: proxies often allow 100 or 128 streams on
+#: a connection, conch allows 1024.
 _MANY: Final = 50
-#: How gRPC begins the message of a call for which there was no connection.
+#: Start of gRPC's message for a call without a connection.
 _NO_CONNECTION: Final = "failed to connect to all addresses"
-#: ... and of one whose host has no address; before and since 1.75.
+#: Start of gRPC's message for a host without an address: before gRPC 1.75, and since.
 _NO_ADDRESS: Final = ("DNS resolution failed", "errors resolving ")
-#: What stands before the cause: a status, and the address, which is known.
+#: Text before the cause in a message: a status and the address, which is already known.
 _BEFORE_CAUSE: Final = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?(?:Failed to connect to remote host: )?")
-#: How BoringSSL, and gRPC itself, say what is wrong with a certificate.
+#: Certificate errors of BoringSSL and of gRPC itself.
 _CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: (.+?)(?:: OK)?$|Hostname Verification Check failed")
-#: What each of a proxy's refusals means; no server of the protocol gives them.
+#: Messages for a proxy's refusals; KServe servers do not return these statuses.
 _REFUSALS: Final = {
     grpc.StatusCode.UNAUTHENTICATED: "it wants other credentials (UNAUTHENTICATED; 'authorization_env' names them)",
     grpc.StatusCode.PERMISSION_DENIED: "it forbids the request (PERMISSION_DENIED)",
@@ -49,7 +50,7 @@ class RemoteGrpc:
         self._url = url
         self._model = model
         self._channel = self._open()
-        #: Asks whether the model is ready where requests leave no room for that.
+        #: Separate channel for health checks while many calls are in flight.
         self._asking: Any = None
         self._calls = 0
         self._metadata = tuple(model.headers.items())
@@ -63,7 +64,7 @@ class RemoteGrpc:
         model, url = self._model, self._url
         options = (
             *ANY_SIZE,
-            ("grpc.use_local_subchannel_pool", 1),  # one connection for each channel, which tells of its own faults
+            ("grpc.use_local_subchannel_pool", 1),  # the channel state then is that of one connection
             ("grpc.enable_retries", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", int(model.connect_timeout * 1000)),
@@ -80,7 +81,7 @@ class RemoteGrpc:
         answer = service_pb2.ModelReadyResponse.FromString(await self._ask("ModelReady", request))
         if not answer.ready:
             metadata = service_pb2.ModelMetadataRequest(name=self._model.name, version=self._version)
-            await self._ask("ModelMetadata", metadata)  # says so where there is no such model
+            await self._ask("ModelMetadata", metadata)  # raises if the model does not exist
             raise unavailable(f"model '{self._model.name}' is not ready there")
 
     async def config(self) -> ModelConfig:
@@ -129,7 +130,7 @@ class RemoteGrpc:
                 streamed = service_pb2.ModelStreamInferResponse.FromString(answer)
                 if streamed.error_message:
                     answered = True
-                    raise ConchError(streamed.error_message, Code.UNKNOWN)  # Triton's protocol has no code for it
+                    raise ConchError(streamed.error_message, Code.UNKNOWN)  # streams have no error codes in Triton
                 response = decode_response(streamed.infer_response)
                 answered = response.final
                 deliver(response)
@@ -139,11 +140,11 @@ class RemoteGrpc:
             if answered:
                 self._let_end(call)
             else:
-                call.cancel()  # does nothing to a call that has ended
+                call.cancel()  # no effect on a call that has ended
         deliver(InferResponse())
 
     def _let_end(self, call: Any) -> None:
-        """Leave the end of a stream that has been answered to the server: cancelled just then, Triton crashes."""
+        """Wait in the background for the server to end a completed stream: Triton crashes if it is cancelled then."""
         ending = self._loop.create_task(_end_of(call))
         self._ending[ending] = None
         ending.add_done_callback(lambda _: self._ending.pop(ending, None))
@@ -151,7 +152,7 @@ class RemoteGrpc:
             next(iter(self._ending)).cancel()
 
     async def _ask(self, method: str, request: Any) -> bytes:
-        """Call a method that says something of the model.  Raises what is wrong in words for whoever set it up."""
+        """Call a method about the model other than inference. Raises errors with messages for the operator."""
         channel = self._channel
         if self._calls + len(self._ending) >= _MANY:
             channel = self._asking = self._asking or self._open()
@@ -188,7 +189,7 @@ class RemoteGrpc:
         return ConchError(details or status.name, CODES.get(status.value[0], Code.UNKNOWN))
 
     async def _watch(self) -> None:
-        """Tell of a connection that was there and has gone."""
+        """Call ``on_broken`` when the connection breaks."""
         ready = grpc.ChannelConnectivity.READY
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.UsageError):
             while True:
@@ -199,14 +200,14 @@ class RemoteGrpc:
 
 
 async def _end_of(call: Any) -> None:
-    """Read a stream until it ends, and cancel it if it does not."""
+    """Read a stream until it ends; cancel it after a timeout."""
     try:
         with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.CancelledError):
             async with asyncio.timeout(_END_SECONDS):
                 async for _ in call:
                     pass
     finally:
-        call.cancel()  # does nothing to a call that has ended
+        call.cancel()  # no effect on a call that has ended
 
 
 def _decoded(answer: bytes) -> InferResponse:
@@ -214,14 +215,14 @@ def _decoded(answer: bytes) -> InferResponse:
         response = decode_response(service_pb2.ModelInferResponse.FromString(answer))
     except ConchError:
         raise
-    except Exception as error:  # of the protobuf library: whatever the bytes are, they are no message
+    except Exception as error:  # protobuf's error for bytes that are not a message
         raise internal(f"the answer is not a message of the protocol: {error}") from None
     response.final = True
     return response
 
 
 def _cause(details: str) -> str:
-    """Why there is no connection: the end of gRPC's chain of reasons."""
+    """The reason for a failed connection: the last cause in gRPC's message."""
     cause = details.rpartition("last error: ")[2] or details
     certificate = _CERTIFICATE.search(cause)
     if certificate is not None:

@@ -1,4 +1,4 @@
-"""Calls to another server over HTTP: as many connections as requests run at the same time, kept for later ones."""
+"""HTTP transport to another server: a connection for each concurrent request, reused for later requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conch.wire.json.outgoing import decode_error, decode_response, encode_reque
 
 
 class HttpAnswer(NamedTuple):
-    """An answer that has come whole; ``header_length`` is how many bytes of the ``body`` are JSON, None for all."""
+    """A complete response; ``header_length`` is the number of JSON bytes in ``body``, None if all are."""
 
     status: int
     body: bytes
@@ -31,14 +31,14 @@ class HttpAnswer(NamedTuple):
 
 
 class RemoteHttpConnection(asyncio.Protocol):
-    """``on_closed`` is called once, when it has ended, with whether the other end did that while it was idle."""
+    """A connection; ``on_closed`` is called once at its end, with whether the server closed it while it was idle."""
 
     def __init__(self, on_closed: Callable[[RemoteHttpConnection, bool], None]) -> None:
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[HttpAnswer] | None = None
         self._ended_here = False
-        #: When the last answer was complete (s, monotonic).
+        #: Time of the last complete response (s, monotonic).
         self.since = monotonic()
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
@@ -51,9 +51,9 @@ class RemoteHttpConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing() and self._answer is None
 
     async def exchange(self, parts: Sequence[Buffer]) -> HttpAnswer:
-        """Send a request and wait for its answer.  Raises :class:`LostError` when the connection breaks first.
+        """Send a request and wait for its response. Raises :class:`LostError` if the connection breaks first.
 
-        Cancelling closes the connection, by which the server knows that nobody waits any more.
+        Cancelling closes the connection, so that the server cancels the request.
         """
         assert self._transport is not None
         answer: asyncio.Future[HttpAnswer] = self._loop.create_future()
@@ -66,7 +66,7 @@ class RemoteHttpConnection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """End the connection at once."""
+        """Close the connection at once."""
         self._ended_here = True
         if self._transport is not None:
             self._transport.abort()
@@ -74,11 +74,11 @@ class RemoteHttpConnection(asyncio.Protocol):
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses of asyncio's
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of asyncio's
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:
-            self.close()  # nobody has asked
+            self.close()  # data without a request
             return
         try:
             self._parser.feed_data(data)
@@ -106,7 +106,7 @@ class RemoteHttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status, body = self._parser.get_status_code(), self._body
-        if status < 200:  # an interim response, such as 100 Continue: the answer follows
+        if status < 200:  # an interim response, such as 100 Continue: the final response follows
             self._header_length = None
             return
         answer, self._answer = self._answer, None
@@ -120,7 +120,7 @@ class RemoteHttpConnection(asyncio.Protocol):
             answer.set_result(result)
 
     def _begin(self) -> None:
-        """Expect another answer."""
+        """Prepare for the next response."""
         self._parser = httptools.HttpResponseParser(self)
         self._body = []
         self._header_length = None
@@ -131,16 +131,16 @@ class RemoteHttpConnection(asyncio.Protocol):
             answer.set_exception(error)
 
 
-#: What a proxy's refusals mean; no server of the protocol gives them.
+#: Messages for a proxy's refusals; KServe servers do not return these statuses.
 _REFUSALS: Final = {
     401: "it wants other credentials (HTTP 401; 'authorization_env' names them)",
     403: "it forbids the request (HTTP 403)",
     407: "a proxy wants credentials (HTTP 407)",
 }
 _NO_SERVER: Final = "it is not a server for this protocol"
-#: How many requests a server has at a time, each on a connection; more wait for one.
+#: Maximum number of connections to a server, with a request each; further requests wait for a connection.
 MOST_CONNECTIONS: Final = 512
-#: How long a connection may have been idle that is used again (s); servers close theirs after a minute or more.
+#: Maximum idle time of a reused connection (s); servers close idle connections after a minute or more.
 _IDLE_SECONDS: Final = 30.0
 
 
@@ -170,7 +170,7 @@ class RemoteHttp:
         if answer.status == 200:
             return
         self._refuse(answer)
-        metadata = await self._get(b"")  # says so where there is no such model
+        metadata = await self._get(b"")  # its error shows whether the model exists
         error = decode_error(metadata.status, metadata.body)
         if metadata.status == 200 or "not at ready state" in error.message or error.code is Code.UNAVAILABLE:
             raise unavailable(f"model '{self._model.name}' is not ready there")
@@ -213,7 +213,7 @@ class RemoteHttp:
             async with asyncio.timeout(self._model.connect_timeout):
                 try:
                     return await self._exchange(parts)
-                except LostError:  # perhaps only as the server has closed a connection that was idle
+                except LostError:  # the server may have just closed an idle connection
                     return await self._exchange(parts, fresh=True)
         except TimeoutError:
             raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
@@ -228,7 +228,7 @@ class RemoteHttp:
         return answer
 
     def _take_idle(self) -> RemoteHttpConnection | None:
-        """The connection that was used last, unless that was so long ago that the server may be closing it."""
+        """The most recently used idle connection; None if all are so old that the server may be closing them."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable and monotonic() - connection.since < _IDLE_SECONDS:
@@ -269,6 +269,6 @@ class RemoteHttp:
             self.on_broken()
 
     def _refuse(self, answer: HttpAnswer) -> None:
-        """Raise UNAVAILABLE for what a proxy in front of the server answers."""
+        """Raise UNAVAILABLE for a refusal by a proxy in front of the server."""
         if answer.status in _REFUSALS:
             raise unavailable(_REFUSALS[answer.status])

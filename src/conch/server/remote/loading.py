@@ -1,4 +1,4 @@
-"""Loads a model that other servers run: completes its configuration from theirs, and makes its executor."""
+"""Loads a remote model: completes its configuration from its servers and creates its executor."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from conch.workers.child.outputs import OutputWatch
 
 LOG = logging.getLogger("conch")
 
-#: How long a sequence is kept at its server of which nothing is heard, where the configuration does not say (s).
+#: Default idle time after which a sequence is no longer pinned to its server (s).
 _IDLE_SECONDS: Final = 600.0
 
 
 async def complete_remote(config: ModelConfig, directory: Path) -> ModelConfig:
-    """``config`` with what it leaves out taken from the server that has the model.
+    """Complete ``config`` with the configuration on a server of the model; unchanged if it has inputs or outputs.
 
-    Raises UNAVAILABLE where none of the servers can be asked.  One with inputs or outputs stays as it is.
+    Raises UNAVAILABLE if no server returns its configuration.
     """
     settings = read_remote(config).of_version(-1)
     if config.input or config.output:
@@ -57,7 +57,7 @@ def _merged(config: ModelConfig, theirs: ModelConfig) -> ModelConfig:
     completed = copied(config)
     take_over(completed, theirs)
     normalise(completed)
-    read_remote(completed)  # whether a decoupled model has an address that can serve it shows only now
+    read_remote(completed)  # the decoupled property is known only now: check that the addresses support it
     return completed
 
 
@@ -70,10 +70,9 @@ async def make_executor(
     key: str,
     sequences: RemoteSequences,
 ) -> RemoteExecutor:
-    """The executor of a version with a completed configuration, whose servers have been asked once if they are ready.
+    """Create and start the executor of a model version with a completed configuration.
 
-    ``limit`` is the number of requests that may be in flight; ``key`` and ``sequences`` are those of
-    :class:`RemoteExecutor`.
+    ``limit`` is the maximum number of in-flight requests; for ``key`` and ``sequences`` see :class:`RemoteExecutor`.
     """
     settings = read_remote(config).of_version(version)
     decoupled = config.model_transaction_policy.decoupled

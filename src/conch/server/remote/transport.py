@@ -1,4 +1,4 @@
-"""What a protocol has to do for a remote model, and how it says that a server could not be reached."""
+"""The transport interface of remote models, and its errors for unreachable servers and lost connections."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from conch.inference import InferRequest, InferResponse
 
 
 class UnreachedError(ConchError):
-    """No connection could be made, so that the server has seen nothing of the request."""
+    """No connection could be made; the server has not received the request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, Code.UNAVAILABLE)
 
 
 class LostError(ConchError):
-    """A connection broke before its request was answered; the server may have run it."""
+    """A connection broke before the response; the server may have run the request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, Code.UNAVAILABLE)
 
 
 class TlsContents(NamedTuple):
-    """What the files for encrypted connections hold (PEM); None for the system's authorities, and for no certificate.
+    """The contents of the files for encrypted connections (PEM), and the SSL context made from them for HTTP.
 
-    ``context`` is made of them for HTTP, with the reason why not where they cannot be used.
+    ``authorities`` None means the system's authorities; ``certificate`` and ``key`` None mean no client certificate.
     """
 
     authorities: bytes | None = None
@@ -44,9 +44,9 @@ _NO_TLS: Final = TlsContents()
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """The model on the other server: its ``name`` there, the ``version`` (-1 is any), and how long things may take (s).
+    """The model on another server: its ``name`` and ``version`` there (-1 is any), and how to connect.
 
-    ``headers`` go with every request; their names are lower case.
+    ``connect_timeout`` is in seconds. ``headers`` are sent with each request; their names are lower case.
     """
 
     name: str
@@ -60,29 +60,29 @@ class RemoteModel:
 class RemoteTransport(Protocol):
     """Connections to one server, on the event loop.
 
-    Methods raise :class:`UnreachedError`, :class:`LostError`, or what the server answers as a ConchError.
-    ``on_broken`` is called when a connection has broken, which may mean that the server has gone.
+    Methods raise :class:`UnreachedError`, :class:`LostError`, or the server's error as a ConchError. ``on_broken`` is
+    called when a connection has broken, because the server may be gone.
     """
 
     on_broken: Callable[[], None]
 
     async def check(self) -> None:
-        """Return if the model can be used; raises UNAVAILABLE with the reason why not."""
+        """Return if the model is ready; otherwise raise UNAVAILABLE with the reason."""
 
     async def config(self) -> ModelConfig:
-        """The model's configuration, as the server shows it."""
+        """The model's configuration on the server."""
 
     async def infer(
         self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
     ) -> None:
-        """Pass a request on, and its responses back, the last of which is final.  Cancelling gives the request up.
+        """Send a request and pass its responses to ``deliver``; the last one is final. Cancelling cancels the request.
 
-        Raises TimeoutError when ``seconds`` have passed.
+        Raises TimeoutError after ``seconds``.
         """
 
     async def close(self) -> None:
-        """End all connections, and with them what is under way."""
+        """Close all connections; in-flight requests end with them."""
 
 
-#: Makes the transport to a server.
+#: Creates the transport to a server.
 Connect = Callable[[RemoteUrl], RemoteTransport]

@@ -1,6 +1,6 @@
-"""Traces of single requests, in Triton's files or sent to a collector of OpenTelemetry's.
+"""Traces of single requests, written to Triton's trace files or sent to an OpenTelemetry collector.
 
-``Tracing`` (``tracing.py``) has the settings and says which requests are traced; ``trace.py`` records what happens to
-them; ``files.py`` and ``opentelemetry/`` take what was recorded.  Everything runs on the event loop, but files are
-written, and spans are sent, in threads.
+``Tracing`` (``tracing.py``) holds the settings and selects the requests to trace; ``trace.py`` records their events;
+``files.py`` and ``collector.py`` receive the traces.  Everything runs on the event loop, except that files are written
+and spans are sent in threads.
 """

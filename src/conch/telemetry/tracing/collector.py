@@ -1,8 +1,8 @@
-"""Sends traces to a collector of OpenTelemetry's, with its Python SDK, which the extra ``opentelemetry`` brings.
+"""Sends traces to an OpenTelemetry collector with OpenTelemetry's Python SDK (extra ``opentelemetry``).
 
-The spans are Triton's: ``InferRequest`` for what the front end sees, below it one span for each model, with the model's
-name, and below that ``compute``.  They are made when a trace has ended and put into the SDK's queue, whose thread sends
-them.  A collector that is slow or away loses spans, never requests time.
+Spans have Triton's structure: ``InferRequest`` for the front end, below it one span per model, with the model's name,
+and below that ``compute``.  They are created when a trace has ended and put into the SDK's queue; its thread sends
+them.  A slow or unreachable collector loses spans, but does not delay requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from conch.telemetry.tracing.values import TraceValues
 _SCOPE: Final = "triton-server"
 _SERVICE: Final = "triton-inference-server"
 _DEFAULT_URL: Final = "http://localhost:4318/v1/traces"
-#: How long the last spans may take to be sent when the server stops (s).
+#: The timeout of sending the last spans when the server stops (s).
 _LAST_SECONDS: Final = 1.0
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
@@ -36,7 +36,7 @@ _OF_MODELS: Final = _REQUEST | {"COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_O
 
 
 class Collector:
-    """Where the spans of a server go."""
+    """Receives the traces of a server and sends their spans."""
 
     def __init__(self, values: TraceValues) -> None:
         options = values.options
@@ -49,11 +49,11 @@ class Collector:
         )
         self._resource = Resource.create({"service.name": _SERVICE, **values.resource})
         self._scope = InstrumentationScope(_SCOPE)
-        #: From the clock of the events to the time of day (ns).
+        #: The offset from the events' clock to the time of day (ns).
         self._offset = time_ns() - monotonic_ns()
 
     def new_context(self, caller: Caller | None) -> TraceContext:
-        """The context of a new trace, which is the caller's where there is one."""
+        """Return the context of a new trace, continuing the caller's if there is one."""
         if caller is None:
             return TraceContext(secrets.randbits(128), 0, "")
         return TraceContext(caller.trace_id, caller.span_id, caller.state)
@@ -64,17 +64,17 @@ class Collector:
                 self._processor.on_end(span)
 
     def write_numbered(self, traces: Sequence[Trace]) -> None:
-        """A collector has no numbered files."""
+        """Send the traces; a collector has no numbered files."""
         self.append(traces)
 
     def close(self) -> None:
-        """Send what waits, for a short while: a collector that is away is tried again for longer than anybody waits."""
+        """Send pending spans, for a limited time, because the SDK retries an unreachable collector for too long."""
         closing = Thread(target=self._processor.shutdown, name="conch-traces-end", daemon=True)
         closing.start()
         closing.join(_LAST_SECONDS)
 
     def _spans(self, trace: Trace) -> Iterator[ReadableSpan]:
-        """The spans of a trace, each after those below it."""
+        """Yield the spans of a trace, children before their parents."""
         assert trace.context is not None
         root = trace.requests[0]
         frontend = [event for event in root.events if event.name not in _OF_MODELS]
@@ -85,7 +85,7 @@ class Collector:
     def _model_spans(self, context: TraceContext, request: TracedRequest) -> Iterator[ReadableSpan]:
         compute = [event for event in request.events if event.name.startswith("COMPUTE_")]
         events = [event for event in request.events if event.name in _REQUEST]
-        if not events:  # its model did not take it
+        if not events:  # the model did not accept it
             return
         if compute:
             yield self._span("compute", context, request.compute_span, request.span, compute)
@@ -128,7 +128,7 @@ class Collector:
 
 
 def _endpoint(url: str) -> str:
-    """The URL of a collector, which Triton takes without its scheme too."""
+    """Return the URL of a collector; like Triton, accepts it without a scheme."""
     if not url:
         return _DEFAULT_URL
     return url if "://" in url else f"http://{url}"

@@ -1,7 +1,7 @@
 """Trace files in Triton's format: arrays of JSON objects, each about one request.
 
-A ``TraceFile`` is shared by the settings that name it.  What is handed to it is written by one thread of its own, in
-order, and never on the event loop.
+Settings with the same file name share a ``TraceFile``.  A single thread writes the traces in order, never the event
+loop.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from conch.threads import LastingExecutor
 
 
 def data_text(tensor: WireTensor) -> str:
-    """The elements with commas between them: numbers as C++ prints them, texts in quotes.
+    """Format the elements with commas between them: numbers as C++ prints them, strings in quotes.
 
-    Empty for FP16 and BF16, as in Triton.  Bytes that are no UTF-8 are shown by replacement characters.
+    Empty for FP16 and BF16, as in Triton.  Invalid UTF-8 is shown as replacement characters.
     """
     if tensor.datatype == "BYTES":
         try:
@@ -44,12 +44,12 @@ LOG = logging.getLogger("conch")
 
 
 def trace_text(trace: Trace) -> str:
-    """The objects of a trace, without brackets: the client's request first, then those made of it."""
+    """Format the objects of a trace, without brackets: the client's request first, then its child requests."""
     return ",".join(json.dumps(one, separators=(",", ":")) for request in trace.requests for one in _objects(request))
 
 
 def _objects(request: TracedRequest) -> Iterator[dict[str, Any]]:
-    """What is known of one request: who it is, just before it starts, its moments, and its tensors."""
+    """Yield the objects of one request: its identity (before ``REQUEST_START``), its events, and its tensors."""
     trace = request.trace
     after = "QUEUE_START" if any(event.name == "QUEUE_START" for event in request.events) else "REQUEST_START"
     for event in request.events if trace.timestamps else ():
@@ -87,7 +87,7 @@ def _tensors(request: TracedRequest) -> Iterator[dict[str, Any]]:
 
 
 class TraceFile:
-    """The file ``name``, which is begun anew by the first traces written to it, and those with numbers beside it."""
+    """The file ``name``, truncated by the first write, and the numbered files beside it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -96,7 +96,7 @@ class TraceFile:
         self._writer = LastingExecutor(1, "conch-traces")
 
     def append(self, traces: Sequence[Trace]) -> None:
-        """Add traces to the file."""
+        """Append traces to the file."""
         self._write(self._append, traces)
 
     def write_numbered(self, traces: Sequence[Trace]) -> None:
@@ -105,7 +105,7 @@ class TraceFile:
         self._write(lambda text: _write_whole(Path(f"{self.name}.{number}"), f"[{text}]"), traces)
 
     def close(self) -> None:
-        """End the file, when everything has been written."""
+        """Finish the file after all pending writes."""
         self._writer.submit(self._end)
         self._writer.shutdown()
 

@@ -1,4 +1,4 @@
-"""Whom a request that is traced was made by: the headers of W3C's Trace Context; pure."""
+"""The caller of a traced request, from the W3C Trace Context headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16
 
 
 class Caller(NamedTuple):
-    """The trace and the span of whoever made a request, and what else its tracing system says."""
+    """The caller's trace and span, and its ``tracestate``."""
 
     trace_id: int
     span_id: int
@@ -18,7 +18,7 @@ class Caller(NamedTuple):
 
 
 def caller_of(headers: Mapping[str, str]) -> Caller | None:
-    """The caller that ``traceparent`` and ``tracestate`` name; None where they are missing or no valid ones."""
+    """Return the caller from ``traceparent`` and ``tracestate``; None if the headers are missing or invalid."""
     match = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     if match is None:
         return None

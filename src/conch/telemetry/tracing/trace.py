@@ -1,8 +1,8 @@
-"""Records what happens to a request that is traced, and to those that its model or its ensemble's steps make of it.
+"""Records the events of a traced request and of the child requests that its model or ensemble makes.
 
-A front end has :class:`~conch.telemetry.tracing.tracing.Tracing` begin a trace; the model that accepts the request then
-calls :meth:`TracedRequest.accepted`, which takes the places of the callbacks that it wants to watch, so that a request
-that is not traced costs nothing.  What the worker measured is read from the request's own ``times`` when it ends.
+A front end calls :class:`~conch.telemetry.tracing.tracing.Tracing` to begin a trace.  The model that accepts the
+request then calls :meth:`TracedRequest.accepted`, which replaces the callbacks that it observes, so that requests
+without a trace cost nothing.  The worker's times are read from the request's ``times`` when it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ids = count(1)
 
 
 class FrontendMoments(NamedTuple):
-    """What the moments of a front end are called."""
+    """Names of a front end's events."""
 
     received: tuple[str, str]
     sent: tuple[str, str]
@@ -31,21 +31,21 @@ GRPC: Final = FrontendMoments(("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), ("GR
 
 
 class TraceEvent(NamedTuple):
-    """A moment (ns, monotonic) of a request."""
+    """An event of a request and its time (ns, monotonic)."""
 
     name: str
     ns: int
 
 
 class TracedTensor(NamedTuple):
-    """A tensor that a request brought (``TENSOR_QUEUE_INPUT``) or got (``TENSOR_BACKEND_OUTPUT``), copied."""
+    """A copy of an input (``TENSOR_QUEUE_INPUT``) or output (``TENSOR_BACKEND_OUTPUT``) of a request."""
 
     activity: str
     tensor: WireTensor
 
 
 class TraceContext(NamedTuple):
-    """The ids under which OpenTelemetry's spans of a trace are found; ``parent`` is the caller's span, or 0."""
+    """The OpenTelemetry ids of a trace; ``parent`` is the caller's span, or 0."""
 
     trace_id: int
     parent: int
@@ -53,9 +53,9 @@ class TraceContext(NamedTuple):
 
 
 class TracedRequest:
-    """A request's part of a trace.
+    """The part of a trace for one request.
 
-    ``parent`` is None for the request of a client.  ``span`` and ``compute_span`` are the ids of OpenTelemetry's spans.
+    ``parent`` is None for a client's request.  ``span`` and ``compute_span`` are OpenTelemetry span ids.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class TracedRequest:
         self.model_name = ""
         self.model_version = 0
         self.request_id = ""
-        #: In the order of time.
+        #: In order of time.
         self.events: list[TraceEvent] = []
         self.tensors: list[TracedTensor] = []
         self.span = trace.new_span_id()
@@ -82,27 +82,27 @@ class TracedRequest:
 
     @property
     def context(self) -> str | None:
-        """The context for whoever the model calls, as JSON; None where the trace goes to no collector."""
+        """The context for requests that the model makes, as JSON; None without a collector."""
         return self.trace.context_of(self)
 
     def child(self) -> TracedRequest:
-        """The part of a request that the model, or a step of the ensemble, makes to answer this one."""
+        """Return the part for a child request that the model, or an ensemble step, makes."""
         return TracedRequest(self.trace, self)
 
     def begin(self) -> None:
-        """Make this a part of the trace, which lasts until it has ended."""
+        """Add this request to the trace, which stays open until the request has ended."""
         self._recorded = True
         self.trace.requests.append(self)
         self.trace.open += 1
 
     def mark(self, name: str, ns: int) -> None:
-        """Note a moment."""
+        """Record an event."""
         self.events.append(TraceEvent(name, ns))
 
     def accepted(self, request: InferRequest, computes: bool) -> None:
-        """Watch a request that its model is about to queue, and to compute itself unless it is an ensemble.
+        """Observe a request that its model is about to queue; ``computes`` is False for an ensemble.
 
-        :meth:`refused` is called if it does not after all.
+        If the model refuses it after all, :meth:`refused` must be called.
         """
         if not self._recorded:
             if self.trace.closed:
@@ -123,12 +123,12 @@ class TracedRequest:
         request.on_response = lambda response: self._respond(response, on_response)
 
     def refused(self) -> None:
-        """The model did not take the request, which gets no response."""
+        """End the recording of a request that its model refused; it gets no response."""
         if self._recorded:
             self._end()
 
     def _respond(self, response: InferResponse, on_response: Callable[[InferResponse], None]) -> None:
-        """Pass a response on, and note it and, for a client, how long sending it took."""
+        """Forward a response and record it; for a client's request, also the time of sending."""
         if self.trace.tensors:
             self._note_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
         if self.parent is None:
@@ -173,7 +173,7 @@ class TracedRequest:
 
 
 class Trace:
-    """A request of a client that is traced, with those made of it; ``on_end`` takes it when all of them have ended."""
+    """A traced request of a client and its child requests; ``on_end`` is called when all have ended."""
 
     __slots__ = ("_on_end", "closed", "context", "open", "requests", "root_span", "tensors", "timestamps")
 
@@ -183,26 +183,26 @@ class Trace:
         self.timestamps = "TIMESTAMPS" in level
         self.tensors = "TENSORS" in level and context is None
         self.context = context
-        #: The client's first.
+        #: The client's request first.
         self.requests: list[TracedRequest] = []
-        #: How many of the requests have not ended.
+        #: The number of requests that have not ended.
         self.open = 0
         self.closed = False
         self.root_span = self.new_span_id()
         self._on_end = on_end
 
     def new_span_id(self) -> int:
-        """An id for a span; 0 where there are none."""
+        """Return a new span id; 0 without a collector."""
         return secrets.randbits(64) if self.context is not None else 0
 
     def context_of(self, request: TracedRequest) -> str | None:
-        """The context of what is called for ``request``: its model's span."""
+        """Return the context for requests that ``request`` makes: the span of its model."""
         if self.context is None:
             return None
         return f'{{"traceparent":"00-{self.context.trace_id:032x}-{request.span:016x}-01"}}'
 
     def close_one(self) -> None:
-        """One more request has ended."""
+        """Count the end of one request."""
         self.open -= 1
         if not self.open:
             self.closed = True

@@ -1,7 +1,7 @@
-"""Which requests are traced: the trace settings, global and of models, and what takes the traces.
+"""Trace settings, global and per model, and the selection of requests to trace.
 
-The application makes one ``Tracing`` from the options.  Front ends ask ``on`` before anything else, the one thing that
-tracing costs where it is off, and begin traces with :meth:`Tracing.begin`; clients read and change the settings.
+The application makes one ``Tracing`` from the options.  Front ends first check ``on``, the only cost of disabled
+tracing, and begin traces with :meth:`Tracing.begin`.  Clients read and change the settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TraceSink(Protocol):
-    """What takes traces that have ended: a file, or a collector."""
+    """Receives finished traces: a file, or a collector."""
 
     def append(self, traces: Sequence[Trace]) -> None: ...
 
@@ -32,9 +32,9 @@ class TraceSink(Protocol):
 
 
 class Sampling:
-    """Counts requests and traces for one setting, from the change that made it to the next.
+    """Counts requests and traces of one setting until the setting is changed.
 
-    Traces that were begun with it end with it: when it is :meth:`retired`, what it has kept is written as soon as the
+    Traces that began under a setting also end under it: after :meth:`retire`, kept traces are written as soon as the
     last of them has ended.
     """
 
@@ -51,16 +51,16 @@ class Sampling:
 
     @property
     def active(self) -> bool:
-        """Whether requests may be traced."""
+        """Whether any request may be traced."""
         return self._possible and self._left != 0
 
     @property
     def shown(self) -> TraceValues:
-        """The values with as many traces as are left."""
+        """The values with the remaining number of traces."""
         return replace(self.values, count=self._left)
 
     def takes(self, forced: bool) -> bool:
-        """Whether the next request is traced: each ``rate``-th, or one that its client wants to be."""
+        """Return whether to trace the next request: each ``rate``-th, or if its client traces it (``forced``)."""
         if not self.active:
             return False
         self._seen += 1
@@ -72,7 +72,7 @@ class Sampling:
         return True
 
     def ended(self, trace: Trace) -> None:
-        """Keep a trace, or write what is kept: in numbered files of ``log_frequency`` traces, or when all are there."""
+        """Keep a finished trace and write kept ones: ``log_frequency`` per numbered file, or all after the last."""
         self._open -= 1
         self._kept.append(trace)
         self._collected += 1
@@ -84,7 +84,7 @@ class Sampling:
         self._end_if_over()
 
     def retire(self) -> None:
-        """Another setting takes its place: write what is kept, once nothing is under way."""
+        """Mark this setting as replaced: write kept traces once no traced request is in flight."""
         self._retired = True
         self._end_if_over()
 
@@ -98,9 +98,9 @@ class Sampling:
 
 
 class Tracing:
-    """The settings of a server.  ``sink`` takes the traces, by default what ``startup`` says: a file or a collector.
+    """The trace settings of a server.  ``sink`` receives the traces; the default comes from ``startup``.
 
-    Raises UNSUPPORTED where a collector is wanted and OpenTelemetry is not installed.
+    Raises UNSUPPORTED if a collector is configured and OpenTelemetry is not installed.
     """
 
     def __init__(self, startup: TraceValues, sink: TraceSink | None = None) -> None:
@@ -117,9 +117,9 @@ class Tracing:
     def begin(
         self, request: InferRequest, frontend: FrontendMoments, began: int, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Trace a request if it is its turn, which a model is about to be given.
+        """Begin a trace of a request before it is passed to its model, if sampling selects it.
 
-        ``began`` is when it started to arrive; ``headers`` has ``traceparent`` and ``tracestate`` where they came.
+        ``began`` is when the request began to arrive; ``headers`` contains ``traceparent`` and ``tracestate``, if sent.
         """
         sampling = self._of_models.get(request.model_name, self._global)
         caller = caller_of(headers) if self._collector is not None and headers else None
@@ -137,14 +137,14 @@ class Tracing:
             traced.mark(name, ns)
 
     def shown(self, model: str = "") -> dict[str, Any]:
-        """The setting of a model, or with an empty name the global one, as clients see it."""
+        """Return the setting of a model, or with an empty name the global one, as clients see it."""
         return self._of_models.get(model, self._global).shown.shown()
 
     def update(self, model: str, changes: TraceChanges) -> None:
-        """Change the setting of a model, or with an empty name the global one and what models take from it.
+        """Change the setting of a model, or with an empty name the global one and models' fields that fall back to it.
 
-        A field that is None is cleared.  Raises INVALID_ARG for values with which nothing could be traced, unless they
-        turn tracing off; nothing is changed then.
+        A field that is None is cleared.  Raises INVALID_ARG, and changes nothing, for values that enable tracing but
+        cannot trace.
         """
         if model:
             own = self._own_of_models.get(model, OwnValues()).changed(changes)
@@ -161,7 +161,7 @@ class Tracing:
         self.on = any(one.active for one in (self._global, *self._of_models.values()))
 
     def close(self) -> None:
-        """Write what is kept, and end the files; call it when no request is under way, not on the event loop."""
+        """Write kept traces and finish the files.  Call when no request is in flight, not on the event loop."""
         for sampling in (self._global, *self._of_models.values()):
             sampling.retire()
         self._sink.close()
@@ -177,7 +177,7 @@ class Tracing:
 
 
 def _collector(values: TraceValues) -> Collector | None:
-    """The collector that the options name; None where traces go to files."""
+    """Return the collector in the options; None if traces are written to files."""
     if values.mode != "opentelemetry":
         return None
     require("--trace-config mode=opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")

@@ -1,6 +1,6 @@
-"""The values of a trace setting: what clients see, change and clear; pure.
+"""Values of trace settings, as clients read, change and clear them.
 
-A setting falls back field by field: that of a model to the global one, and the global one to the options at the start.
+Each field of a model's setting falls back to the global setting, and that to the options at startup.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from conch.errors import invalid
 TraceMode = Literal["triton", "opentelemetry"]
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
-#: The options of the batches in which spans are sent: their names, the variables of the environment that OpenTelemetry
-#: has for them, and their defaults (ms and numbers of spans).
+#: Options of span batches: name, OpenTelemetry's environment variable, and default (ms or number of spans).
 BATCHES: Final = (
     ("bsp_max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", 2048),
     ("bsp_schedule_delay", "OTEL_BSP_SCHEDULE_DELAY", 5000),
@@ -25,7 +24,7 @@ BATCHES: Final = (
 
 @dataclass(frozen=True)
 class TraceValues:
-    """One setting; ``level`` has names of :data:`LEVELS`, none for OFF.  A ``count`` of -1 has no end."""
+    """One setting.  ``level`` contains names of :data:`LEVELS`, empty for OFF.  A ``count`` of -1 means unlimited."""
 
     level: tuple[str, ...] = ()
     rate: int = 1000
@@ -33,13 +32,13 @@ class TraceValues:
     log_frequency: int = 0
     file: str = ""
     mode: TraceMode = "triton"
-    #: The options of the mode ``opentelemetry``, in the order in which they were given.
+    #: Options of the mode ``opentelemetry``, in the given order.
     options: Mapping[str, str] = field(default_factory=dict)
     resource: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def problem(self) -> str:
-        """Why nothing can be traced with these values; empty if something can be."""
+        """Why these values cannot trace any request; empty if they can."""
         if not self.level:
             return "tracing is disabled"
         if not self.rate:
@@ -49,7 +48,7 @@ class TraceValues:
         return ""
 
     def shown(self) -> dict[str, Any]:
-        """The values as clients see them, in Triton's order."""
+        """Return the values as clients see them, in Triton's order."""
         common = {
             "trace_level": list(self.level) or ["OFF"],
             "trace_rate": str(self.rate),
@@ -62,14 +61,14 @@ class TraceValues:
         return {**common, "trace_mode": self.mode, **self.options, **({"resource": resource} if resource else {})}
 
 
-#: What clients may change; None clears a field, which then has the value that it falls back to.
+#: Changes by a client; None clears a field, which then falls back.
 TraceChanges = Mapping[str, Any]
 _CHANGEABLE: Final = ("level", "rate", "count", "log_frequency")
 
 
 @dataclass(frozen=True)
 class OwnValues:
-    """The fields that were set for a model, or globally since the start; the others fall back."""
+    """The fields set for a model, or globally since startup; the others fall back."""
 
     level: tuple[str, ...] | None = None
     rate: int | None = None
@@ -80,9 +79,9 @@ class OwnValues:
         return replace(self, **changes)
 
     def over(self, fallback: TraceValues) -> TraceValues:
-        """These values, and those of ``fallback`` where there are none.
+        """Return these values, completed by those of ``fallback``.
 
-        Raises INVALID_ARG where they would trace something and cannot.
+        Raises INVALID_ARG if they enable tracing but cannot trace.
         """
         own = {name: value for name in _CHANGEABLE if (value := getattr(self, name)) is not None}
         values = replace(fallback, **own)
@@ -96,7 +95,7 @@ class OwnValues:
 
 
 def values_of(settings: Iterable[tuple[str, str, str]], environment: Mapping[str, str]) -> TraceValues:
-    """The values that ``--trace-config`` gives as scopes, keys and values.
+    """Return the values of ``--trace-config``, given as scopes, keys and values.
 
     ``environment`` has OpenTelemetry's own variables, which the options override.
     """
@@ -129,5 +128,5 @@ def values_of(settings: Iterable[tuple[str, str, str]], environment: Mapping[str
 
 
 def _with_level(levels: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """The levels, with one more; OFF ends them all."""
+    """Return the levels with ``name`` added; OFF clears them."""
     return () if name == "OFF" else tuple(one for one in LEVELS if one == name or one in levels)

@@ -1,6 +1,6 @@
-"""Converts tensor data from the typed fields of ``InferTensorContents`` to the bytes of a tensor.
+"""Converts the typed fields of ``InferTensorContents`` to the bytes of a tensor.
 
-Called by :mod:`conch.wire.grpc.infer` for inputs without raw contents; pure.
+Called by :mod:`conch.wire.grpc.infer` for inputs without raw contents; does no I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from conch.errors import invalid
 from conch.tensors import ELEMENT_SIZE, NATIVE_FORMAT, pack_bytes
 
-#: The field that carries each datatype; FP16 and BF16 have none.
+#: The field of each datatype; FP16 and BF16 have none.
 FIELD: Final = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -28,7 +28,7 @@ FIELD: Final = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-#: The datatype that a message names for a field that was not expected.
+#: The datatype named in the error for an unexpected field.
 _CARRIES: Final = {
     "bool_contents": "BOOL",
     "int_contents": "INT32",
@@ -42,9 +42,9 @@ _CARRIES: Final = {
 
 
 def read_contents(contents: service_pb2.InferTensorContents, name: str, datatype: str, model: str) -> bytes:
-    """The bytes of an input; integers that are too large for the datatype lose their upper bits.
+    """Return the bytes of an input; integers too large for the datatype lose their upper bits.
 
-    Raises INVALID_ARG for values in a field other than the datatype's.
+    Raises INVALID_ARG for values in another field than the datatype's.
     """
     expected = FIELD.get(datatype, "")
     for field in _CARRIES:

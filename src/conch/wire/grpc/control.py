@@ -1,7 +1,7 @@
-"""Messages of everything but inference: metadata, repository, statistics, log settings.
+"""gRPC messages other than inference: metadata, repository, statistics, log and trace settings.
 
-Called by the gRPC front end on the event loop.  ``read_…`` reads the message of a request; the others make responses
-from the server's documents, which are laid out as HTTP shows them.  Pure.
+Called by the gRPC front end on the event loop. ``read_…`` functions read requests; the others create responses from the
+server's documents, which have the form of HTTP responses. Does no I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conch.wire.trace_numbers import NUMBERS, field, read_levels, read_number, r
 
 
 def read_trace_setting(request: service_pb2.TraceSettingRequest) -> dict[str, Any]:
-    """The fields to change, None for those that are cleared; raises INVALID_ARG or UNSUPPORTED."""
+    """Return the fields to change, None for cleared ones; raises INVALID_ARG or UNSUPPORTED."""
     given = {name: list(setting.value) for name, setting in request.settings.items()}
     changes: dict[str, Any] = {}
     if given.get("trace_file"):
@@ -49,9 +49,9 @@ _NUMBER: Final = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]{1,100}")
 
 
 def read_version(text: str) -> int:
-    """A model version as requests give it: empty for any (-1), otherwise what C's ``strtol`` takes.
+    """Return a model version: -1 for an empty text (any), otherwise a number in the format of C's ``strtol``.
 
-    Raises INVALID_ARG for what is not a number, or a negative one.
+    Raises INVALID_ARG for an invalid or negative number.
     """
     if not text:
         return -1
@@ -75,13 +75,13 @@ def model_config(config: ModelConfig) -> service_pb2.ModelConfigResponse:
     return service_pb2.ModelConfigResponse(config=config)
 
 
-#: The members that gRPC has; the server's entries also have those of generation, which only JSON shows.
+#: The fields of the gRPC message; the server's entries also have generation fields, which only JSON shows.
 _STATISTICS: Final = frozenset(service_pb2.ModelStatistics.DESCRIPTOR.fields_by_name)
 
 
 def model_statistics(entry: Mapping[str, Any]) -> service_pb2.ModelStatistics:
     shared = {name: value for name, value in entry.items() if name in _STATISTICS}
-    # Constructors of protobuf 5 take no mappings as values of a map.
+    # Constructors of protobuf 5 do not accept mappings as the values of a map.
     return json_format.ParseDict(shared, service_pb2.ModelStatistics())
 
 
@@ -90,7 +90,7 @@ def index(entries: Iterable[Mapping[str, Any]]) -> service_pb2.RepositoryIndexRe
 
 
 def read_load(request: service_pb2.RepositoryModelLoadRequest) -> tuple[str | None, dict[str, bytes]]:
-    """The configuration (JSON) and the files by relative path that a load brings.  Raises INVALID_ARG, UNSUPPORTED."""
+    """Return the configuration (JSON) and the files by relative path of a load. Raises INVALID_ARG or UNSUPPORTED."""
     check_repository_name(request.repository_name)
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -110,7 +110,7 @@ def read_load(request: service_pb2.RepositoryModelLoadRequest) -> tuple[str | No
 
 
 def read_unload(request: service_pb2.RepositoryModelUnloadRequest) -> bool:
-    """Whether the models that an ensemble is made of are to be unloaded with it."""
+    """Whether to unload the steps of an ensemble with it."""
     check_repository_name(request.repository_name)
     parameter = request.parameters.get("unload_dependents")
     if parameter is None:
@@ -126,7 +126,7 @@ def check_repository_name(name: str) -> None:
 
 
 def read_log_settings(request: service_pb2.LogSettingsRequest) -> dict[str, bool | int | str]:
-    """The settings to change by name (``log_info``, ``log_verbose_level`` …)."""
+    """Return the settings to change by name (``log_info``, ``log_verbose_level`` …)."""
     changes: dict[str, bool | int | str] = {}
     for key, setting in request.settings.items():
         kind = setting.WhichOneof("parameter_choice")

@@ -1,7 +1,7 @@
-"""Fields of messages as bytes: those of a ``ModelInferRequest`` that hold tensors' are read where they are, uncopied.
+"""Encoded fields of gRPC messages; extracts the tensors of a ``ModelInferRequest`` without copying them.
 
-The protocol buffers library copies a message twice to get at its bytes, and holds the interpreter's lock meanwhile.
-Called by the gRPC front end for large messages, and by whatever writes messages around tensors; pure.
+The protocol buffers library copies a message twice to get at its bytes and holds the interpreter lock during that time.
+Used by the gRPC front end for large messages, and to write messages around tensors; does no I/O.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from conch.tensors import Buffer
 
 #: The key (field number and wire type) of ``raw_input_contents``.
 _RAW_INPUT_CONTENTS: Final = 7 << 3 | 2
-#: The size (bytes) of values by wire type; None for those that say it themselves.
+#: The size (bytes) of values by wire type, for fixed-size types.
 _FIXED: Final = {1: 8, 5: 4}
-#: The fields that are looked at before the message is left to somebody with more time.
+#: Maximum number of fields read on the event loop; messages with more go to the codec.
 MAX_FIELDS: Final = 4096
 
 
 def split_message(message: Buffer) -> tuple[bytes, list[memoryview]] | None:
-    """A ``ModelInferRequest`` without its raw contents, and those, as parts of ``message``.
+    """Return a ``ModelInferRequest`` without its raw contents, and the raw contents as parts of ``message``.
 
-    None for a message with too many fields to look at one by one.  Raises ``ValueError`` for what is no message.
+    Returns None for a message with more than ``MAX_FIELDS`` fields. Raises ``ValueError`` for an invalid message.
     """
     view = memoryview(message)
     end = len(view)
@@ -54,7 +54,7 @@ def split_message(message: Buffer) -> tuple[bytes, list[memoryview]] | None:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends; raises ``ValueError`` for one that is cut off or has more than 64 bits."""
+    """Return a number and its end; raises ``ValueError`` if it is truncated or longer than ten bytes."""
     value = shift = 0
     for byte in view[at : at + 10]:
         at += 1
@@ -66,7 +66,7 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """A number as messages have it: seven bits a byte, the lowest first."""
+    """Encode a number: seven bits per byte, the lowest first."""
     if value < 128:
         return bytes((value,))
     digits = bytearray()

@@ -1,7 +1,7 @@
-"""Inference messages: from ``ModelInferRequest`` to a request, and from a response to the bytes of its message.
+"""gRPC inference messages: decodes ``ModelInferRequest`` and encodes the bytes of responses.
 
-Called by the gRPC front end for every inference, on the event loop.  The tensors of a response are never put into a
-message object: the bytes sent are the tensors' own buffers between small encoded parts.
+Called by the gRPC front end for every inference, on the event loop. The tensors of a response are never copied into a
+message object: their own buffers are sent between small encoded parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from conch.wire.grpc.parameters import (
 )
 from conch.wire.regions import NO_REGIONS, REGION, Regions
 
-#: Keys (field number and wire type) of a response's id, of its tensors' bytes and, on a stream, of the whole response.
+#: Keys (field number and wire type) of a response's ID, of its tensor data and, on a stream, of the whole response.
 _ID: Final = b"\x1a"
 _RAW_OUTPUT_CONTENTS: Final = b"\x32"
 _INFER_RESPONSE: Final = b"\x12"
@@ -36,11 +36,11 @@ _INFER_RESPONSE: Final = b"\x12"
 
 @dataclass(slots=True)
 class GrpcOutputPlan:
-    """How the client wants the response.
+    """The form of the response that the client requested.
 
-    ``version`` is the model version as the request gave it (empty for none), ``batched`` says whether outputs begin
-    with a batch dimension, ``classification`` names outputs and how many classes they become, ``empty_final`` asks for
-    a message when a request ends without another response.
+    ``version`` is the model version as given in the request (empty if missing). ``batched`` is true if outputs have a
+    batch dimension. ``classification`` maps outputs to their numbers of classes. ``empty_final`` requests a message
+    when a request completes without another response.
     """
 
     version: str
@@ -57,11 +57,11 @@ def decode_infer(
     elements: Sequence[int | None] = (),
     regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, GrpcOutputPlan]:
-    """The request in ``message`` to the model of ``signature``, and how its response is to be written.
+    """Decode a request to the model of ``signature``, and the form of its response.
 
-    ``raw`` are the raw contents, if they were taken out of the message, ``elements`` the numbers of elements of the
-    inputs where they are BYTES and have been counted.  The request is not yet checked against the model
-    (:mod:`conch.validation` does that).  Raises INVALID_ARG with Triton's texts for whatever is wrong with the message.
+    ``raw`` are the raw contents if they were extracted from the message; ``elements`` are the numbers of elements of
+    BYTES inputs that have been counted. The request is not yet checked against the model (:mod:`conch.validation` does
+    that). Raises INVALID_ARG with Triton's messages for an invalid message.
     """
     request = InferRequest(message.model_name, {}, on_response, model_version=signature.version, id=message.id)
     plan = GrpcOutputPlan(message.model_version, signature.max_batch_size > 0)
@@ -86,14 +86,14 @@ def decode_infer(
 
 
 def sent_inputs(message: service_pb2.ModelInferRequest) -> list[service_pb2.ModelInferRequest.InferInputTensor]:
-    """The inputs of which the message has the data; the others are in shared memory."""
+    """Return the inputs whose data is in the message; the others are in shared memory."""
     return [tensor for tensor in message.inputs[:] if not tensor.parameters or REGION not in tensor.parameters]
 
 
 def _read_inputs(
     message: service_pb2.ModelInferRequest, contents: Sequence[Buffer], request: InferRequest, regions: Regions
 ) -> None:
-    # Slices of repeated fields are lists, which are walked several times as fast.
+    # Slices of repeated fields are lists; iterating over them is several times as fast.
     inputs = request.inputs
     has_raw = bool(contents)
     raw = iter(contents)
@@ -153,10 +153,10 @@ def encode_infer(
     plan: GrpcOutputPlan,
     labels: Callable[[str], Sequence[str] | None],
 ) -> list[Buffer]:
-    """The bytes of a ``ModelInferResponse``, in parts.
+    """Return the bytes of a ``ModelInferResponse``, in parts.
 
-    ``labels`` gives the label file's lines of an output, if it has one; outputs in shared memory have been written
-    there.  Raises INVALID_ARG for outputs that cannot be written the way the client asked.
+    ``labels`` returns the lines of an output's label file, if it has one. Outputs in shared memory have been written
+    there. Raises INVALID_ARG for outputs that cannot be written in the requested form.
     """
     body: list[Buffer] = [_model(request.model_name, request.model_version)]
     if request.id:
@@ -178,13 +178,13 @@ def encode_infer(
 
 
 def encode_stream_response(body: list[Buffer], final: bool) -> list[Buffer]:
-    """A ``ModelStreamInferResponse`` around a response in parts, marked as its request's last or not."""
+    """Wrap an encoded response in a ``ModelStreamInferResponse``, marked as the last of its request or not."""
     marker = _FINAL if final else _NOT_FINAL
     return [_INFER_RESPONSE, varint(sum(map(len, body)) + len(marker)), marker, *body]
 
 
 def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
-    """A ``ModelStreamInferResponse`` for a request that was not executed."""
+    """Encode a ``ModelStreamInferResponse`` for a request that was not executed."""
     infer_response = service_pb2.ModelInferResponse(id=request_id)
     return [
         service_pb2.ModelStreamInferResponse(
@@ -194,14 +194,14 @@ def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
 
 
 def encode_execution_error(error: str, request: InferRequest, plan: GrpcOutputPlan, final: bool) -> list[Buffer]:
-    """A ``ModelStreamInferResponse`` for an error of the model; more responses follow unless it is ``final``."""
+    """Encode a ``ModelStreamInferResponse`` for an error of the model; more responses follow unless it is ``final``."""
     message = service_pb2.ModelStreamInferResponse(error_message=_text(error))
     _fill(message.infer_response, request, plan, final)
     return [message.SerializeToString()]
 
 
 def encode_empty_final(request: InferRequest, plan: GrpcOutputPlan) -> list[Buffer]:
-    """A ``ModelStreamInferResponse`` without outputs that says that its request has ended."""
+    """Encode a ``ModelStreamInferResponse`` without outputs that marks the end of its request."""
     message = service_pb2.ModelStreamInferResponse()
     _fill(message.infer_response, request, plan, True)
     return [message.SerializeToString()]
@@ -215,12 +215,11 @@ def _fill(response: service_pb2.ModelInferResponse, request: InferRequest, plan:
 
 
 def _text(text: str) -> str:
-    """A message without lone surrogates, which protocol buffers refuse."""
+    """Return a message without lone surrogates, which protocol buffers refuse."""
     return clipped(text).encode("utf-8", "replace").decode()
 
 
-# The concatenation of encoded messages is the encoding of all their fields together, so parts that repeat are encoded
-# once.
+# Concatenated encoded messages are the encoding of their merged fields, so repeated parts are encoded once.
 
 
 def _encode(response: service_pb2.ModelInferResponse) -> bytes:
@@ -246,6 +245,6 @@ def _parameter(key: str, value: ParameterValue) -> bytes:
     return _encode(response)
 
 
-#: The parameter that every response on a stream has.
+#: The parameter of every response on a stream.
 _FINAL: Final = _parameter(FINAL_RESPONSE, True)
 _NOT_FINAL: Final = _parameter(FINAL_RESPONSE, False)

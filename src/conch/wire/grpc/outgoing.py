@@ -1,6 +1,6 @@
-"""Inference requests to another server as gRPC messages, and its answers; what :mod:`.infer` does, the other way round.
+"""gRPC messages of a client: encodes inference requests and decodes responses, the reverse of :mod:`.infer`.
 
-Pure.
+Does no I/O.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.fields import varint
 from conch.wire.grpc.parameters import EMPTY_FINAL, FINAL_RESPONSE, response_parameter
 
-#: Where the methods of the service are, and what channels to it need: tensors have any size.
+#: The path of the service's methods, and the channel options: tensors have any size.
 SERVICE_PATH: Final = "/inference.GRPCInferenceService/"
 ANY_SIZE: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-#: The codes of gRPC's statuses, by their numbers; every other one is UNKNOWN.
+#: The codes of gRPC's statuses by number; all others are UNKNOWN.
 CODES: Final[Mapping[int, Code]] = {
     1: Code.CANCELLED,
     3: Code.INVALID_ARG,
-    4: Code.UNAVAILABLE,  # the deadline is over
+    4: Code.UNAVAILABLE,  # the deadline has passed
     5: Code.NOT_FOUND,
     6: Code.ALREADY_EXISTS,
     8: Code.UNAVAILABLE,  # resources are exhausted
@@ -44,7 +44,7 @@ def write_parameters(
     flags: int = 0,
     timeout: int = 0,
 ) -> None:
-    """Write the parameters of a request, and what the protocol counts among them, into a message's map.
+    """Write the parameters of a request, including the protocol's own, into a message's map.
 
     Raises INVALID_ARG for numbers that do not fit.
     """
@@ -68,9 +68,9 @@ def write_parameters(
 
 
 def encode_request(request: InferRequest, model: str, version: int, *, streamed: bool = False) -> bytes:
-    """A ``ModelInferRequest`` for ``model``, in any version where that is -1, with the tensors in raw form.
+    """Encode a ``ModelInferRequest`` for ``model`` with raw tensors; version -1 means any.
 
-    ``streamed`` asks for a message for the empty final response, which only a stream can carry.
+    ``streamed`` requests a message for the empty final response, which only a stream can carry.
     """
     message = service_pb2.ModelInferRequest(
         model_name=model, model_version="" if version < 0 else str(version), id=request.id
@@ -91,7 +91,7 @@ def encode_request(request: InferRequest, model: str, version: int, *, streamed:
     for tensor in request.inputs.values():
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         parts += (_RAW_INPUT, varint(len(tensor.data)), tensor.data)
-    # A field that repeats may follow all others: so the tensors are copied once, to where they are sent from.
+    # Repeated fields may follow all others, so the tensors are copied only once, into the result.
     return b"".join([message.SerializeToString(), *(_plain(part) for part in parts)])
 
 
@@ -100,14 +100,14 @@ _RAW_INPUT: Final = bytes([service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIEL
 
 
 def _plain(part: Buffer) -> Buffer:
-    """The bytes of a part; those in shared memory are read now."""
+    """Return the bytes of a part; shared memory is read at this point."""
     return part if isinstance(part, bytes | bytearray | memoryview) else bytes(part)
 
 
 def decode_response(message: service_pb2.ModelInferResponse) -> InferResponse:
-    """The response in a message; ``final`` unless the message says otherwise.
+    """Decode a response; it is ``final`` unless the message has another value.
 
-    Raises INTERNAL for a message whose tensors do not hold what they say.
+    Raises INTERNAL for a message with inconsistent tensors.
     """
     final = True
     parameters: dict[str, ParameterValue] = {}
@@ -131,7 +131,7 @@ def decode_response(message: service_pb2.ModelInferResponse) -> InferResponse:
 
 
 def _typed(tensor: Any) -> bytes:
-    """The data of an output that is not in raw form, as some servers of the protocol write it."""
+    """Return the data of an output without raw contents, as some servers of the protocol send it."""
     try:
         return read_contents(tensor.contents, tensor.name, tensor.datatype, "")
     except ConchError:

@@ -1,6 +1,6 @@
-"""Parameters of gRPC messages (``map<string, InferParameter>``), both directions.
+"""Parameters of gRPC messages (``map<string, InferParameter>``), in both directions.
 
-Called for every inference by :mod:`conch.wire.grpc.infer`; pure.
+Called for every inference by :mod:`conch.wire.grpc.infer`; does no I/O.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from conch.wire.regions import OFFSET, REGION, SIZE
 
 Parameters = Mapping[str, service_pb2.InferParameter]
 
-#: Asks for a message for the empty final response of a decoupled model; on a stream only.
+#: Requests a message for the empty final response of a decoupled model; on a stream only.
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
-#: Says of a response on a stream whether it is its request's last.
+#: Marks the last response of a request on a stream.
 FINAL_RESPONSE: Final = "triton_final_response"
-#: Metadata with which conch ends a stream with an error and its code: for ``triton_grpc_error`` that of an execution,
-#: for this also that of a request that is refused.  Triton does not know it, and crashes of its own when a model goes
-#: on after such an error.
+#: Metadata that makes conch end a stream with an error and its code: ``triton_grpc_error`` for failed executions, this
+#: also for refused requests. Triton does not support this one, and crashes when a model continues after such an error.
 ERRORS_WITH_CODES: Final = "conch_grpc_error"
 
 
 def read_request_parameters(parameters: Parameters, request: InferRequest) -> bool:
-    """Put a request's parameters where they belong in ``request``; returns whether it wants an empty final response.
+    """Store the parameters of a message in ``request``; returns whether it wants an empty final response.
 
-    Raises INVALID_ARG with Triton's texts.
+    Raises INVALID_ARG with Triton's messages.
     """
     custom: dict[str, ParameterValue] = {}
     empty_final = False
@@ -39,7 +38,7 @@ def read_request_parameters(parameters: Parameters, request: InferRequest) -> bo
         if key == "sequence_id":
             _expect(kind, ("int64_param", "string_param"), key, "int64_param or string_param")
             value = getattr(parameter, kind)
-            # The same 64 bits, which clients send signed.
+            # The same 64 bits, sent as a signed number.
             request.correlation_id = value if isinstance(value, str) else value % 2**64
         elif key == "sequence_start":
             _expect(kind, ("bool_param",), key, "bool_param")
@@ -79,7 +78,7 @@ def _expect(kind: str | None, kinds: tuple[str, ...], key: str, words: str) -> N
 
 
 def response_parameter(value: ParameterValue) -> service_pb2.InferParameter:
-    """A parameter of a response."""
+    """Return the message of a response parameter."""
     if isinstance(value, bool):
         return service_pb2.InferParameter(bool_param=value)
     if isinstance(value, int):
@@ -90,7 +89,7 @@ def response_parameter(value: ParameterValue) -> service_pb2.InferParameter:
 
 
 def read_classification(parameters: Parameters) -> int:
-    """How many classes a requested output is to be turned into; 0 for none.  Raises INVALID_ARG."""
+    """Return the number of classes of a requested output, 0 for none. Raises INVALID_ARG."""
     parameter = parameters.get("classification")
     if parameter is None:
         return 0
@@ -102,9 +101,9 @@ def read_classification(parameters: Parameters) -> int:
 
 
 def read_part(parameters: Parameters, tensor: str) -> tuple[str, int, int] | None:
-    """The name of the region in which a tensor is, and its offset and size there (bytes); None if it is in none.
+    """Return the region name, offset and size (bytes) of a tensor in shared memory; None if it is elsewhere.
 
-    Negative numbers are the large ones that they are without a sign.  Raises INVALID_ARG for what is malformed.
+    Negative numbers are read as unsigned. Raises INVALID_ARG for malformed parameters.
     """
     region, size, offset = parameters.get(REGION), parameters.get(SIZE), parameters.get(OFFSET)
     if region is None:

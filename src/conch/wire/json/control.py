@@ -1,7 +1,7 @@
-"""JSON bodies of everything but inference: metadata, repository, statistics, log settings, errors.
+"""JSON bodies other than inference: metadata, repository, statistics, log settings, shared memory, errors.
 
-Called by the HTTP front end on the event loop.  ``read_…`` parses the body of a request, ``…_body`` makes that of a
-response; pure.
+Called by the HTTP front end on the event loop. ``read_…`` functions parse requests; ``…_body`` functions create
+responses. Does no I/O.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _HANDLE_SIZE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """What a load brings instead of the repository's files: a configuration (JSON) and files by relative path."""
+    """The parameters of a load: a configuration (JSON) and files by relative path, in place of the repository's."""
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def error_body(message: str) -> bytes:
-    """The body of an error response."""
+    """Return the body of an error response."""
     return text.dumps({"error": text.string(text.utf8(clipped(message)))})
 
 
 def document_body(document: Any) -> bytes:
-    """The body of a response whose document the server lays out: metadata, statistics, the index, settings."""
+    """Return the body of a response from the server's document: metadata, statistics, index or settings."""
     return text.dumps(document)
 
 
 def statistics_body(entries: Iterable[bytes]) -> bytes:
-    """The body of a response with statistics, from the text of each entry (:func:`document_body`)."""
+    """Return the body of a statistics response from its encoded entries (:func:`document_body`)."""
     return b'{"model_stats":[' + b",".join(entries) + b"]}"
 
 
 def read_index(body: Buffer) -> bool:
-    """Whether only ready models are to be listed."""
+    """Whether to list only ready models."""
     ready = _object(body).get("ready", False)
     if type(ready) is not bool:
         raise invalid("Invalid value for 'ready': expected a boolean")
@@ -54,7 +54,7 @@ def read_index(body: Buffer) -> bool:
 
 
 def read_load(body: Buffer) -> LoadParameters:
-    """The parameters of a load; raises INTERNAL for unknown ones, as Triton does, INVALID_ARG for bad base64."""
+    """Return the parameters of a load; raises INTERNAL for unknown ones, as Triton does, INVALID_ARG for bad base64."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in text.as_members(_object(body).get("parameters", {})).items():
@@ -76,13 +76,13 @@ def _base64(key: str, value: str) -> bytes:
 
 
 def read_unload(body: Buffer) -> bool:
-    """Whether the models that an ensemble is made of are to be unloaded with it."""
+    """Whether to unload the steps of an ensemble with it."""
     parameters = text.optional_object(_object(body), "parameters")
     return text.as_bool(parameters.get("unload_dependents", False), "Unable to parse 'unload_dependents'")
 
 
 class SystemRegionParameters(NamedTuple):
-    """A part of shared memory that is registered (bytes)."""
+    """A part of shared memory to register; ``offset`` and ``size`` are in bytes."""
 
     key: str
     offset: int
@@ -90,7 +90,7 @@ class SystemRegionParameters(NamedTuple):
 
 
 class CudaRegionParameters(NamedTuple):
-    """Memory of a GPU that is registered (bytes)."""
+    """GPU memory to register; ``size`` is in bytes."""
 
     handle: bytes
     device: int
@@ -98,7 +98,7 @@ class CudaRegionParameters(NamedTuple):
 
 
 def read_system_region(body: Buffer) -> SystemRegionParameters:
-    """What a request to register shared memory says of it."""
+    """Return the parameters of a request to register shared memory."""
     document = _region(body, "key")
     key = text.as_string(document["key"])
     offset = text.as_unsigned(document["offset"]) if "offset" in document else 0
@@ -108,7 +108,7 @@ def read_system_region(body: Buffer) -> SystemRegionParameters:
 
 
 def read_cuda_region(body: Buffer) -> CudaRegionParameters:
-    """What a request to register memory of a GPU says of it."""
+    """Return the parameters of a request to register GPU memory."""
     document = _region(body, "raw_handle")
     encoded = text.as_string(text.member(document["raw_handle"], "b64"))
     size = text.as_unsigned(text.member(document, "byte_size"))
@@ -123,7 +123,7 @@ def read_cuda_region(body: Buffer) -> CudaRegionParameters:
 
 
 def read_sagemaker_model(body: Buffer) -> tuple[str, str]:
-    """The name and the place of a model that SageMaker has loaded."""
+    """Return the name and path of a model that SageMaker has downloaded."""
     document = text.loads(body)
     name, url = (text.as_string(text.member(document, key)) for key in ("model_name", "url"))
     return name, url
@@ -137,7 +137,7 @@ def _region(body: Buffer, required: str) -> dict[str, Any]:
 
 
 def read_log_settings(body: Buffer) -> dict[str, bool | int | str]:
-    """The settings to change by name (``log_info``, ``log_verbose_level`` …), without ``null`` and unknown ones."""
+    """Return the settings to change by name (``log_info``, ``log_verbose_level`` …), without ``null`` and others."""
     document = text.loads(body)
     settings: dict[str, bool | int | str] = {}
     for key, value in document.items() if type(document) is dict else ():
@@ -157,6 +157,6 @@ def read_log_settings(body: Buffer) -> dict[str, bool | int | str]:
 
 
 def _object(body: Buffer) -> dict[str, Any]:
-    """A body that may be missing; JSON that is not an object counts as an empty one, as it does for Triton."""
+    """Return the object in a body that may be empty; other JSON counts as an empty object, as in Triton."""
     document = text.loads(body) if len(body) else {}
     return document if type(document) is dict else {}

@@ -1,10 +1,10 @@
-"""Bodies of ``POST …/generate`` and ``…/generate_stream``: a plain JSON object in, plain JSON objects out.
+"""Bodies of ``POST …/generate`` and ``…/generate_stream``: plain JSON objects in both directions.
 
-Called by the HTTP front end: on the event loop, but for large bodies in a codec process.  Members named
-like an input are tensors, all others are parameters.  Source: Triton's generate extension.
+Called by the HTTP front end on the event loop; large bodies are handled in a codec process. Members named like an input
+are tensors, all others are parameters. Source: Triton's generate extension.
 
-Triton flattens every tensor into one list.  Models that answer by row (``ModelSignature.by_row``) keep rows apart: a
-list of texts gets a list of as many values, and what is given once holds for all of them.
+Triton flattens every tensor into one list. Models that respond by row (``ModelSignature.by_row``) keep rows apart: a
+list of texts gets a list of as many values, and a single value applies to all rows.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 from conch.wire.json.infer import MAX_INPUT_SIZE, as_parameter, check_json_size
 
-#: The body of ``/generate`` when a model gives no response, or more than one.
+#: The body of ``/generate`` if a model returns no response, or more than one.
 NOT_ONE_RESPONSE: Final = (
     "generate expects model to produce exactly 1 response,"
     " use generate stream for model that generates various number of responses"
 )
 
-#: Inputs of models for text that no other server's have: they take the text of a JSON document.
+#: Inputs specific to conch's text models, which take the text of a JSON document.
 _CONVERSATIONS: Final = frozenset({"messages", "tools"})
 
 
 class Layout(Enum):
-    """How outputs become JSON: as Triton writes them, as the value of the only row, or as a list of rows' values."""
+    """The JSON form of outputs: flat as in Triton, the value of a single row, or a list of row values."""
 
     FLAT = auto()
     ROW = auto()
@@ -47,24 +47,25 @@ def decode_generate(
     *,
     max_input_size: int = MAX_INPUT_SIZE,
 ) -> tuple[InferRequest, Layout]:
-    """The request in ``body``, not yet checked against the model, and how its responses are laid out.
+    """Decode a request, not yet checked against the model, and the layout of its responses.
 
-    Raises :class:`ConchError` with Triton's texts and codes for whatever is wrong with the body.
+    Raises :class:`ConchError` with Triton's messages and codes for an invalid body.
     """
     document = read_document(body, signature, max_input_size)
     return decode_document(document, signature, on_response, max_input_size=max_input_size)
 
 
 def read_document(body: Buffer, signature: ModelSignature, max_input_size: int) -> dict[str, Any]:
-    """The members of a body.
+    """Return the members of a body.
 
-    Raises :class:`ConchError` for anything but an object of at most ``max_input_size`` that has each input once.
+    Raises :class:`ConchError` unless the body is an object of at most ``max_input_size`` bytes without duplicate
+    inputs.
     """
     check_json_size(len(body), max_input_size)
     document = text.as_members(text.loads(body))
     data = body if not isinstance(body, memoryview) else bytes(body)
     for name in signature.inputs:
-        # The parser keeps the last of several; most bodies are known to have no other by looking for the name.
+        # The parser keeps the last duplicate; counting the name in the bytes clears most bodies.
         if data.count(b'"%b"' % text.utf8(name)) > 1 and text.members(data).count(name) > 1:
             id = document.get("id") or "<id_unknown>"
             raise invalid(f"[request id: {id}] input '{name}' already exists in request")
@@ -78,7 +79,7 @@ def decode_document(
     *,
     max_input_size: int = MAX_INPUT_SIZE,
 ) -> tuple[InferRequest, Layout]:
-    """The request with these members, as ``decode_generate`` reads it from a body."""
+    """Decode a request with these members, as ``decode_generate`` does from a body."""
     request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
     if "id" in document:
         request.id = text.as_string(document["id"], "Unable to parse 'id'")
@@ -97,7 +98,7 @@ def decode_document(
 
 
 class _Members:
-    """Sorts the members of a body into tensors, which go into ``request.inputs``, and ``parameters``."""
+    """Converts the members of a body to tensors in ``request.inputs``, and to ``parameters``."""
 
     def __init__(self, signature: ModelSignature, request: InferRequest, max_input_size: int) -> None:
         self.signature = signature
@@ -105,7 +106,7 @@ class _Members:
         self.max_input_size = max_input_size
         self.input_size = 0
         self.parameters: dict[str, ParameterValue] = {}
-        #: Whether an input that every row needs was given as a list.
+        #: Whether a required input was given as a list.
         self.listed = False
 
     def read_parameters(self, value: Any) -> None:
@@ -138,9 +139,9 @@ class _Members:
             raise invalid(f"{error.message} {sentence[0].upper()}{sentence[1:]}") from None
 
     def spread(self) -> int:
-        """Repeat what was given for one row as often as there are rows; returns their number.
+        """Repeat single-row inputs to match the number of rows; returns that number.
 
-        More rows than the model takes are left to the check of the request.
+        The check of the request handles more rows than the model accepts.
         """
         inputs = self.request.inputs
         rows = max([tensor.shape[0] for tensor in inputs.values()], default=0)
@@ -176,7 +177,7 @@ class _Members:
 
 
 def deduced_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """``dims`` with the last variable one filled so that ``count`` elements fit, the others being 1."""
+    """Return ``dims`` with the last variable dimension set to fit ``count`` elements, and the others to 1."""
     fixed = prod(dim for dim in dims if dim != -1)
     rest, remainder = divmod(count, fixed)
     if remainder or (rest != 1 and -1 not in dims):
@@ -190,7 +191,7 @@ def deduced_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ..
 
 
 def encode_generate(request: InferRequest, response: InferResponse, layout: Layout = Layout.FLAT) -> bytes:
-    """A response as one JSON object, keys in alphabetical order; a tensor or row of one element is a bare value.
+    """Encode a response as one JSON object with sorted keys; a tensor or row of one element is a scalar.
 
     Raises INVALID_ARG for outputs that JSON cannot carry.
     """
@@ -210,7 +211,7 @@ def encode_generate(request: InferRequest, response: InferResponse, layout: Layo
 
 
 def _rows(values: list[Any], shape: Sequence[int]) -> list[Any]:
-    """The value of each row: nested as the other dimensions say, and bare where it is a single element."""
+    """Return the value of each row: nested by the other dimensions, a scalar if it is a single element."""
     width = prod(shape[1:])
     if width == 1:
         return values
@@ -225,5 +226,5 @@ def _nested(values: list[Any], dims: Sequence[int]) -> list[Any]:
 
 
 def server_sent_event(data: bytes) -> bytes:
-    """One event of a ``text/event-stream``; ``data`` is JSON on one line."""
+    """Return an event of a ``text/event-stream``; ``data`` is JSON on one line."""
     return b"data: " + data + b"\n\n"

@@ -1,7 +1,7 @@
-"""Several texts in one body of ``POST …/generate``, for models that take one in a request: each becomes a request.
+"""Several texts in one body of ``POST …/generate``: each becomes a request, for models that take one per request.
 
-Called by the HTTP front end, as its neighbour ``generate.py``.  Triton refuses such a body, as a list does not fit a
-tensor of one element.  Pure.
+Called by the HTTP front end, like ``generate.py``. Triton refuses such a body, because a list does not fit a tensor of
+one element. Does no I/O.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 from conch.wire.json.generate import decode_document
 
-#: The most texts of a body.
+#: Maximum number of texts in a body.
 MOST_TEXTS: Final = 256
-#: The most members of a body with several texts, each of which is given with each text.
+#: Maximum number of members in a body with several texts, each of which is repeated for every text.
 MOST_MEMBERS: Final = 1000
 
 
@@ -27,10 +27,10 @@ def decode_texts(
     on_response: Callable[[int], Callable[[InferResponse], None]],
     max_input_size: int,
 ) -> list[InferRequest] | None:
-    """A request for each text of a body with these members; None where no input of one element is given as a list.
+    """Return a request for each text; None if no input of one element is given as a list.
 
-    ``on_response`` gives what is called with the responses of a text, by its number.  Raises ConchError as
-    ``split_texts`` and ``decode_document`` do, INVALID_ARG for more than ``max_input_size`` bytes in all.
+    ``on_response`` returns the response callback of a text by its number. Raises the errors of ``split_texts`` and
+    ``decode_document``, and INVALID_ARG for more than ``max_input_size`` bytes in total.
     """
     documents = split_texts(document, signature)
     if documents is None:
@@ -50,9 +50,9 @@ def decode_texts(
 
 
 def split_texts(document: Mapping[str, Any], signature: ModelSignature) -> list[dict[str, Any]] | None:
-    """The body for each text of ``document``; None where no input of one element is given as a list.
+    """Return the body for each text of ``document``; None if no input of one element is given as a list.
 
-    What is given once holds for all.  Raises INVALID_ARG for lists of different lengths, for none and too many texts.
+    Single values apply to all texts. Raises INVALID_ARG for lists of different lengths, empty lists and too many texts.
     """
     listed = {
         name: value
@@ -76,7 +76,7 @@ def split_texts(document: Mapping[str, Any], signature: ModelSignature) -> list[
 
 
 def encode_texts(requests: Sequence[InferRequest], responses: Sequence[InferResponse]) -> bytes:
-    """One JSON object with a list for each output and each parameter: the value for each text, null where it has none.
+    """Encode one JSON object with a list for each output and parameter: the value for each text, null if missing.
 
     Raises INVALID_ARG for outputs that JSON cannot carry.
     """

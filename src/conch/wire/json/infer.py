@@ -1,8 +1,8 @@
-"""Bodies of ``POST …/infer``: from JSON (and binary tensors behind it) to a request, and from a response back.
+"""Bodies of ``POST …/infer``: decodes requests of JSON and binary tensors, and encodes responses.
 
-Called by the HTTP front end for every inference: on the event loop, but for large JSON in a codec process.
-Tensors given in binary are slices of the body, never copies.  Source: the KServe v2 protocol with Triton's extensions
-for binary data, classification, sequences, scheduling and parameters.
+Called by the HTTP front end for every inference on the event loop; large JSON is handled in a codec process. Binary
+tensors are slices of the body, never copies. Source: the KServe v2 protocol with Triton's extensions for binary data,
+classification, sequences, scheduling and parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHAPE: Final = "Unable to parse 'shape'"
 def read_inputs(
     document: dict[str, Any], binary: Buffer, request: InferRequest, max_input_size: int, regions: Regions
 ) -> None:
-    """Fill ``request.inputs``; ``binary`` is what follows the JSON of the body and must be used up."""
+    """Fill ``request.inputs``; ``binary`` is the data after the JSON of the body and must be used completely."""
     inputs = request.inputs
     at = 0
     for item in text.as_array(text.member(document, "inputs", _INPUTS), _INPUTS):
@@ -66,7 +66,7 @@ def read_inputs(
 
 
 def read_part(parameters: dict[str, Any]) -> tuple[str, int, int]:
-    """The name of a tensor's region, and where in it the tensor is: offset and size (bytes), 0 where not given."""
+    """Return the name of a tensor's region, and its offset and size there (bytes), 0 if missing."""
     name = text.as_string(parameters[REGION], f"Unable to parse '{REGION}'")
     offset, size = (
         text.as_unsigned(parameters[key], f"Unable to parse '{key}'") if key in parameters else 0
@@ -76,7 +76,7 @@ def read_part(parameters: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def raw_input(body: Buffer, signature: ModelSignature, request: InferRequest, max_input_size: int) -> None:
-    """Take the whole body as the model's only input; its shape follows from the body's size."""
+    """Use the whole body as the model's only input; derive its shape from the size of the body."""
     if len(body) > max_input_size:
         raise invalid(
             f"Raw input has a byte_size ({len(body)} bytes) that exceeds the maximum allowed value"
@@ -106,7 +106,7 @@ def raw_input(body: Buffer, signature: ModelSignature, request: InferRequest, ma
 
 
 def _source(item: Any, parameters: dict[str, Any]) -> str:
-    """Where the data of an input is: exactly one of three places."""
+    """Return the location of an input's data, exactly one of three."""
     has_data = type(item) is dict and "data" in item
     if has_data and not parameters:
         return "data"
@@ -123,7 +123,7 @@ def _source(item: Any, parameters: dict[str, Any]) -> str:
 
 def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:
     count = prod(shape)
-    # The smallest that a BYTES element takes is its length.
+    # A BYTES element takes at least its length field of 4 bytes.
     size = count * ELEMENT_SIZE.get(datatype, 4)
     if size > max_input_size:
         raise invalid(
@@ -134,7 +134,7 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any, max_
 
 
 def _shape(name: str, datatype: str, item: dict[str, Any]) -> tuple[int, ...]:
-    """The shape of an input; refuses those whose elements or bytes cannot be counted in 63 bits."""
+    """Return the shape of an input; refuses shapes whose elements or bytes cannot be counted in 63 bits."""
     shape = tuple([text.as_unsigned(dim, _SHAPE) for dim in text.as_array(text.member(item, "shape", _SHAPE), _SHAPE)])
     size = ELEMENT_SIZE.get(datatype, 1)
     count = 1
@@ -152,7 +152,7 @@ def _overflow(name: str, shape: tuple[int, ...], size: int) -> ConchError:
     count = 1
     for dim in shape:
         count *= dim or 1
-        # Not multiplied to the end: a product of many large dimensions takes for ever.
+        # The product is not computed to the end: with many large dimensions this would take too long.
         if count > MAX_ELEMENTS:
             return invalid(f"{prefix} causes total element count to exceed maximum size of {MAX_ELEMENTS}")
     return invalid(
@@ -161,12 +161,12 @@ def _overflow(name: str, shape: tuple[int, ...], size: int) -> ConchError:
     )
 
 
-#: What ``--http-max-input-size`` is unless given, in bytes.
+#: Default of ``--http-max-input-size`` (bytes).
 MAX_INPUT_SIZE: Final = 64 << 20
 
 
 class RequestedOutput(NamedTuple):
-    """How the client wants one output: in binary or as JSON, whole or as its ``classification`` best classes."""
+    """The requested form of an output: binary or JSON, all values or the ``classification`` best classes."""
 
     binary: bool
     classification: int = 0
@@ -174,10 +174,10 @@ class RequestedOutput(NamedTuple):
 
 @dataclass(slots=True)
 class JsonOutputPlan:
-    """How the client wants the response.
+    """The form of the response that the client requested.
 
-    ``outputs`` is empty if the client names none and gets all, in binary if ``binary`` says so.  ``batched`` says
-    whether outputs begin with a batch dimension.
+    ``outputs`` is empty if the client names none and gets all, in binary form if ``binary`` is true. ``batched`` is
+    true if outputs have a batch dimension.
     """
 
     binary: bool = False
@@ -186,10 +186,10 @@ class JsonOutputPlan:
 
 
 def parse_header_length(value: bytes | None, content_length: int) -> int | None:
-    """The value of ``Inference-Header-Content-Length``: how many bytes of the body are JSON.
+    """Return the value of ``Inference-Header-Content-Length``, the size of the JSON in a body (bytes).
 
-    ``None`` without the header (all of the body is JSON), 0 for a raw request.
-    ``content_length`` is that of the body after decompression.
+    Returns None without the header (the whole body is JSON), 0 for a raw request. ``content_length`` is the size of the
+    decompressed body.
     """
     if value is None:
         return None
@@ -216,11 +216,11 @@ def decode_infer(
     max_input_size: int = MAX_INPUT_SIZE,
     regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, JsonOutputPlan]:
-    """The request in ``body``, and how its response is to be written.
+    """Decode a request, and the form of its response.
 
-    ``header_length`` comes from :func:`parse_header_length`.  The request is not yet checked
-    against the model (:mod:`conch.validation` does that).  Raises :class:`ConchError` with
-    Triton's texts and codes for whatever is wrong with the body.
+    ``header_length`` comes from :func:`parse_header_length`. The request is not yet checked against the model
+    (:mod:`conch.validation` does that). Raises :class:`ConchError` with Triton's messages and codes for an invalid
+    body.
     """
     if header_length == 0 or (header_length is None and not body):
         request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
@@ -239,7 +239,7 @@ def decode_split(
     max_input_size: int = MAX_INPUT_SIZE,
     regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, JsonOutputPlan]:
-    """The request in the JSON ``header`` of a body with ``binary`` behind it, as :func:`decode_infer` has it."""
+    """Decode a request from its JSON ``header`` and the ``binary`` data after it, as :func:`decode_infer` does."""
     request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
     plan = JsonOutputPlan(batched=signature.max_batch_size > 0)
     check_json_size(len(header), max_input_size)
@@ -259,7 +259,7 @@ def decode_split(
 
 
 def check_json_size(size: int, max_input_size: int) -> None:
-    """Refuse JSON of more bytes than ``--http-max-input-size``."""
+    """Raise INVALID_ARG for JSON larger than ``--http-max-input-size``."""
     if size > max_input_size:
         raise invalid(
             f"request JSON size of {size} bytes exceeds the maximum allowed input size of {max_input_size} bytes."
@@ -268,7 +268,7 @@ def check_json_size(size: int, max_input_size: int) -> None:
 
 
 def _split(body: Buffer, header_length: int | None) -> tuple[Buffer, Buffer]:
-    """The JSON of a body and the binary data that follows it."""
+    """Split a body into its JSON and the binary data after it."""
     size = len(body)
     if header_length is None or header_length == size:
         return body, b""
@@ -309,7 +309,7 @@ def _correlation_id(value: Any) -> int | str:
 
 
 def as_parameter(key: str, value: Any) -> ParameterValue:
-    """A custom request parameter: a string, a bool, an integer of 64 bits or another number."""
+    """Return a custom request parameter: a string, a bool, a 64-bit integer or another number."""
     text.as_string(key)
     if isinstance(value, str):
         return text.as_string(value)
@@ -331,7 +331,7 @@ def _read_outputs(value: Any, request: InferRequest, plan: JsonOutputPlan, regio
         if name in wanted:
             raise request.error(f"output '{name}' already exists in request")
         parameters = text.optional_object(item, "parameters")
-        # ``binary_data_output`` is for requests that name no outputs (so does Triton).
+        # ``binary_data_output`` applies only to requests that name no outputs, as in Triton.
         wanted[name] = _requested(parameters) if parameters else RequestedOutput(binary=False)
         if REGION in parameters:
             regions.place(name, *read_part(parameters))
@@ -359,12 +359,11 @@ def encode_infer(
     plan: JsonOutputPlan,
     labels: Callable[[str], Sequence[str] | None],
 ) -> tuple[bytes, list[Buffer]]:
-    """A response as its JSON and the binary tensors that follow it.
+    """Encode a response as its JSON and the binary tensors that follow it.
 
-    ``labels`` gives the label file's lines of an output, if it has one; outputs in shared memory have been
-    written there.  Without binary tensors
-    the body is plain JSON and needs no ``Inference-Header-Content-Length``.  Raises INVALID_ARG
-    for outputs that cannot be written the way the client asked.
+    ``labels`` returns the lines of an output's label file, if it has one. Outputs in shared memory have been written
+    there. Without binary tensors, the body is plain JSON and needs no ``Inference-Header-Content-Length``. Raises
+    INVALID_ARG for outputs that cannot be written in the requested form.
     """
     outputs: list[dict[str, Any]] = []
     blobs: list[Buffer] = []

@@ -1,7 +1,7 @@
-"""Why a JSON document is refused, in RapidJSON's words and with its offsets.
+"""Reports why a JSON document is invalid, with RapidJSON's messages and offsets.
 
-Clients of Triton see RapidJSON's reasons; the parsers used here give others.  Called by :mod:`conch.wire.json.text` for
-documents that were refused, never for a valid request; pure.
+Clients of Triton get RapidJSON's messages; the parsers used here have others. Called by :mod:`conch.wire.json.text`
+only for refused documents; does no I/O.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NUMBER_TOO_BIG: Final = "Number too big to be stored in double."
 
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-# An unterminated string matches up to the end: otherwise each quote in it would be tried in turn.
+# An unterminated string matches up to the end; otherwise each quote in it would be tried in turn.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _LONE_HIGH_SURROGATE: Final = re.compile(rb"(?<!\\)(?:\\\\)*+(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])")
 _MAYBE_TOO_BIG: Final = re.compile(rb"[eE]\+?[0-9]{3}")
 _LITERALS: Final = (b"true", b"false", b"null", b"NaN", b"Infinity", b"-Infinity")
 
-#: How the standard library's messages begin, and RapidJSON's reason.
+#: Prefixes of the standard library's messages, and RapidJSON's messages.
 _REASONS: Final = {
     "Expecting property name": "Missing a name for object member.",
     "Expecting ':'": "Missing a colon after a name of object member.",
@@ -36,11 +36,11 @@ _REASONS: Final = {
 
 
 class NumberTooBig(ValueError):
-    """A number that no double holds; the argument is its text."""
+    """A number too large for a double; the argument is its text."""
 
 
 def float_reader(data: bytes) -> Callable[[str], float] | None:
-    """The function that reads the numbers of a document; None, which is faster, if no exponent is large."""
+    """Return the function that parses the floats of a document; None, which is faster, if no exponent is large."""
     return _finite if _MAYBE_TOO_BIG.search(data) else None
 
 
@@ -52,13 +52,13 @@ def _finite(text: str) -> float:
 
 
 def nesting(data: bytes) -> int:
-    """The depth to which arrays and objects are nested in a document; more than 127 counts as 127."""
+    """Return the nesting depth of arrays and objects in a document, at most 127."""
     _, depths = _brackets(data)
     return int(depths.max(initial=0))
 
 
 def lone_surrogate(data: bytes) -> tuple[str, int] | None:
-    """The reason and offset if an escaped high surrogate lacks its low one, which Python would accept."""
+    """Return RapidJSON's message and offset for an escaped lone high surrogate, which Python would accept."""
     if b"\\u" not in data:
         return None
     found = _LONE_HIGH_SURROGATE.search(data)
@@ -66,7 +66,7 @@ def lone_surrogate(data: bytes) -> tuple[str, int] | None:
 
 
 def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, int]:
-    """RapidJSON's reason and byte offset for what the standard library found wrong with ``data``, read as ``text``."""
+    """Return RapidJSON's message and byte offset for the standard library's error in ``data``, decoded as ``text``."""
     if not text.strip(" \t\n\r"):
         return "The document is empty.", len(data)
     at = len(text[: error.pos].encode("utf-8", "surrogateescape"))
@@ -75,7 +75,7 @@ def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, in
         return "Missing a closing quotation mark in string.", len(data)
     if message.startswith("Expecting value"):
         return "Invalid value.", at + _literal_prefix(data[at : at + 9])
-    if message.startswith("Illegal trailing comma"):  # Python 3.13 and later point at the comma, RapidJSON behind it
+    if message.startswith("Illegal trailing comma"):  # Python 3.13 points at the comma, RapidJSON after it
         behind = text[error.pos + 1 :]
         at += 1 + len(behind) - len(behind.lstrip(" \t\n\r"))
         return _REASONS["Expecting property name"] if "object" in message else "Invalid value.", at
@@ -95,7 +95,7 @@ def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, in
 
 
 def _literal_prefix(data: bytes) -> int:
-    """The number of bytes that could have begun a literal; RapidJSON's offset is behind them."""
+    """Return the number of bytes that could begin a literal; RapidJSON's offset is after them."""
     best = 0
     for literal in _LITERALS:
         length = 0
@@ -106,9 +106,9 @@ def _literal_prefix(data: bytes) -> int:
 
 
 def _brackets(data: bytes) -> tuple[bytes, NDArray[np.int8]]:
-    """The brackets outside strings and the depth after each.
+    """Return the brackets outside strings and the depth after each.
 
-    Eight bits are enough: a depth changes by one, so that 101 is seen before it wraps around.
+    Eight bits are enough: depths change by one, so 101 is seen before a depth overflows.
     """
     brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
     steps = np.frombuffer(brackets.translate(_STEPS), np.int8)
@@ -116,7 +116,7 @@ def _brackets(data: bytes) -> tuple[bytes, NDArray[np.int8]]:
 
 
 def _innermost(data: bytes) -> bytes:
-    """The bracket that is open at the end of ``data``, the beginning of a document."""
+    """Return the bracket that is open at the end of ``data``, the beginning of a document."""
     brackets, depths = _brackets(data)
     if not len(depths):
         return b""

@@ -1,6 +1,6 @@
-"""Inference requests to another server as HTTP bodies, and its answers; what :mod:`.infer` does, the other way round.
+"""HTTP bodies of a client: encodes inference requests and decodes responses, the reverse of :mod:`.infer`.
 
-Pure.
+Does no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conch.tensors import Buffer, WireTensor
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 
-#: The codes of HTTP's statuses; every other one is UNKNOWN.
+#: The codes of HTTP statuses; all others are UNKNOWN.
 CODES: Final[Mapping[int, Code]] = {
     400: Code.INVALID_ARG,
     404: Code.NOT_FOUND,
@@ -29,7 +29,7 @@ _SCALARS: Final = (bool, int, float, str)
 
 
 def model_path(model: str, version: int) -> str:
-    """The path of a model, in any version where that is -1."""
+    """Return the path of a model; version -1 means any."""
     path = f"/v2/models/{quote(model, safe='')}"
     return path if version < 0 else f"{path}/versions/{version}"
 
@@ -45,7 +45,7 @@ def request_document(
     flags: int = 0,
     timeout: int = 0,
 ) -> dict[str, Any]:
-    """The JSON of a request, whose tensors follow it in binary, as those of its answer will; ``timeout`` is in µs."""
+    """Return the JSON of a request with binary tensors that asks for binary outputs; ``timeout`` is in µs."""
     given: dict[str, Any] = dict(parameters)
     if priority:
         given["priority"] = priority
@@ -79,7 +79,7 @@ def request_document(
 
 
 def encode_request(request: InferRequest) -> tuple[bytes, list[Buffer]]:
-    """The JSON of a request, and the data of its tensors, which follows it."""
+    """Return the JSON of a request, and the data of its tensors, which follows it."""
     document = request_document(
         request.inputs.values(),
         request.outputs,
@@ -94,14 +94,14 @@ def encode_request(request: InferRequest) -> tuple[bytes, list[Buffer]]:
 
 
 def _plain(data: Buffer) -> Buffer:
-    """The bytes of a tensor; those in shared memory are read now."""
+    """Return the bytes of a tensor; shared memory is read at this point."""
     return data if isinstance(data, bytes | bytearray | memoryview) else bytes(data)
 
 
 def decode_response(body: bytes, header_length: int | None) -> InferResponse:
-    """The response in a body, whose first ``header_length`` bytes are JSON, or all of it.
+    """Decode a response; its first ``header_length`` bytes are JSON, or all of it if None.
 
-    Raises INTERNAL for what is no answer to an inference request.
+    Raises INTERNAL if the body is not an inference response.
     """
     view = memoryview(body)
     binary = view[header_length:] if header_length is not None else view[:0]
@@ -132,12 +132,12 @@ def decode_response(body: bytes, header_length: int | None) -> InferResponse:
 def _document(data: Buffer) -> Any:
     try:
         return text.loads(data)
-    except ConchError:  # whose words are those for a request
+    except ConchError:  # its message is for a request
         raise internal("the answer is not an inference response: it is not JSON") from None
 
 
 def decode_error(status: int, body: bytes) -> ConchError:
-    """The error in an answer that is none of success."""
+    """Return the error of an unsuccessful response."""
     try:
         message = str(text.loads(body)["error"])
     except (ConchError, ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
 """Converts tensor data between JSON values and the bytes of a :class:`~conch.tensors.WireTensor`.
 
-Called by :mod:`conch.wire.json.infer` and :mod:`conch.wire.json.generate`; pure.  JSON arrays may be nested in any way:
-only their elements, in order, matter.
+Called by :mod:`conch.wire.json.infer` and :mod:`conch.wire.json.generate`; does no I/O. JSON arrays may be nested in
+any way: only the order of their elements matters.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _UNSIGNED_OF_SIZE: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 def from_json(name: str, datatype: str, count: int, data: Any) -> bytes:
-    """The bytes of ``count`` elements given as a JSON array, nested or flat.
+    """Return the bytes of ``count`` elements given as a JSON array, nested or flat.
 
-    ``count`` is not checked for BYTES: request validation does that, with its own words.  Raises
-    INTERNAL for elements of the wrong type or number, INVALID_ARG for a datatype that JSON cannot carry.
+    ``count`` is not checked for BYTES: request validation does that, with its own message. Raises INTERNAL for elements
+    of the wrong type or number, INVALID_ARG for a datatype that JSON cannot carry.
     """
     if datatype == "BYTES":
         return _strings(_flatten(text.as_array(data, _DATA))) if count else b""
@@ -65,7 +65,7 @@ def _flatten(values: list[Any]) -> list[Any]:
 
 
 def _flatten_mixed(values: list[Any]) -> list[Any]:
-    """Elements of lists beside others: each is looked at once, however deep one of them is nested."""
+    """Flatten a mix of lists and elements, reading each element once regardless of the depth."""
     flat: list[Any] = []
     levels = [iter(values)]
     while levels:
@@ -98,7 +98,7 @@ def _numbers(datatype: str, values: list[Any]) -> bytes:
         return bytes(values) if code == "?" else array(code, values).tobytes()
     except OverflowError:
         pass
-    # Integers are reduced to the datatype's width, as a cast in C does; each must fit 64 bits.
+    # Integers are truncated to the datatype's width, as by a cast in C; each must fit 64 bits.
     low, high = (0, 2**64) if code.isupper() else (-(2**63), 2**63)
     if code in "fd" or min(values) < low or max(values) >= high:
         raise text.wrong(refusal, _DATA)
@@ -108,9 +108,9 @@ def _numbers(datatype: str, values: list[Any]) -> bytes:
 
 
 def to_json(tensor: WireTensor) -> list[Any]:
-    """The elements of an output, flat: numbers, bools, or strings for :func:`conch.wire.json.text.dumps`.
+    """Return the elements of an output, flat: numbers, bools, or strings for :func:`conch.wire.json.text.dumps`.
 
-    Numbers that are not finite are left in.  Raises INVALID_ARG for FP16 and BF16, which JSON does not carry.
+    Non-finite numbers remain. Raises INVALID_ARG for FP16 and BF16, which JSON does not carry.
     """
     if tensor.datatype == "BYTES":
         elements = split_bytes(tensor.data)

@@ -1,7 +1,7 @@
-"""JSON text: parses it with Triton's errors, gives typed access to its values, writes it.
+"""Parses JSON with Triton's errors, checks the types of its values, and writes JSON.
 
-Owns what is particular to JSON itself: nesting, numbers that are not finite, text that is not UTF-8, and the messages
-for values of the wrong type.  Called by every other module of the package; pure.
+Handles the details of JSON itself: nesting, non-finite numbers, text that is not UTF-8, and the messages for values of
+the wrong type. Called by every other module of the package; does no I/O.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ _MAX_UNSIGNED: Final = 2**64 - 1
 
 
 def loads(data: Buffer) -> Any:
-    """The value of a JSON document, which may hold ``NaN``, ``Infinity`` and ``-Infinity``.
+    """Parse a JSON document, which may contain ``NaN``, ``Infinity`` and ``-Infinity``.
 
-    Raises INTERNAL (HTTP 500) for malformed text, as Triton does, and INVALID_ARG for a document
-    nested deeper than :data:`MAX_DEPTH`.  Bytes that are not UTF-8 come as surrogates, which
-    :func:`utf8` turns back into the bytes they were.
+    Raises INTERNAL (HTTP 500) for malformed text, as Triton does, and INVALID_ARG for a document nested deeper than
+    :data:`MAX_DEPTH`. Bytes that are not UTF-8 become surrogates, which :func:`utf8` converts back.
     """
     try:
         value = orjson.loads(data)
@@ -38,13 +37,13 @@ def loads(data: Buffer) -> Any:
 
 
 def members(data: bytes | bytearray) -> list[str]:
-    """The names of the members of a document that :func:`loads` has read, also those that occur again."""
+    """Return the member names of a document that :func:`loads` has parsed, including duplicates."""
     value = json.loads(data.removeprefix(BOM_UTF8).decode("utf-8", "surrogateescape"), object_pairs_hook=list)
     return [name for name, _ in value]
 
 
 def _loads_leniently(data: bytes) -> Any:
-    """Parse what orjson refuses: RapidJSON may accept it, and if not, the error is RapidJSON's."""
+    """Parse a document that orjson refuses: RapidJSON may accept it; otherwise the error is RapidJSON's."""
     data = data.removeprefix(BOM_UTF8)
     _check_depth(data)
     text = data.decode("utf-8", "surrogateescape")
@@ -55,7 +54,7 @@ def _loads_leniently(data: bytes) -> Any:
     except malformed.NumberTooBig as error:
         raise _parse_error(malformed.NUMBER_TOO_BIG, data.find(error.args[0].encode())) from None
     except ValueError:
-        # An integer with more digits than the interpreter is willing to convert.
+        # An integer with more digits than the interpreter converts.
         raise _parse_error(malformed.NUMBER_TOO_BIG, 0) from None
     if lone := malformed.lone_surrogate(data):
         raise _parse_error(*lone)
@@ -72,14 +71,14 @@ def _parse_error(reason: str, offset: int) -> ConchError:
 
 
 def dumps(value: Any, *, sort: bool = False) -> bytes:
-    """Compact JSON; what may not be finite must have gone through :func:`numbers`, bytes through :func:`string`."""
+    """Encode compact JSON; non-finite values must first pass through :func:`numbers`, bytes through :func:`string`."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort else None)
 
 
 def numbers(value: Any, elements: list[Any] | None = None) -> Any:
-    """A number, or a list of one type, for :func:`dumps`; ``NaN`` and ``Infinity`` become bare words, as in Triton.
+    """Prepare a number, or a list of one type, for :func:`dumps`; non-finite values become bare words, as in Triton.
 
-    Of a nested list, ``elements`` are all the elements.
+    For a nested list, ``elements`` are all its elements.
     """
     if type(value) is list:
         elements = value if elements is None else elements
@@ -90,7 +89,7 @@ def numbers(value: Any, elements: list[Any] | None = None) -> Any:
 
 
 def string(value: bytes) -> Any:
-    """A string for :func:`dumps`; bytes that are not UTF-8 are written as they are, as Triton does."""
+    """Prepare a string for :func:`dumps`; bytes that are not UTF-8 are written unchanged, as in Triton."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -99,7 +98,7 @@ def string(value: bytes) -> Any:
 
 
 def utf8(value: str) -> bytes:
-    """The bytes of a string that :func:`loads` read."""
+    """Return the bytes of a string that :func:`loads` parsed."""
     try:
         return value.encode()
     except UnicodeEncodeError:
@@ -111,19 +110,19 @@ def utf8(value: str) -> bytes:
 
 
 def wrong(text: str, context: str = "") -> ConchError:
-    """A value of the wrong type (HTTP 500, as Triton does); ``context`` says what was being read."""
+    """Return the error for a value of the wrong type (HTTP 500, as in Triton); ``context`` names the location."""
     return internal(f"{context}: {text}" if context else text)
 
 
 def member(value: Any, name: str, context: str = "") -> Any:
-    """A member of an object, which must exist."""
+    """Return a member of an object; raises INTERNAL if it is missing."""
     if isinstance(value, dict) and name in value:
         return value[name]
     raise wrong(f"attempt to access non-existing object member '{name}'", context)
 
 
 def as_string(value: Any, context: str = "") -> str:
-    """A string that is UTF-8: what is not may only be tensor data, see :func:`utf8`."""
+    """Return a string that is valid UTF-8; only tensor data may be something else, see :func:`utf8`."""
     if type(value) is not str:
         raise wrong("attempt to access JSON non-string as string", context)
     if not value.isascii():
@@ -159,13 +158,13 @@ def as_object(value: Any, context: str = "") -> dict[str, Any]:
 
 
 def as_members(value: Any, context: str = "") -> dict[str, Any]:
-    """An object whose members are to be iterated over: the error for another type is a different one."""
+    """Return an object to iterate over; the error for another type differs from :func:`as_object`."""
     if type(value) is dict:
         return value
     raise wrong("attempt to get members for non-object", context)
 
 
 def optional_object(value: Any, name: str) -> dict[str, Any]:
-    """A member that is an object; anything else counts as absent, as it does for Triton."""
+    """Return a member that is an object; anything else counts as missing, as in Triton."""
     item = value.get(name) if type(value) is dict else None
     return item if type(item) is dict else {}

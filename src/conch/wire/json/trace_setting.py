@@ -1,4 +1,4 @@
-"""The body of a change to a trace setting.  Pure."""
+"""Parses the body of a trace setting change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conch.wire.trace_numbers import NUMBERS, field, read_levels, read_number, r
 
 
 def read_trace_setting(body: Buffer) -> dict[str, Any]:
-    """The fields to change, None for those that are cleared; raises INTERNAL, INVALID_ARG or UNSUPPORTED."""
+    """Return the fields to change, None for cleared ones; raises INTERNAL, INVALID_ARG or UNSUPPORTED."""
     document = text.loads(body)
     if type(document) is not dict:
         return {}

@@ -1,1 +1,1 @@
-"""OpenAI's API and the tensors of models: requests to inputs, responses to objects and chunks."""
+"""The OpenAI API: converts requests to inputs of models, and responses to objects and chunks."""

@@ -1,7 +1,7 @@
-"""The answer to a chat or a completion: its events or its one object, its usage, and the end of each choice.
+"""The response to a chat or completion: its events or single object, its usage, and the finish reasons.
 
-There is one ``Answer`` for each request, on the event loop.  The front end passes it pieces in the order in which the
-model sends them, and asks it for events where the client wants a stream, else for one object at the end.
+Each request has one ``Answer``, on the event loop. The front end adds deltas in the order in which the model sends
+them, and gets events if the client wants a stream, otherwise one object at the end.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(data: bytes) -> bytes:
-    """One event of a ``text/event-stream``; ``data`` is JSON on one line."""
+    """Return an event of a ``text/event-stream``; ``data`` is JSON on one line."""
     return b"data: %b\n\n" % data
 
 
 class Usage:
-    """Counts the tokens of prompts and answers, as far as the model reports them."""
+    """Counts the tokens of prompts and completions, as far as the model reports them."""
 
     def __init__(self) -> None:
         self.prompt: int | None = None
         self.completion: int | None = None
 
     def add(self, prompt: int | None, pieces: list[ChoiceDelta]) -> None:
-        """Add what a response reports; ``prompt`` is None for a prompt that has been counted."""
+        """Add the counts of a response; ``prompt`` is None if the prompt has been counted."""
         if prompt is not None:
             self.prompt = (self.prompt or 0) + prompt
         for piece in pieces:
@@ -40,7 +40,7 @@ class Usage:
                 self.completion = (self.completion or 0) + piece.tokens
 
     def object(self) -> dict[str, int] | None:
-        """The ``usage`` object, None where the model does not report its tokens."""
+        """Return the ``usage`` object, None if the model does not report its tokens."""
         if self.prompt is None or self.completion is None:
             return None
         return {
@@ -52,11 +52,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan(ABC):
-    """What the answer to a chat or a completion depends on, but for the model's responses; small, however large the
-    request is.
+    """The settings of the response to a chat or completion; small, regardless of the size of the request.
 
-    ``choices`` is their number for each prompt, ``limit`` is ``max_tokens`` where the client gives it, ``logprobs`` the
-    number of alternatives to each token (None: no log-probabilities).
+    ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``logprobs`` the number of
+    alternatives to each token (None: no log-probabilities).
     """
 
     choices: int
@@ -67,11 +66,11 @@ class AnswerPlan(ABC):
 
     @abstractmethod
     def answer(self, model: str) -> Answer:
-        """An answer of the model with this name."""
+        """Create the response of the model with this name."""
 
 
 class Answer(ABC):
-    """An answer with a number of choices."""
+    """A response with a number of choices."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -85,27 +84,27 @@ class Answer(ABC):
         self._include_usage = plan.include_usage
         self._limit = plan.limit
         self._counts = [0] * choices
-        #: Why each choice has ended; empty while it goes on.
+        #: The finish reason of each choice; empty until it ends.
         self._ends = [""] * choices
 
     def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
-        """The events for a piece of choice ``index``; ``last`` says that it is the final one."""
+        """Return the events for a delta of choice ``index``; ``last`` marks its final delta."""
         chunks = self._chunks(index, piece, self._end(index, piece, last))
         return b"".join([event(self._chunk([chunk])) for chunk in chunks])
 
     def closing(self) -> bytes:
-        """The events at the end of the stream."""
+        """Return the events at the end of the stream."""
         usage = self.usage.object()
         if not self._include_usage or usage is None:
             return DONE
         return event(orjson.dumps({**self._chunk_head, "choices": [], "usage": usage})) + DONE
 
     def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:
-        """Add a piece of choice ``index`` to the object."""
+        """Add a delta of choice ``index`` to the object."""
         self._keep(index, piece, self._end(index, piece, last))
 
     def body(self) -> bytes:
-        """The object, once all choices have ended."""
+        """Return the object; called when all choices have ended."""
         choices = [self._choice(index) for index in range(len(self._ends))]
         return orjson.dumps(
             {**self._head, "choices": choices, "usage": self.usage.object(), "system_fingerprint": None}
@@ -117,15 +116,15 @@ class Answer(ABC):
 
     @abstractmethod
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
-        """The ``choices`` of the chunks for a piece; ``end`` is the finish reason where the choice ends with it."""
+        """Return the ``choices`` of the chunks for a delta; ``end`` is the finish reason if the choice ends with it."""
 
     @abstractmethod
     def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
-        """Keep a piece for the object."""
+        """Keep a delta for the object."""
 
     @abstractmethod
     def _choice(self, index: int) -> dict[str, Any]:
-        """A choice of the object."""
+        """Return a choice of the object."""
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         chunk = {**self._chunk_head, "choices": choices}

@@ -1,4 +1,4 @@
-"""Chat completions: the request, and the answer as an object or chunks."""
+"""Chat completions: the request, and the response as an object or chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_st
 from conch.wire.openai.tool_calls import Delta, Parser, parser_for
 from conch.wire.openai.tools import Tools, read_tools
 
-# The role ``developer`` becomes ``system`` and ``function`` becomes ``tool``; content becomes text, and the arguments
+# The role ``developer`` becomes ``system``, and ``function`` becomes ``tool``. Content becomes text, and the arguments
 # of tool calls become objects.
 
 
@@ -29,12 +29,12 @@ _ROLES: Final = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
     "function": "tool",
 }  # fmt: skip
-#: Members of OpenAI's answers that clients send back and templates do not know.
+#: Members of OpenAI's responses that clients send back and templates do not support.
 _DROPPED: Final = ("annotations", "audio", "function_call", "refusal")
 
 
 def read_messages(fields: Fields) -> bytes:
-    """Read the messages; returns them as JSON.  Raises ApiError, naming what is wrong by its path."""
+    """Read the messages and return them as JSON. Raises ApiError with the path of an invalid value."""
     messages = fields.array("messages")
     if not messages:
         raise ApiError("'messages' must be an array of at least one message", "messages")
@@ -92,7 +92,7 @@ def _call(call: Any, path: str) -> dict[str, Any]:
         try:
             arguments = orjson.loads(arguments) if arguments else {}
         except orjson.JSONDecodeError:
-            pass  # what the model wrote; the template shows it as it is
+            pass  # the model's own text, which the template shows unchanged
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -103,7 +103,7 @@ TEMPLATE_VALUES: Final = "chat_template_kwargs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan(AnswerPlan):
-    """Of the ``tools``, how calls are found in the text is kept."""
+    """The plan of a chat; ``tools`` holds only what is needed to find calls in the text."""
 
     tools: Tools
 
@@ -113,14 +113,14 @@ class ChatPlan(AnswerPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(Decoding):
-    """A chat, read and checked.  ``messages`` and ``template`` (values for the chat template) are JSON."""
+    """A checked chat request; ``messages`` and ``template`` (values for the chat template) are JSON."""
 
     messages: bytes
     tools: Tools
     template: bytes | None
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
-        """The inputs of the one request to the model.  Raises ApiError for a member that it has no input for."""
+        """Return the inputs of the single request to the model. Raises ApiError for a member without an input."""
         given = {MESSAGES: self.messages}
         for name, value in (("tools", self.tools.offered), (TEMPLATE_VALUES, self.template)):
             if value is not None:
@@ -135,7 +135,7 @@ class ChatRequest(Decoding):
 
 
 def read_chat(fields: Fields) -> ChatRequest:
-    """Read the members of a chat, but for ``model``.  Raises ApiError for what is wrong or unknown."""
+    """Read the members of a chat, except ``model``. Raises ApiError for invalid or unknown ones."""
     messages = read_messages(fields)
     tools = read_tools(fields)
     stream, include_usage = read_stream(fields)
@@ -175,18 +175,18 @@ def _logprobs(fields: Fields) -> int | None:
 
 @dataclass(slots=True)
 class _Message:
-    """The state of a choice: what has been sent (``begun``), or the content and calls to send at the end."""
+    """The state of a choice: whether sending has ``begun``, or the content and calls to send at the end."""
 
     parser: Parser | None
     begun: bool = False
     content: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     called: bool = False
-    #: The tokens whose log-probabilities have not been sent yet.
+    #: Tokens whose log-probabilities have not been sent yet.
     tokens: list[Token] = field(default_factory=list)
 
     def deltas(self, piece: ChoiceDelta, end: str) -> list[Delta]:
-        """The deltas of a piece; text that may begin a tool call is held back."""
+        """Return the deltas of a response; text that may begin a tool call is held back."""
         if piece.logprobs:
             self.tokens += piece.logprobs
         if self.parser is None:
@@ -198,12 +198,12 @@ class _Message:
         return deltas
 
     def reason(self, end: str) -> str:
-        """OpenAI's finish reason."""
+        """Return OpenAI's finish reason."""
         return "tool_calls" if self.called and end == "stop" else end
 
 
 class ChatAnswer(Answer):
-    """The answer to a chat; the text of each choice goes through a parser of tool calls."""
+    """The response to a chat; a parser extracts tool calls from the text of each choice."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 

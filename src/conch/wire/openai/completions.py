@@ -1,4 +1,4 @@
-"""Completions: the request with its prompts, and the answer as an object or chunks."""
+"""Completions: the request with its prompts, and the response as an object or chunks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from conch.wire.openai.reading import Fields, wrong
 from conch.wire.openai.responses import ChoiceDelta, Token
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 
-#: Prompts of one request; each becomes a request to the model.
+#: Maximum number of prompts in a request; each becomes a request to the model.
 MAX_PROMPTS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionPlan(AnswerPlan):
-    """``echoes`` are what precedes the choices for each prompt: itself, or nothing."""
+    """The plan of a completion; ``echoes`` has the text before the choices of each prompt: the prompt or nothing."""
 
     echoes: list[str]
 
@@ -33,13 +33,13 @@ class CompletionPlan(AnswerPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Decoding):
-    """A completion, read and checked; every prompt gets ``n`` choices."""
+    """A checked completion request; every prompt gets ``n`` choices."""
 
     prompts: list[str]
     echo: bool
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
-        """The inputs of the requests to the model, one for each prompt."""
+        """Return the inputs of the requests to the model, one per prompt."""
         return [
             generation_inputs(
                 signature, {PROMPT: prompt.encode()}, self.sampling, stream=self.stream, logprobs=self.logprobs
@@ -53,7 +53,7 @@ class CompletionRequest(Decoding):
 
 
 def read_completion(fields: Fields) -> CompletionRequest:
-    """Read the members of a completion, but for ``model``.  Raises ApiError for what is wrong or unknown."""
+    """Read the members of a completion, except ``model``. Raises ApiError for invalid or unknown ones."""
     prompts = read_texts(fields, "prompt", MAX_PROMPTS)
     stream, include_usage = read_stream(fields)
     sampling = read_sampling(fields)
@@ -76,7 +76,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
 
 
 def read_texts(fields: Fields, member: str, limit: int) -> list[str]:
-    """Read one text or at most ``limit``.  Raises ApiError, also for token ids, which models here do not take."""
+    """Read one text, or a list of at most ``limit``. Raises ApiError, also for token IDs, which are not supported."""
     value = fields.take(member)
     texts = [value] if type(value) is str else value
     if texts is None:
@@ -98,7 +98,7 @@ def read_texts(fields: Fields, member: str, limit: int) -> list[str]:
 
 
 class CompletionAnswer(Answer):
-    """The answer to a completion; ``n`` choices for the first prompt, then those for the second …"""
+    """The response to a completion: ``n`` choices for the first prompt, then those for the second, and so on."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -106,7 +106,7 @@ class CompletionAnswer(Answer):
         count = len(plan.echoes) * plan.choices
         super().__init__(model, count, plan)
         self._top = plan.logprobs
-        # The prompt of each choice until it has been sent, where the client asks for it (``echo``).
+        # The prompt of each choice until it has been sent, if the client requests ``echo``.
         self._echoes = [text for text in plan.echoes for _ in range(plan.choices)]
         self._offsets = [0] * count
         self._texts: list[list[str]] = [[] for _ in range(count)]

@@ -28,7 +28,7 @@ _COUNT: Final = "num_input_tokens"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPlan:
-    """How the vectors of ``texts`` texts are written; ``dimensions`` 0 leaves them as they are."""
+    """The form of the vectors of ``texts`` texts; ``dimensions`` 0 keeps all dimensions."""
 
     texts: int
     base64: bool
@@ -37,13 +37,13 @@ class EmbeddingPlan:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """A request for embeddings, read and checked."""
+    """A checked request for embeddings."""
 
     texts: list[str]
     plan: EmbeddingPlan
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
-        """The inputs of the requests to the model, each with as many texts as the model takes at a time."""
+        """Return the inputs of the requests to the model, each with as many texts as the model takes at once."""
         spec = signature.inputs[PROMPT]
         output = signature.outputs[embedding_output(signature) or ""]
         size = signature.max_batch_size or (len(self.texts) if spec.dims == (-1,) and len(output.dims) == 2 else 1)
@@ -55,7 +55,7 @@ class EmbeddingRequest:
 
 
 def read_embedding(fields: Fields) -> EmbeddingRequest:
-    """Read the members of a request, but for ``model``.  Raises ApiError for what is wrong or unknown."""
+    """Read the members of a request, except ``model``. Raises ApiError for invalid or unknown ones."""
     texts = read_texts(fields, "input", MAX_INPUTS)
     form = fields.take("encoding_format")
     if form not in (None, "float", "base64"):
@@ -67,7 +67,7 @@ def read_embedding(fields: Fields) -> EmbeddingRequest:
 
 
 def wanted_outputs(signature: ModelSignature) -> tuple[str, ...]:
-    """The outputs to ask the model for: the vectors, and the token counts where it has them."""
+    """Return the outputs to request from the model: the vectors, and the token counts if it has them."""
     outputs = (embedding_output(signature) or "", _COUNT)
     return tuple(name for name in outputs if name in signature.outputs)
 
@@ -85,7 +85,7 @@ class EmbeddingAnswer:
     def add(self, part: int, rows: int, response: InferResponse) -> None:
         """Add the response to request ``part``, which has ``rows`` texts.
 
-        Raises INVALID_ARG for more ``dimensions`` than there are, INTERNAL for a response that does not fit.
+        Raises INVALID_ARG if ``dimensions`` exceeds those of the model, INTERNAL for a response that does not fit.
         """
         for tensor in response.outputs:
             if tensor.name == self._output:
@@ -94,16 +94,16 @@ class EmbeddingAnswer:
                 self._tokens = (self._tokens or 0) + sum(to_json(tensor))
 
     def body(self) -> bytes:
-        """The answer.  Raises INTERNAL where vectors are missing."""
+        """Return the body of the response. Raises INTERNAL if vectors are missing."""
         return embedding_body(self.vectors(), self._plan, self._model, self.tokens)
 
     @property
     def tokens(self) -> int:
-        """The tokens of all texts, 0 where the model does not count them."""
+        """The number of tokens of all texts, 0 if the model does not count them."""
         return self._tokens or 0
 
     def vectors(self) -> list[memoryview]:
-        """The vectors of all texts (FP32).  Raises INTERNAL where some are missing."""
+        """Return the vectors of all texts (FP32). Raises INTERNAL if some are missing."""
         vectors = [vector for part in self._parts for vector in part]
         if len(vectors) != self._plan.texts:
             raise internal(f"the model gave {len(vectors)} embeddings for {self._plan.texts} texts")
@@ -120,7 +120,7 @@ class EmbeddingAnswer:
 
 
 def embedding_body(vectors: Sequence[memoryview], plan: EmbeddingPlan, model: str, tokens: int) -> bytes:
-    """The answer with these vectors (FP32)."""
+    """Return the body of a response with these vectors (FP32)."""
     data = [
         {"object": "embedding", "index": index, "embedding": _shown(vector, plan)}
         for index, vector in enumerate(vectors)

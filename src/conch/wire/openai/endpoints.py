@@ -1,4 +1,4 @@
-"""What the endpoints of the API that run models have of their own: the models that they take, and how they read."""
+"""The endpoints of the OpenAI API that run models: the models they accept, and their request readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OpenAiRequest = ChatRequest | CompletionRequest | EmbeddingRequest
 
 
 class OpenAiEndpoint(NamedTuple):
-    """``require`` raises ApiError for a model that the endpoint does not take, ``read`` for members that are wrong."""
+    """``require`` raises ApiError for an unsuitable model, ``read`` for invalid members."""
 
     require: Callable[[ModelSignature], None]
     read: Callable[[Fields], OpenAiRequest]

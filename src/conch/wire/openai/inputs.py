@@ -1,7 +1,7 @@
-"""From a chat or completion to the inputs that a model declares.
+"""Converts chats and completions to the inputs that a model declares.
 
-A model with ``sampling_parameters`` gets all sampling parameters there, as JSON with vLLM's names; any other gets each
-in an input of its own, as in TensorRT-LLM's models, and parameters that it has no input for are refused.
+A model with the input ``sampling_parameters`` gets all sampling parameters there, as JSON with vLLM's names. Any other
+model gets each in its own input, as in TensorRT-LLM's models; parameters without an input are refused.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SAMPLING: Final = "sampling_parameters"
 #: OpenAI's default of ``max_tokens``, for models that require the input.
 DEFAULT_MAX_TOKENS: Final = 16
 
-#: Inputs that may take a parameter, the first that is declared; each also with ``sampling_param_`` before its name.
+#: Inputs for a parameter, the first declared one is used; each also with the prefix ``sampling_param_``.
 _INPUTS: Final = {
     known.name: tuple(filter(None, (known.name, known.text_input, *known.inflight_inputs))) for known in PARAMETERS
 } | {"stop": ("stop_words", "stop")}  # the in-flight batcher's ``stop`` is a flag that ends a request
-#: Values that change nothing, which a model need not know.
+#: Values without effect, which a model need not support.
 _NEUTRAL: Final = {known.name: known.neutral for known in PARAMETERS if known.neutral is not None}
-#: Of parameters with several values for the same: the least of them, and the one that says so everywhere.
+#: For parameters with several equivalent values: the lowest of them, and the one that is always understood.
 _CLAMPS: Final = {
     known.name: (known.type.low, known.type.clamp)
     for known in PARAMETERS
@@ -47,9 +47,9 @@ def generation_inputs(
     stream: bool,
     logprobs: int | None = None,
 ) -> dict[str, WireTensor]:
-    """All inputs of a request: ``given`` texts by the name of the input, and those for the client's parameters.
+    """Return all inputs of a request: the ``given`` texts by input name, and those for the client's parameters.
 
-    Raises ApiError for a parameter that the model has no input for, or that does not fit its input.
+    Raises ApiError for a parameter that has no input in the model or does not fit it.
     """
     declared = signature.inputs
     values: dict[str, list[Any]] = {}
@@ -79,13 +79,13 @@ def generation_inputs(
 
 
 def text_tensor(signature: ModelSignature, name: str, texts: list[bytes]) -> WireTensor:
-    """Texts as a BYTES tensor; where the model batches, each is a row."""
+    """Return texts as a BYTES tensor; each is a row if the model batches."""
     data = b"".join([b"%b%b" % (len(text).to_bytes(4, "little"), text) for text in texts])
     return WireTensor(name, "BYTES", _shape(signature, name, len(texts), rows=True), data)
 
 
 def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dict[str, list[Any]]) -> None:
-    """Put each parameter into ``values``, by the name of its own input."""
+    """Put each parameter into ``values``, by the name of its input."""
     declared = signature.inputs
     for key, value in sampling.items():
         if key == "structured_outputs":
@@ -99,14 +99,14 @@ def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dic
             values[name] = value if type(value) is list else [value]
         elif key not in _NEUTRAL or value != _NEUTRAL[key]:
             raise _cannot(signature, key)
-    # Older repositories of TensorRT-LLM's require these of every request.
+    # Older TensorRT-LLM repositories require these in every request.
     for name, default in (("max_tokens", DEFAULT_MAX_TOKENS), ("stop_words", ""), ("bad_words", "")):
         if name in declared and not declared[name].optional and name not in values:
             values[name] = [default]
 
 
 def _guide(signature: ModelSignature, structure: Any, values: dict[str, list[Any]]) -> None:
-    """Put structured output into ``values``, as the in-flight batcher's inputs have it."""
+    """Put structured output into ``values``, in the form of the in-flight batcher's inputs."""
     kind, content = next(iter(structure.items())) if type(structure) is dict and len(structure) == 1 else ("", None)
     if kind not in GUIDE_TYPES or "guided_decoding_guide" not in signature.inputs:
         raise _cannot(signature, "response_format")
@@ -128,7 +128,7 @@ def _tensor(signature: ModelSignature, name: str, values: list[Any]) -> WireTens
 
 
 def _shape(signature: ModelSignature, name: str, count: int, *, rows: bool = False) -> tuple[int, ...]:
-    """The declared shape with ``count`` elements: over the last variable dimension, or over ``rows`` of a batch."""
+    """Return the declared shape with ``count`` elements, in the last variable dimension or as ``rows`` of a batch."""
     batched = signature.max_batch_size > 0
     batch = () if not batched else (count,) if rows else (1,)
     wanted = left = 1 if batched and rows else count

@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of chats and of completions."""
+"""Log-probabilities in the formats of chats and completions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conch.wire.openai.responses import Token
 
 
 def chat_logprobs(tokens: list[Token]) -> dict[str, Any]:
-    """The ``logprobs`` object of a chat."""
+    """Return the ``logprobs`` object of a chat."""
     return {
         "content": [
             {**_entry(token.text, token.logprob), "top_logprobs": [_entry(text, value) for text, value in token.top]}
@@ -19,9 +19,9 @@ def chat_logprobs(tokens: list[Token]) -> dict[str, Any]:
 
 
 def completion_logprobs(tokens: list[Token], offset: int, top: int) -> tuple[dict[str, Any], int]:
-    """The ``logprobs`` object of a completion, and the offset (characters) after its tokens.
+    """Return the ``logprobs`` object of a completion, and the offset (characters) after its tokens.
 
-    ``offset`` is that of the first token; without ``top`` there are no alternatives.
+    ``offset`` is the offset of the first token; without ``top`` there are no alternatives.
     """
     offsets = []
     for token in tokens:
@@ -37,10 +37,10 @@ def completion_logprobs(tokens: list[Token], offset: int, top: int) -> tuple[dic
 
 
 def _likeliest(token: Token) -> dict[str, float]:
-    """The likeliest tokens, and the chosen one whether or not it is among them."""
+    """Return the likeliest tokens, including the chosen one."""
     return {**dict(reversed(token.top)), token.text: token.logprob}
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    # The bytes of a token that is only part of a character are not known.
+    # The bytes of a token that is a partial character are unknown.
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

@@ -1,4 +1,4 @@
-"""What a model can be used for through this API, by the tensors that it declares; and the list of models."""
+"""Determines which OpenAI endpoints a model supports, from its declared tensors; lists models."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ EMBEDDINGS: Final = ("embedding", "sentence_embedding")
 
 
 def generates(signature: ModelSignature) -> bool:
-    """Whether the model continues texts."""
+    """Whether the model generates text from a prompt."""
     return _is_text(signature.inputs, PROMPT) and _is_text(signature.outputs, TEXT)
 
 
 def chats(signature: ModelSignature) -> bool:
-    """Whether the model takes conversations."""
+    """Whether the model accepts conversations."""
     return _is_text(signature.inputs, MESSAGES) and _is_text(signature.outputs, TEXT)
 
 
 def embeds(signature: ModelSignature) -> bool:
-    """Whether the model makes vectors of texts."""
+    """Whether the model embeds texts."""
     return _is_text(signature.inputs, PROMPT) and embedding_output(signature) is not None
 
 
 def usable(signature: ModelSignature) -> bool:
-    """Whether any endpoint takes the model."""
+    """Whether any endpoint supports the model."""
     return generates(signature) or chats(signature) or embeds(signature)
 
 
 def embedding_output(signature: ModelSignature) -> str | None:
-    """The name of the output with a vector for each text, None without one."""
+    """Return the name of the output with a vector per text, None if there is none."""
     for name in EMBEDDINGS:
         spec = signature.outputs.get(name)
         if spec is not None and spec.datatype == "FP32" and 1 <= len(spec.dims) <= 2:
@@ -45,7 +45,7 @@ def embedding_output(signature: ModelSignature) -> str | None:
 
 
 def require_chat(signature: ModelSignature) -> None:
-    """Raise ApiError for a model that takes no conversations."""
+    """Raise ApiError for a model that does not accept conversations."""
     if not chats(signature):
         raise ApiError(
             f"model '{signature.name}' has no chat template: it takes no '{MESSAGES}'; use /v1/completions"
@@ -56,13 +56,13 @@ def require_chat(signature: ModelSignature) -> None:
 
 
 def require_completion(signature: ModelSignature) -> None:
-    """Raise ApiError for a model that continues no texts."""
+    """Raise ApiError for a model that does not generate text from a prompt."""
     if not generates(signature):
         raise ApiError(f"model '{signature.name}' does not continue texts", "model")
 
 
 def require_embedding(signature: ModelSignature) -> None:
-    """Raise ApiError for a model that embeds no texts."""
+    """Raise ApiError for a model that does not embed texts."""
     if not embeds(signature):
         raise ApiError(f"model '{signature.name}' does not embed texts", "model")
 

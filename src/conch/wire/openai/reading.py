@@ -1,6 +1,6 @@
-"""A request's JSON object: members are taken one by one and checked, and those that are left over are refused.
+"""Reads the JSON object of a request: members are taken one by one and checked; the remaining ones are refused.
 
-Runs on the event loop, or in a codec process for large bodies.  ``null`` is the same as a missing member.
+Runs on the event loop, or in a codec process for large bodies. ``null`` is the same as a missing member.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from conch.wire.json.malformed import nesting
 from conch.wire.openai.errors import ApiError
 
 _SHOWN: Final = 60
-#: How alike (``difflib``'s ratio) an unknown member is to one that is suggested instead.
+#: Minimum similarity (``difflib``'s ratio) between an unknown member and its suggested replacement.
 _LIKENESS: Final = 0.6
 
 
 def read_body(body: Buffer) -> Fields:
-    """The members of a request's body.  Raises ApiError for anything but a JSON object."""
+    """Return the members of a request body. Raises ApiError unless it is a JSON object."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -36,7 +36,7 @@ def read_body(body: Buffer) -> Fields:
 
 
 def wrong(param: str, value: Any, wanted: str) -> ApiError:
-    """The error for member ``param``, which is ``value`` and must be ``wanted``."""
+    """Return the error for member ``param`` with ``value``, which must be ``wanted``."""
     shown = orjson.dumps(value).decode()
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
     return ApiError(f"'{param}' is {shown}; it must be {wanted}", param)
@@ -45,7 +45,7 @@ def wrong(param: str, value: Any, wanted: str) -> ApiError:
 class Fields:
     """The members of an object in a request; errors name the object by its ``path``.
 
-    Methods that take a member return None where it is missing, and raise ApiError where it is wrong.
+    Methods that take a member return None if it is missing, and raise ApiError if it is invalid.
     """
 
     __slots__ = ("_known", "_members", "path")
@@ -56,11 +56,11 @@ class Fields:
         self.path = path
 
     def name(self, member: str) -> str:
-        """The path of a member."""
+        """Return the path of a member."""
         return f"{self.path}.{member}" if self.path else member
 
     def take(self, member: str) -> Any:
-        """A member of any type."""
+        """Take a member of any type."""
         self._known.add(member)
         return self._members.pop(member, None)
 
@@ -118,7 +118,7 @@ class Fields:
         return value
 
     def strings(self, member: str) -> list[str] | None:
-        """A string, or an array of strings, none of them empty."""
+        """Take a string, or an array of strings, none of them empty."""
         value = self.take(member)
         listed = [value] if type(value) is str else value
         if listed is None:
@@ -128,18 +128,18 @@ class Fields:
         return listed
 
     def refuse(self, *members: str, hint: str = "") -> None:
-        """Refuse members that ask for something that this server does not do."""
+        """Refuse members that request an unsupported feature."""
         for member in members:
             if self.take(member) not in (None, False):
                 raise ApiError(f"'{self.name(member)}' is not supported{hint}", self.name(member))
 
     def ignore(self, *members: str) -> None:
-        """Ignore members that change nothing here."""
+        """Ignore members that have no effect here."""
         for member in members:
             self.take(member)
 
     def missing(self, member: str) -> ApiError:
-        """The error for a member that must be given, with the unknown one that was probably meant to be it."""
+        """Return the error for a missing required member, with a similar unknown member if there is one."""
         given = nearest(member, self._members, _LIKENESS)
         hint = f"; '{self.name(given)}' is not known here" if given else ""
         return ApiError(
@@ -147,7 +147,7 @@ class Fields:
         )
 
     def finish(self) -> None:
-        """Refuse members that have not been taken; call when all that exist have been."""
+        """Refuse the remaining members; call this after taking all supported ones."""
         for member, value in self._members.items():
             if value is not None:
                 likely = nearest(member, self._known, _LIKENESS)

@@ -1,4 +1,4 @@
-"""The outputs of a model's response, by choice: text, finish reason, log-probabilities and numbers of tokens."""
+"""Reads the outputs of a model's response by choice: text, finish reason, log-probabilities and token counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conch.inference import InferResponse
 from conch.tensors import WireTensor, split_bytes
 from conch.wire.json.tensor import to_json
 
-#: The least log-probability that is sent, in place of minus infinity.
+#: Minimum log-probability, sent in place of minus infinity.
 _LEAST: Final = -9999.0
 #: The finish reasons of choices that have not ended.
 _UNFINISHED: Final = frozenset({"", "none", "null"})
@@ -21,7 +21,7 @@ _UNFINISHED: Final = frozenset({"", "none", "null"})
 
 @dataclass(slots=True)
 class Token:
-    """A chosen token, and the likeliest ones in its place, best first."""
+    """A chosen token, and the likeliest tokens at its position, best first."""
 
     text: str
     logprob: float
@@ -30,7 +30,7 @@ class Token:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What a response adds to a choice; ``finish`` is empty while it goes on."""
+    """The part of a choice in one response; ``finish`` is empty until the choice ends."""
 
     text: str = ""
     finish: str = ""
@@ -40,14 +40,14 @@ class ChoiceDelta:
 
 @dataclass(slots=True)
 class ModelResponse:
-    """One response: a piece for each choice, and the length of the prompt where the model reports it."""
+    """A response: a delta for each choice, and the length of the prompt if the model reports it."""
 
     pieces: list[ChoiceDelta]
     prompt_tokens: int | None = None
 
 
 def read_response(response: InferResponse, top: int = 0) -> ModelResponse:
-    """Read a response, with the ``top`` likeliest alternatives.  Raises INTERNAL for outputs that do not fit."""
+    """Read a response, with the ``top`` likeliest alternatives. Raises INTERNAL for invalid outputs."""
     try:
         return _read(response, top)
     except (ConchError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -78,7 +78,7 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
 
 
 def _first(pieces: list[ChoiceDelta], tensor: WireTensor) -> list[ChoiceDelta]:
-    """The pieces for the elements of ``tensor``; adds pieces where there are fewer."""
+    """Return the deltas for the elements of ``tensor``; adds missing ones."""
     count = 1
     for dim in tensor.shape:
         count *= dim
@@ -91,12 +91,12 @@ def _tokens(text: bytes, top: int) -> list[Token] | None:
     try:
         listed = orjson.loads(text)
     except orjson.JSONDecodeError:
-        listed = json.loads(text)  # with infinities
+        listed = json.loads(text)  # may contain infinities
     return None if listed is None else [_token(entry, top) for entry in listed if entry]
 
 
 def _token(entry: dict[str, dict[str, Any]], top: int) -> Token:
-    """Read the tokens of a position: the chosen one, which need not be among the likeliest, and then those."""
+    """Read the tokens of a position: first the chosen token, which need not be among the likeliest, then those."""
     tokens = [(_shown(id, token), max(float(token["logprob"]), _LEAST)) for id, token in entry.items()]
     text, logprob = tokens[0]
     likeliest = sorted(tokens if len(tokens) <= top else tokens[1:], key=lambda token: -token[1])

@@ -1,7 +1,7 @@
-"""The sampling parameters of chats and completions, under the names of vLLM's ``SamplingParams``.
+"""The sampling parameters of chats and completions, with the names of vLLM's ``SamplingParams``.
 
-What OpenAI defines is checked here, so that errors name the member; what other servers added is passed on as it is,
-and the model checks it.
+OpenAI's parameters are checked here, so that errors name the member. Extensions of other servers are passed on
+unchanged and checked by the model.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from conch.wire.openai.reading import Fields, wrong
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """What chats and completions have in common.
+    """The common part of chats and completions.
 
-    ``sampling`` has the parameters that the request gives, ``logprobs`` the number of alternatives to each token (None:
-    no log-probabilities).
+    ``sampling`` has the parameters of the request, ``logprobs`` the number of alternatives to each token (None: no
+    log-probabilities).
     """
 
     sampling: dict[str, Any]
@@ -31,13 +31,13 @@ class Decoding:
 
     @property
     def choices(self) -> int:
-        """The number of choices for each prompt."""
+        """The number of choices per prompt."""
         count: int = self.sampling.get("n", 1)
         return count
 
     @property
     def common(self) -> dict[str, Any]:
-        """The members that every ``AnswerPlan`` has."""
+        """The members common to all ``AnswerPlan`` classes."""
         return {
             "choices": self.choices,
             "limit": self.sampling.get("max_tokens"),
@@ -47,18 +47,18 @@ class Decoding:
         }
 
 
-#: Members of other servers' APIs that models understand under the same name.
+#: Members of other servers' APIs that models support under the same name.
 EXTENSIONS: Final = tuple(sorted(known.name for known in PARAMETERS if known.openai == "extension"))
-#: vLLM's older names of kinds of structured output.
+#: vLLM's older names for kinds of structured output.
 _GUIDED: Final = {f"guided_{kind}": kind for kind in KINDS}
-#: Members about accounts and bookkeeping, which change no answer.
+#: Members about accounts and bookkeeping, which do not affect the response.
 IGNORED: Final = (
     "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
 )  # fmt: skip
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
-    """The parameters that a request gives, but for log-probabilities, which chats and completions spell differently."""
+    """Return the parameters of a request, except log-probabilities, which differ between chats and completions."""
     given: dict[str, Any] = {
         "n": fields.integer("n", 1, MAX_SAMPLES),
         "max_tokens": _max_tokens(fields),
@@ -82,7 +82,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
 
 
 def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """Whether the answer is to be streamed, and whether the stream ends with the usage."""
+    """Whether to stream the response, and whether the stream ends with the usage."""
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if options is None:
@@ -103,7 +103,7 @@ def _max_tokens(fields: Fields) -> int | None:
 
 def _top_p(fields: Fields) -> float | None:
     value = fields.number("top_p", 0, 1)
-    # OpenAI takes 0, where only the likeliest token is left; other servers do not.
+    # OpenAI accepts 0, which leaves only the likeliest token; other servers do not.
     return 1e-6 if value == 0 else value
 
 

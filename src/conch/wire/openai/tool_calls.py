@@ -1,8 +1,7 @@
-"""Parsers of tool calls in a model's text, which arrives in pieces.
+"""Parsers of tool calls in a model's text, which arrives in parts.
 
 Formats: ``<tool_call>{…}</tool_call>`` (Hermes, Qwen), ``[TOOL_CALLS]`` with a list or ``name{…}`` (Mistral),
-``<|python_tag|>{…}`` and bare ``{"name": …, "parameters": …}`` (Llama 3).  Text that only looks like
-a call stays text.
+``<|python_tag|>{…}`` and bare ``{"name": …, "parameters": …}`` (Llama 3). Text that only resembles a call stays text.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ Delta = dict[str, Any]
 
 _OPEN: Final = "<tool_call>"
 _CLOSE: Final = "</tool_call>"
-#: Marks after which only calls follow.
+#: Marks followed only by calls.
 _REST: Final = ("[TOOL_CALLS]", "<|python_tag|>")
 _MARKS: Final = (_OPEN, *_REST)
 _MARK: Final = re.compile("|".join(map(re.escape, _MARKS)))
-#: How a call without a mark begins, spaces removed.
+#: Prefixes of a call without a mark, without white space.
 _BARE: Final = (
     '{"name":',
     '[{"name":',
@@ -41,16 +40,16 @@ _decoder: Final = json.JSONDecoder(strict=False)
 
 
 class Parser(Protocol):
-    """Turns pieces of a text into deltas of a message: ``{"content": …}`` or ``{"tool_calls": [call]}``."""
+    """Converts parts of a text to deltas of a message: ``{"content": …}`` or ``{"tool_calls": [call]}``."""
 
     def add(self, text: str) -> list[Delta]: ...
 
     def finish(self) -> list[Delta]:
-        """The last deltas, when the text has ended."""
+        """Return the last deltas; called at the end of the text."""
 
 
 def parser_for(tools: Tools) -> Parser | None:
-    """The parser for a chat's tools, None where all text is content."""
+    """Return the parser for a chat's tools, None if all text is content."""
     match tools.mode:
         case "auto":
             return CallParser(tools)
@@ -67,13 +66,13 @@ def _delta(index: int, name: str, arguments: str) -> Delta:
 
 
 class CallParser:
-    """Looks for marks anywhere in the text, and at its beginning for a call of one of the tools without a mark."""
+    """Finds marks anywhere in the text, and a call of one of the tools without a mark at its beginning."""
 
     def __init__(self, tools: Tools) -> None:
         self._names = tools.names
         self._limit = 1 if tools.single else None
         self._pending = ""
-        #: White space before a mark, which is content only where no call follows.
+        #: White space before a mark, which is content only if no call follows.
         self._space = ""
         self._state = "start"
         self._calls = 0
@@ -95,7 +94,7 @@ class CallParser:
                 calls = None
         if calls:
             return self._emit(calls)
-        # White space between and after calls is no content.
+        # White space between and after calls is not content.
         return [{"content": self._space + pending}] if pending and not (self._calls and pending.isspace()) else []
 
     def _go(self) -> Iterator[Delta]:
@@ -112,7 +111,7 @@ class CallParser:
                 return
 
     def _begin(self) -> None:
-        """Choose between text and a call without a mark, once enough text has arrived to tell."""
+        """Choose between text and a call without a mark once enough text has arrived."""
         compact = _SPACE.sub("", self._pending[:200])
         if not compact:
             return
@@ -133,7 +132,7 @@ class CallParser:
             return
         sure = len(self._pending) - _partial_mark(self._pending)
         content = self._pending[:sure]
-        # White space before a call is no content, and a call may follow.
+        # White space before a call is not content, and a call may follow.
         sure = len(content.rstrip())
         if sure:
             yield {"content": self._pending[:sure]}
@@ -180,7 +179,7 @@ class ListParser:
 
 
 class ArgumentsParser:
-    """Passes on a text that is the arguments of one function, piece by piece."""
+    """Passes on a text that is the arguments of a single function, part by part."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -196,7 +195,7 @@ class ArgumentsParser:
 
 
 def _partial_mark(text: str) -> int:
-    """How many characters at the end of ``text`` may begin a mark."""
+    """Return the number of characters at the end of ``text`` that may begin a mark."""
     for mark in _MARKS:
         start = text.rfind(mark[0], -len(mark) + 1)
         while start >= 0:
@@ -207,9 +206,9 @@ def _partial_mark(text: str) -> int:
 
 
 def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None:
-    """Name and arguments (JSON) of each call in a text of objects, perhaps in a list; None for any other text.
+    """Return the name and arguments (JSON) of each call in a text of objects or lists of objects; None otherwise.
 
-    With ``named``, ``name{…}`` is a call as well.
+    With ``named``, ``name{…}`` is also a call.
     """
     calls: list[tuple[str, str]] = []
     at = 0
@@ -228,7 +227,7 @@ def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None
 
 
 def _between(text: str, at: int) -> int:
-    """The index after white space, separators and marks that may precede a call."""
+    """Return the index after white space, separators and marks that may precede a call."""
     match = _BETWEEN.match(text, at)
     return match.end() if match is not None else at
 
@@ -250,7 +249,7 @@ def _call(value: Any) -> tuple[str, str] | None:
         return name, arguments
     try:
         return name, orjson.dumps({} if arguments is None else arguments).decode()
-    except orjson.JSONEncodeError:  # numbers beyond 64 bits, halves of characters
+    except orjson.JSONEncodeError:  # numbers beyond 64 bits, lone surrogates
         return name, json.dumps(arguments)
 
 

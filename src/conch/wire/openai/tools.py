@@ -1,4 +1,4 @@
-"""The tools of a chat and its ``tool_choice``: whether calls may be made, must be made, or are prescribed."""
+"""The tools of a chat and its ``tool_choice``, which allows, requires or prescribes calls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ANY_ARGUMENTS: Final = {"type": "object", "additionalProperties": True}
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools as the chat template gets them (``offered``, JSON), and how calls are found in the model's text.
+    """The tools as passed to the chat template (``offered``, JSON), and how calls appear in the model's text.
 
-    ``mode``: ``none`` (text is text), ``auto`` (calls are recognised by their marks), ``required`` (the text is a JSON
-    list of calls), ``named`` (the text is the arguments of ``name``).  ``schema`` is what the text must then fit.
-    ``single`` forbids more than one call.
+    ``mode`` is ``none`` (the text is content), ``auto`` (marks identify calls), ``required`` (the text is a JSON list
+    of calls) or ``named`` (the text is the arguments of ``name``). ``schema`` is the schema that the text must match.
+    ``single`` allows only one call.
     """
 
     offered: bytes | None = None
@@ -31,7 +31,7 @@ class Tools:
 
 
 def read_tools(fields: Fields) -> Tools:
-    """Read ``tools``, ``tool_choice`` and ``parallel_tool_calls``.  Raises ApiError, naming what is wrong."""
+    """Read ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Raises ApiError with the path of an error."""
     tools = fields.array("tools")
     choice = fields.take("tool_choice")
     single = not fields.flag("parallel_tool_calls", True)
@@ -70,7 +70,7 @@ def _tool(tool: Any, path: str) -> tuple[str, dict[str, Any]]:
 
 
 def _calls_schema(schemas: dict[str, dict[str, Any]], single: bool) -> dict[str, Any]:
-    """The JSON schema of a list of calls; definitions move to its top, where references look for them."""
+    """Return the JSON schema of a list of calls; definitions move to the top level, where references point."""
     definitions: dict[str, Any] = {}
     calls = []
     for name, schema in schemas.items():

@@ -1,1 +1,1 @@
-"""What runs in a worker process, under a model's own interpreter (Python 3.9 and later) with numpy and nothing else."""
+"""Code that runs in worker processes, under the model's interpreter (Python 3.9 or newer); needs only numpy."""

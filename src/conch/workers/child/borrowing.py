@@ -1,4 +1,4 @@
-"""Input tensors that look into the server's memory regions without a copy.  Needs numpy; runs in any environment."""
+"""Zero-copy input tensors backed by the server's memory regions. Needs numpy; runs in any environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conch.workers.child.packing import Unpacker
 
 
 class BorrowingUnpacker(Unpacker):
-    """Takes a frame apart in a worker; a region is given back when the last array that looks into it is gone."""
+    """Unpacks frames in a worker without copying; releases a region when the last array backed by it is freed."""
 
     def __init__(self, payload: bytearray, channel: Channel) -> None:
         super().__init__(payload, channel.regions)
@@ -23,12 +23,12 @@ class BorrowingUnpacker(Unpacker):
     def borrow(self, region: Any, id: int, offset: int, size: int) -> Any:
         array = self._arrays.get(id)
         if array is None:
-            # Every view of this array refers to it, however it was made.
+            # Every view of this array keeps it alive, however the view was created.
             array = self._arrays[id] = np.frombuffer(region, np.uint8)
             weakref.finalize(array, self._channel.release_region, id).atexit = False
         return array[offset : offset + size]
 
     def read(self, file: LentFile, offset: int, size: int) -> Any:
-        array = np.empty(size, np.uint8)  # not filled with zeros first, as a bytearray is
+        array = np.empty(size, np.uint8)  # unlike a bytearray, not zeroed first
         file.read_into(array.data, offset)
         return array

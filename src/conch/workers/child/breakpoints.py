@@ -1,4 +1,4 @@
-"""What ``breakpoint()`` does in a model: a prompt at the server's terminal, where the worker has that.
+"""Implements ``breakpoint()`` in models: a debugger prompt at the server's terminal, or a warning without a terminal.
 
 Runs in workers, in any environment (standard library only).
 """
@@ -16,7 +16,7 @@ _PASSED_OVER = "breakpoint() was passed over; to stop there, start the server wi
 
 
 def debug_at_terminal(channel: Channel) -> None:
-    """Let ``breakpoint()`` open pdb at this process's standard input; the server logs nothing while it is open."""
+    """Make ``breakpoint()`` open pdb at standard input; the server holds its log lines while the prompt is open."""
 
     def stop(*arguments: Any, **keywords: Any) -> Any:
         if os.environ.get("PYTHONBREAKPOINT"):
@@ -27,7 +27,7 @@ def debug_at_terminal(channel: Channel) -> None:
 
 
 def pass_breakpoints(channel: Channel) -> None:
-    """Let ``breakpoint()`` log how to debug, and go on: there is no terminal."""
+    """Make ``breakpoint()`` log how to debug and continue, for workers without a terminal."""
 
     def warn(*arguments: Any, **keywords: Any) -> Any:
         if os.environ.get("PYTHONBREAKPOINT"):
@@ -50,7 +50,7 @@ def _open_pdb(channel: Channel, frame: FrameType) -> None:
     import pdb
 
     class TerminalDebugger(pdb.Pdb):
-        """Tells the server when its prompt opens and closes, so that no line of the log comes between."""
+        """Notifies the server when the prompt opens and closes, so that log lines do not interrupt it."""
 
         def interaction(self, *arguments: Any, **keywords: Any) -> None:
             channel.send({"op": "prompt", "open": True})
@@ -59,5 +59,5 @@ def _open_pdb(channel: Channel, frame: FrameType) -> None:
             finally:
                 channel.send({"op": "prompt", "open": False})
 
-    # Ctrl+C is the server's.
+    # The server handles Ctrl+C.
     TerminalDebugger(nosigint=True).set_trace(frame)

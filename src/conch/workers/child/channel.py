@@ -1,7 +1,7 @@
-"""The channel between the server and a worker: frames, and file descriptors of shared memory.
+"""The worker channel between the server and a worker: frames, and file descriptors of shared memory.
 
-``Endpoint`` is the state of either end and does no waiting: the server drives one from its event
-loop.  ``Channel`` is the blocking end in a worker.  Runs in any environment (standard library only).
+``Endpoint`` is the state of either end and never blocks; the server drives one from its event loop. ``Channel`` is the
+blocking end in a worker. Runs in any environment (standard library only).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conch.workers.child.packing import Packer
 
 __all__ = ["Channel", "Endpoint", "Frame", "Header", "Message", "write"]
 
-#: Buffers to write in this order, and file descriptors to send along with the first byte.
+#: Buffers to write in order, and file descriptors to send with the first byte.
 Message = tuple[list[Buffer], list[int]]
 
 _MAX_BUFFERS = 64
@@ -30,10 +30,10 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 
 
 class Endpoint:
-    """One end of a channel: encodes and decodes frames and keeps account of both sides' memory regions.
+    """One end of a channel: encodes and decodes frames, and tracks the memory regions of both sides.
 
-    Frames about regions (``region``, ``file``, ``forget``, ``release``, ``trim`` and the key ``release``) are dealt
-    with here and never shown.  Not thread-safe but for ``regions.returned``.
+    Handles frames about regions (``region``, ``file``, ``forget``, ``release``, ``trim`` and the key ``release``) and
+    does not return them. Not thread-safe, except ``regions.returned``.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class Endpoint:
         self._reader = FrameReader()
 
     def encode(self, header: Header, packer: Packer | None = None) -> Message:
-        """The buffers and descriptors to write for one frame, after announcements of the regions that it refers to.
+        """Encode a frame, preceded by announcements of the regions that it refers to.
 
-        The descriptors in ``header`` that came from ``packer`` are completed.  The file descriptors
-        stay this endpoint's; they must not be sent later than the buffers.
+        Completes the tensor descriptors in ``header`` that came from ``packer``. The endpoint keeps ownership of the
+        file descriptors; they must not be sent later than the buffers.
         """
         if packer is not None and (packer.large or packer.places):
             packer.fill_region(self.pool)
@@ -59,7 +59,7 @@ class Endpoint:
         return [*before, *frame], fds
 
     def flush(self) -> Message | None:
-        """A message about regions given back or dropped that no frame has carried yet; None if there are none."""
+        """Return a message with pending region changes that no frame has carried; None if there are none."""
         if self.regions.returned:
             return self.encode({"op": "release", "regions": _drain(self.regions.returned)})
         if self.pool.has_changes:
@@ -72,12 +72,12 @@ class Endpoint:
         return bool(self.pool.free or self.pool.lent or len(self.regions))
 
     def trim(self) -> Message:
-        """Drop the regions of this end that nobody uses; the message has the other end do the same."""
+        """Drop the free regions of this end; return the message that makes the other end do the same."""
         self.pool.trim()
         return self.encode({"op": "trim"})
 
     def receive(self, connection: socket.socket, flags: int = 0) -> list[Frame]:
-        """Read once; the frames that this completed.  Raises as ``FrameReader.receive`` does."""
+        """Read once and return the completed frames. Raises as ``FrameReader.receive`` does."""
         frames = self._reader.receive(connection, flags)
         for header, _ in frames:
             if header["op"] in _OWN or "release" in header:
@@ -85,7 +85,7 @@ class Endpoint:
         return frames
 
     def close(self) -> None:
-        """Give back all memory and descriptors; data that was unpacked without a copy stays valid."""
+        """Release all memory and descriptors; data that was unpacked without a copy stays valid."""
         self.pool.close()
         self.regions.close()
         self._reader.close()
@@ -124,9 +124,9 @@ class Endpoint:
 
 
 def write(connection: socket.socket, message: Message) -> Buffer:
-    """Write once and return what is left to be written (without descriptors).
+    """Write once and return the unwritten rest (without descriptors).
 
-    Raises BlockingIOError when a non-blocking socket took nothing, and OSError when the peer is gone.
+    Raises BlockingIOError if a non-blocking socket accepts nothing, and OSError if the peer is gone.
     """
     buffers, fds = message
     if len(buffers) > _MAX_BUFFERS:
@@ -143,22 +143,22 @@ def write(connection: socket.socket, message: Message) -> Buffer:
 
 
 class Channel:
-    """The worker's end: blocking, safe to use from any thread.
+    """The worker's end of the channel: blocking, thread-safe.
 
-    Of the threads that wait for a frame one receives, for all of them.  ``on_closed`` is called when the server
-    has gone; it does not return in a worker, where all that is left to do is to end.
+    If several threads wait for frames, one of them receives for all. ``on_closed`` is called when the server has closed
+    the channel; in a worker it exits the process.
     """
 
     def __init__(self, connection: socket.socket, on_closed: Callable[[], None] | None = None) -> None:
         connection.setblocking(True)
         self._connection = connection
-        # The kernel ends a wait in ``recvmsg`` in vain whenever the server has read a frame, as there is room to write.
+        # A blocking ``recvmsg`` would also wake up whenever the server reads a frame, because the socket is writable.
         self._arrival = select.poll()
         self._arrival.register(connection, select.POLLIN)
         self._on_closed = on_closed
-        #: Is shown every frame as it arrives, by whichever thread receives; True keeps it from ``receive``.
+        #: Called with every frame on arrival, in the receiving thread; True removes the frame before ``receive``.
         self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
-        #: Makes what has to arrive before the frame that is about to be sent, if there is anything.
+        #: Returns the header of a frame to send before the next frame, or None.
         self.ahead: Callable[[], Header | None] | None = None
         self._endpoint = Endpoint()
         self._frames: deque[Frame] = deque()
@@ -167,7 +167,7 @@ class Channel:
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._received = threading.Condition()
-        self._others = 0  # threads that wait for the one that receives
+        self._others = 0  # threads that wait for the receiving thread
         self._waiting = False
 
     @property
@@ -176,7 +176,7 @@ class Channel:
         return self._endpoint.regions
 
     def send(self, header: Header, packer: Packer | None = None) -> None:
-        """Write one frame, waiting while the socket is full."""
+        """Write a frame; blocks while the socket is full."""
         with self._sending:
             message = self._endpoint.encode(header, packer)
             if self.ahead is not None:
@@ -186,21 +186,21 @@ class Channel:
             self._flush()
 
     def send_ahead(self) -> None:
-        """Write what would go ahead of the next frame, without waiting for one."""
+        """Write the frame from ``ahead`` now instead of with the next frame."""
         with self._sending:
             self._write(self._with_ahead(self.ahead() if self.ahead is not None else None, ([], [])))
         if self._posted:
             self._flush()
 
     def share(self, header: Header, size: int) -> memoryview:
-        """Memory that the server maps too, until the channel ends; it is sent ``header`` with the ``region``."""
+        """Allocate memory shared with the server until the channel ends; sends ``header`` with the ``region`` id."""
         region = self._endpoint.pool.take(size)
         region.map[:size] = bytes(size)
         self.send({**header, "region": region.id})
         return memoryview(region.map)[:size]
 
     def receive(self) -> Frame:
-        """Wait for the next frame that ``early`` left.  Raises EOFError when the server has gone."""
+        """Return the next frame that ``early`` did not remove. Raises EOFError if the server has closed the channel."""
         while True:
             with self._keeping:
                 if self._frames:
@@ -208,7 +208,7 @@ class Channel:
             self.wait(self._has_frames)
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until frames have made ``done()`` true: receive them, or let the thread do it that does so already."""
+        """Receive frames, or wait for the thread that receives them, until ``done()`` is true."""
         while not done():
             if self._receiving.acquire(False) or self._is_my_turn(done):
                 try:
@@ -225,25 +225,25 @@ class Channel:
                     self._tell_others()
 
     def rest(self) -> None:
-        """Tell the server what no frame has carried yet, as the caller is going to wait for one elsewhere."""
+        """Send pending region changes, because the caller will wait for a frame outside of this class."""
         self._waiting = True
         self._flush()
 
     @property
     def buffered(self) -> bool:
-        """Whether a frame has been read that nobody has received."""
+        """Whether a frame has been read but not received."""
         return bool(self._frames)
 
     def fileno(self) -> int:
-        """The socket, which can be read from when a frame arrives."""
+        """Return the descriptor of the socket, which becomes readable when a frame arrives."""
         return self._connection.fileno()
 
     def pending(self) -> bool:
-        """Whether a frame, or a part of one, has arrived that nobody has received."""
+        """Whether a frame, or a part of a frame, has arrived but has not been received."""
         return bool(self._frames) or bool(select.select([self._connection], (), (), 0)[0])
 
     def poll(self) -> None:
-        """Show ``early`` the frames that have arrived, without waiting; also those once more that it left."""
+        """Read without blocking and pass all frames to ``early``, including those that it did not remove before."""
         if self._receiving.acquire(False):
             try:
                 while True:
@@ -258,16 +258,16 @@ class Channel:
                 self._frames = deque([frame for frame in self._frames if not self.early(*frame)])
 
     def release_region(self, region: int) -> None:
-        """Give a region back to the server.  May be called by the garbage collector, in any thread.
+        """Release a region to the server. May be called by the garbage collector, in any thread.
 
-        The next frame carries it; when none is to be expected soon it is sent alone.
+        The next frame carries the release; while the receiving thread waits, it is sent at once.
         """
         self._endpoint.regions.returned.append(region)
         if self._waiting:
             self._flush()
 
     def post(self, header: Header, packer: Packer | None = None) -> None:
-        """Have a frame sent as soon as nobody else is sending; for the garbage collector, as ``release_region``."""
+        """Send a frame as soon as no other thread is sending; may be called by the garbage collector."""
         self._posted.append((header, packer))
         self._flush()
 
@@ -276,7 +276,7 @@ class Channel:
         self._connection.close()
 
     def _with_ahead(self, header: Header | None, message: Message) -> Message:
-        """``message`` after a frame with ``header``."""
+        """Return ``message`` preceded by a frame with ``header``."""
         if header is None:
             return message
         before, fds = self._endpoint.encode(header)
@@ -292,9 +292,9 @@ class Channel:
                 self._frames.extend(left)
 
     def _is_my_turn(self, done: Callable[[], bool]) -> bool:
-        """Wait for the thread that receives; True when it has stopped and this one is to go on."""
+        """Wait for the receiving thread; return True if this thread holds ``_receiving`` and must receive instead."""
         with self._received:
-            # Counted first: whoever stops receiving from here on looks whether there are others.
+            # Counted first, so that a thread that stops receiving from now on notifies this one.
             self._others += 1
             try:
                 if self._receiving.acquire(False):
@@ -331,7 +331,7 @@ class Channel:
             raise
 
     def _flush(self) -> None:
-        # Whoever holds the lock sends what this call would, or looks again afterwards.
+        # The holder of the lock sends these changes, or checks again after it releases the lock.
         endpoint = self._endpoint
         while (self._posted or endpoint.regions.returned or endpoint.pool.has_changes) and self._sending.acquire(False):
             try:
@@ -348,5 +348,5 @@ _OWN = frozenset(("region", "file", "forget", "release", "trim"))
 
 
 def _drain(ids: deque[int]) -> list[int]:
-    """Take all; others may append meanwhile."""
+    """Remove and return all current items; other threads may append at the same time."""
     return [ids.popleft() for _ in range(len(ids))]

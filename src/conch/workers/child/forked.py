@@ -1,6 +1,6 @@
-"""What is left of a worker in a process that its model forks, by ``multiprocessing`` or ``os.fork``.
+"""Disables the channel in processes that a model forks with ``multiprocessing`` or ``os.fork``.
 
-The channel stays the worker's alone.  Runs in such processes, in any environment (standard library only).
+Only the worker itself may use its channel. Runs in forked processes, in any environment (standard library only).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from conch.workers.child.channel import Channel
 from conch.workers.child.frames import Header
 from conch.workers.child.packing import Packer
 
-#: What only the loop of a worker sends, which a process is in that returned from the model.
+#: Frames that only the worker's loop sends; a forked process sends them only if it has returned from the model's code.
 _WORKER_ONLY = frozenset(("done", "failed", "completed", "ready", "stopped"))
 
 
 class ForkedChannel(Channel):
-    """A worker's channel in a process forked from it: log lines go to standard error, all else is refused."""
+    """A worker's channel in a forked process: writes log messages to standard error and refuses everything else."""
 
     def send(self, header: Header, packer: Packer | None = None) -> None:
         if header["op"] == "log":
@@ -32,13 +32,13 @@ class ForkedChannel(Channel):
             raise self.refusal()
 
     def post(self, header: Header, packer: Packer | None = None) -> None:
-        """Leave it to the worker, which has the same objects."""
+        """Do nothing: the worker has the same objects and sends the frame."""
 
     def release_region(self, region: int) -> None:
-        """Leave it to the worker."""
+        """Do nothing: the worker releases the region."""
 
     def close(self) -> None:
-        """Close this process's copy of the socket; memory stays, which arrays may look into."""
+        """Close this process's copy of the socket; memory stays mapped, because arrays may use it."""
         self._connection.close()
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -49,7 +49,7 @@ class ForkedChannel(Channel):
 
     @staticmethod
     def refusal() -> RuntimeError:
-        """Why nothing can be said to the server here, and what to do."""
+        """Return the error for use of the channel in a forked process, with advice."""
         return RuntimeError(
             f"process {os.getpid()} was forked by a model, and only the model's own process can talk to the server: "
             "hand what is to be sent to that, for example through a multiprocessing.Queue"
@@ -62,11 +62,11 @@ def _say(line: str) -> None:
 
 
 def keep_from_children(channel: Channel) -> None:
-    """From now on, processes that this one forks have no part in ``channel``, and signals end them as any other."""
+    """Disable ``channel`` in processes that this one forks, and restore their default signal handlers."""
     masks: list[Any] = []
 
     def before() -> None:
-        # A child that is ended at once is not to take the signal for one to its worker, which ignores it.
+        # Until the child restores its handlers it would ignore these signals, as the worker does.
         masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT)))
 
     def after() -> None:
@@ -75,7 +75,7 @@ def keep_from_children(channel: Channel) -> None:
     def after_in_child() -> None:
         channel.__class__ = ForkedChannel
         channel.close()
-        with suppress(ValueError):  # Python takes this thread for another than the main one
+        with suppress(ValueError):  # not Python's main thread
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
         after()

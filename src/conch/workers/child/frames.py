@@ -1,8 +1,8 @@
-"""The frames of a channel between the server and a worker.
+"""The frames (IPC messages) of the channel between the server and a worker.
 
-A frame is ``<header length><payload length>`` (two little-endian unsigned 32-bit integers), a JSON
-object with the key ``op``, and the payload: the bytes of small tensors, one after the other in the
-order in which the header names them.  Nothing in a frame is ever executed.
+A frame consists of ``<header length><payload length>`` (two little-endian unsigned 32-bit integers), a JSON object with
+the key ``op``, and the payload: the bytes of small tensors, in the order in which the header names them. Nothing in a
+frame is ever executed.
 
 Used at both ends, in any environment (standard library only).
 """
@@ -23,7 +23,7 @@ from conch.tensors import Buffer
 Header = dict[str, Any]
 Frame = tuple[Header, bytearray]
 
-#: A header or a payload that claims more than this is a broken frame.
+#: Maximum size of a header or payload (bytes); a frame that announces more is invalid.
 FRAME_LIMIT = 256 << 20
 
 _HEAD = struct.Struct("<II")
@@ -48,7 +48,7 @@ except ImportError:
 
 
 def dumps(header: Header) -> bytes:
-    """A header as JSON; text that is not valid Unicode (a surrogate from a file name) is replaced."""
+    """Encode a header as JSON; invalid Unicode (a surrogate from a file name) is replaced."""
     try:
         return _fast_dumps(header)
     except (TypeError, UnicodeEncodeError):
@@ -56,7 +56,7 @@ def dumps(header: Header) -> bytes:
 
 
 def encode_frame(header: Header, payload: Sequence[Buffer] = (), size: int = 0) -> list[Buffer]:
-    """A frame as buffers; ``size`` is what the buffers of ``payload`` add up to, in bytes."""
+    """Encode a frame as buffers; ``size`` is the total size of the ``payload`` (bytes)."""
     text = dumps(header)
     if size > _JOIN_LIMIT:
         return [_HEAD.pack(len(text), size) + text, *payload]
@@ -64,7 +64,7 @@ def encode_frame(header: Header, payload: Sequence[Buffer] = (), size: int = 0) 
 
 
 class FrameReader:
-    """Cuts a stream into frames: reads into one buffer, and keeps received descriptors in order."""
+    """Splits a stream into frames: reads into one buffer, and keeps received descriptors in order."""
 
     def __init__(self) -> None:
         self.fds: deque[int] = deque()
@@ -74,10 +74,10 @@ class FrameReader:
         self._end = 0
 
     def receive(self, connection: socket.socket, flags: int = 0) -> list[Frame]:
-        """Read once and return the frames that are complete by now, possibly none.
+        """Read once and return the completed frames, possibly none.
 
-        Raises EOFError when the peer has closed, BlockingIOError from a socket that would block,
-        INTERNAL for a frame that cannot be one.
+        Raises EOFError if the peer has closed the socket, BlockingIOError if a non-blocking socket has no data, and
+        INTERNAL for an invalid frame.
         """
         count, ancillary, state, _ = connection.recvmsg_into((self._view[self._end :],), _ANCILLARY, flags | _CLOEXEC)
         if ancillary:
@@ -92,7 +92,7 @@ class FrameReader:
         return self._cut()
 
     def close(self) -> None:
-        """Close descriptors that no frame asked for."""
+        """Close the descriptors that no frame has claimed."""
         while self.fds:
             os.close(self.fds.popleft())
 

@@ -1,8 +1,8 @@
-"""Ends what models started when their server has ended without doing so: ``python -I -S guard.py``.
+"""Kills processes that models started if the server dies without doing so: ``python -I -S guard.py``.
 
-Reads from its standard input, line by line, ``+PID`` when a worker has started and ``-PID`` when it has ended; each
-leads a process group.  At the end of the input, which is the server's, or at ``.``, all groups that are left are
-killed.  A worker itself ends with its server, but not what it has started.  Standard library only.
+Reads lines from standard input: ``+PID`` when a worker has started and ``-PID`` when it has ended; each worker leads a
+process group. At the end of the input (the server has ended) or at ``.``, kills all remaining groups. Workers end with
+the server, but their child processes do not. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 
 def main() -> None:
-    """Read until the server is gone, then act."""
+    """Read until the server has ended, then kill the remaining process groups."""
     with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as name:
         name.write("conch-guard")
     started: dict[int, str] = {}
@@ -27,13 +27,13 @@ def main() -> None:
         else:
             started.pop(pid, None)
     for pid, start in started.items():
-        # The number of a group that has members is given to no new process; that of an empty one may be.
+        # The id of a group with members is not reused for a new process; that of an empty group may be.
         if start_of(pid) in ("", start):
             kill(pid)
 
 
 def start_of(pid: int) -> str:
-    """When a process was started, in the kernel's terms; empty if there is none."""
+    """Return the start time of a process (clock ticks since boot, as text); empty if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as status:
             return status.read().rpartition(")")[2].split()[19]
@@ -42,7 +42,7 @@ def start_of(pid: int) -> str:
 
 
 def kill(group: int) -> None:
-    with suppress(OSError):  # it is empty
+    with suppress(OSError):  # the group is empty
         os.killpg(group, signal.SIGKILL)
 
 

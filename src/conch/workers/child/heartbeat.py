@@ -1,8 +1,8 @@
-"""The heartbeat of a worker: counts in memory that the server maps too, by which it sees that the worker runs.
+"""The heartbeat of a worker: counters in memory shared with the server, which show that the worker runs.
 
-A thread counts on several times a second.  It cannot while the process is stopped, or while other code holds the
-interpreter; which of both it is, the server sees by the processor time (``workers/host/liveness.py``).  The loop of an
-engine counts its steps here.  Nothing is sent.  Runs in workers, in any environment (standard library only).
+A thread increments the beat counter several times a second. It cannot while the process is stopped or other code holds
+the interpreter lock; the server distinguishes the two by CPU time (``workers/host/liveness.py``). The loop of an engine
+counts its steps here. No frames are sent. Runs in workers, in any environment (standard library only).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 from conch.workers.child.channel import Channel
 
-#: Time between two beats (s).
+#: Interval between beats (s).
 BEAT_SECONDS = 0.25
 
 _BEATS = Struct("=Q")
 _STEPS = Struct("=QQ")
 _ALL = Struct("=QQQ")
 
-#: Bytes that a heartbeat takes.
+#: Size of the counters (bytes).
 SIZE = _ALL.size
 
 
 class HeartbeatSample(NamedTuple):
-    """What a worker has counted: its beats, and the steps of its engine; ``stepping`` says that one is under way."""
+    """The counters of a worker: beats and engine steps; ``stepping`` is True while a step runs."""
 
     beats: int = 0
     steps: int = 0
@@ -34,26 +34,26 @@ class HeartbeatSample(NamedTuple):
 
 
 def read_heartbeat(memory: memoryview | bytearray) -> HeartbeatSample:
-    """The counts in a worker's memory, as the server reads them."""
+    """Read the counters from a worker's shared memory, in the server."""
     beats, steps, stepping = _ALL.unpack_from(memory)
     return HeartbeatSample(beats, steps, bool(stepping))
 
 
 class Heartbeat:
-    """The counts of this process; they are shared from ``start`` on."""
+    """The counters of this process; shared with the server after ``start``."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray(SIZE))
         self._steps = 0
 
     def start(self, channel: Channel) -> None:
-        """Share the counts with the server and start the thread."""
+        """Share the counters with the server and start the thread."""
         self._memory = channel.share({"op": "heartbeat"}, SIZE)
-        # Not a thread of ``threading``: debuggers and profilers of the model would stop and count it.
+        # Not a ``threading`` thread, which debuggers and profilers of the model would stop and count.
         _thread.start_new_thread(self._beat, ())
 
     def step(self, stepping: bool) -> None:
-        """Count a step of the engine: it begins one, or (False) it has nothing to do."""
+        """Count an engine step: True when a step begins, False when the engine becomes idle."""
         self._steps += 1
         _STEPS.pack_into(self._memory, _BEATS.size, self._steps, stepping)
 
@@ -65,5 +65,5 @@ class Heartbeat:
             sleep(BEAT_SECONDS)
 
 
-#: A process is one worker.
+#: The heartbeat of this process, which is one worker.
 HEARTBEAT = Heartbeat()

@@ -1,7 +1,7 @@
-"""Files of clients' shared memory, which the server lends to a worker: it reads inputs there and writes outputs.
+"""Files of clients' shared memory regions, lent by the server to a worker, which reads inputs and writes outputs there.
 
-A file is never mapped: a client may shorten it at any time, and whoever touches a mapping beyond the end of its file
-is killed.  Used at both ends of a channel, in any environment (standard library only).
+The files are never mapped: a client may truncate them at any time, and access to a mapping beyond the end of its file
+kills the process (SIGBUS). Used at both ends of a channel, in any environment (standard library only).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from conch.tensors import Buffer
 
 
 class LentFile:
-    """A file that the other process has lent; ``fd`` is this object's own."""
+    """A file lent by the other process; this object owns ``fd``."""
 
     __slots__ = ("fd",)
 
@@ -20,7 +20,7 @@ class LentFile:
         self.fd = fd
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Copy a part to ``target``; zeros where the file has ended, which the server notices as well."""
+        """Fill ``target`` from ``offset``, with zeros if the file is too short; the server detects that too."""
         if not read_at(self.fd, target, offset):
             target[:] = bytes(len(target))
 
@@ -40,19 +40,19 @@ class OutputLoan:
         self._size = size
 
     def take(self, data: Buffer) -> tuple[int, int] | None:
-        """Write an output; what completes its descriptor, or None where the server has to see to it."""
+        """Write an output and return the end of its descriptor; None if the server must handle the output instead."""
         if len(data) > self._size:
             return None
         try:
             written = write_at(self._file.fd, data, self._offset)
         except OSError:
             return None
-        # No region of the worker's: those have positive numbers.
+        # Negative, because the ids of the worker's own regions are positive.
         return (-self._id, self._offset) if written else None
 
 
 def read_at(fd: int, target: memoryview, at: int) -> bool:
-    """Fill ``target`` with what follows position ``at``; False where the file has ended before.  Raises OSError."""
+    """Fill ``target`` with the data at position ``at``; return False if the file is too short. Raises OSError."""
     while target:
         read = os.preadv(fd, [target], at)
         if not read:
@@ -62,7 +62,7 @@ def read_at(fd: int, target: memoryview, at: int) -> bool:
 
 
 def write_at(fd: int, data: Buffer, at: int) -> bool:
-    """Put ``data`` at position ``at``, unless that would make the file longer: then False.  Raises OSError."""
+    """Write ``data`` at position ``at``; return False if that would extend the file. Raises OSError."""
     if at + len(data) > os.fstat(fd).st_size:
         return False
     left = memoryview(data)

@@ -1,8 +1,8 @@
 """Memory shared with the process at the other end of a channel, for tensors too large for a socket.
 
-A *region* is an anonymous file (memfd) that both processes map.  One side owns it and writes; the
-other reads, and gives it back when done.  ``RegionPool`` is the owner's side, ``RegionMap`` the
-reader's; both exist once per channel in either process (standard library only, any environment).
+A *region* is an anonymous file (memfd) that both processes map. One side owns and writes it; the other reads it and
+then releases it. ``RegionPool`` is the owner's side, ``RegionMap`` the reader's side; each process has one of each per
+channel (standard library only, any environment).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from conch.tensors import Loan
 from conch.workers.child.frames import Header
 from conch.workers.child.lending import LentFile
 
-#: Bytes of free regions that a pool keeps mapped for reuse.
+#: Size of free regions that a pool keeps mapped for reuse (bytes).
 IDLE_LIMIT = 64 << 20
 
 _GRANULE = 64 << 10
 
 
 class Region:
-    """A mapped region; ``fd`` stays open for as long as the owner keeps it."""
+    """A mapped region; ``fd`` stays open while the owner keeps the region."""
 
     __slots__ = ("fd", "id", "map", "size")
 
@@ -44,7 +44,7 @@ class Region:
         return {"op": "region", "region": self.id, "size": self.size}
 
     def close(self) -> None:
-        """Unmap and close; views that are still around keep the mapping alive until they go."""
+        """Close the descriptor and unmap; existing views keep the mapping alive until they are freed."""
         os.close(self.fd)
         try:
             self.map.close()
@@ -53,7 +53,7 @@ class Region:
 
 
 class OfferedFile:
-    """A file of somebody else's that the reader of a channel may use; ``fd`` is this object's own."""
+    """A client's file that the reader of a channel may use; this object owns ``fd``, a duplicate."""
 
     __slots__ = ("fd", "id")
 
@@ -71,20 +71,20 @@ class OfferedFile:
 
 
 class RegionPool:
-    """Regions that this process owns; safe to use from any thread.
+    """Regions that this process owns; thread-safe.
 
-    A region is taken for one frame, is *lent* until the reader gives it back, and is then *free*:
-    kept for the next frame, the oldest ones dropped beyond ``idle_limit`` bytes, and all of them by :meth:`trim`.
-    Files that it lends have ids as regions have, until their owners are gone.
+    A region is taken for one frame, is *lent* until the reader releases it, and is then *free* for the next frame. The
+    oldest free regions above ``idle_limit`` bytes are dropped, and :meth:`trim` drops all of them. Lent files have ids
+    like regions; a loan ends when its owner is freed.
     """
 
     def __init__(self, idle_limit: int = IDLE_LIMIT) -> None:
         self.idle_limit = idle_limit
         self.lent: dict[int, Region] = {}
         self.free: dict[int, Region] = {}
-        #: Whether the reader is behind: there are regions to announce or to have unmapped.
+        #: Whether there are new or dropped regions that the reader must be told about.
         self.has_changes = False
-        #: Called when the reader is to close a file, in any thread.
+        #: Called in any thread when a loan has ended and the reader must close its file.
         self.on_loan_ended: Callable[[], None] = _nothing
         self._created: list[Region | OfferedFile] = []
         self._files: dict[int, OfferedFile] = {}
@@ -92,7 +92,7 @@ class RegionPool:
         self._dropped: list[int] = []
         self._idle = 0
         self._last = 0
-        # Re-entrant, since the garbage collector may come back here through Channel.release_region.
+        # Re-entrant, because the garbage collector may re-enter through Channel.release_region.
         self._lock = threading.RLock()
 
     @property
@@ -102,7 +102,7 @@ class RegionPool:
             return self._idle + sum(region.size for region in self.lent.values())
 
     def take(self, size: int) -> Region:
-        """Lend a region of at least ``size`` bytes; its old contents are anything."""
+        """Lend a region of at least ``size`` bytes with undefined contents."""
         size = _rounded(size)
         with self._lock:
             fitting = [region for region in self.free.values() if size <= region.size <= 4 * size]
@@ -119,7 +119,7 @@ class RegionPool:
             return region
 
     def release(self, ids: Iterable[int]) -> None:
-        """The reader gave these back; INTERNAL for one that it does not have."""
+        """Take back regions that the reader has released. Raises INTERNAL for a region that is not lent."""
         with self._lock:
             for id in ids:
                 region = self.lent.pop(id, None)
@@ -130,7 +130,7 @@ class RegionPool:
             self._drop_beyond(self.idle_limit)
 
     def lend(self, loan: Loan) -> int:
-        """Let the reader have a file for as long as its owner is there; returns its id."""
+        """Lend a file until its owner is freed; return its id."""
         with self._lock:
             id = self._loans.get(loan.owner)
             if id is None:
@@ -148,7 +148,7 @@ class RegionPool:
             if file is None:  # the channel has ended
                 return
             file.close()
-            if file in self._created:  # nobody has been told of it
+            if file in self._created:  # not announced yet
                 self._created.remove(file)
             else:
                 self._dropped.append(id)
@@ -156,7 +156,7 @@ class RegionPool:
         self.on_loan_ended()
 
     def trim(self) -> None:
-        """Drop all that is free: there have been no large tensors for a while."""
+        """Drop all free regions, after a time without large tensors."""
         with self._lock:
             self._drop_beyond(0)
 
@@ -169,7 +169,7 @@ class RegionPool:
             self.has_changes = True
 
     def take_changes(self) -> tuple[list[Region | OfferedFile], list[int]]:
-        """Return, once, new regions and files and the ids of those dropped, where the reader has not been told yet."""
+        """Return new regions and files, and the ids of dropped ones, that the reader has not been told about."""
         with self._lock:
             created, self._created = self._created, []
             dropped, self._dropped = self._dropped, []
@@ -177,7 +177,7 @@ class RegionPool:
             return created, dropped
 
     def close(self) -> None:
-        """Give all memory back (the channel has ended)."""
+        """Release all memory, because the channel has ended."""
         with self._lock:
             for region in (*self.lent.values(), *self.free.values()):
                 region.close()
@@ -193,13 +193,12 @@ class RegionPool:
 
 
 class RegionMap:
-    """Regions of the other process that this one has mapped, and ``files`` that it has lent, by id."""
+    """Mapped regions of the other process, and the ``files`` that it has lent, by id."""
 
     def __init__(self) -> None:
         self._regions: dict[int, mmap.mmap] = {}
         self.files: dict[int, LentFile] = {}
-        #: Ids that this side has done with; the next frame out carries them.  Appending is safe
-        #: from any thread and from the garbage collector.
+        #: Ids of regions to release with the next outgoing frame. Any thread, and the garbage collector, may append.
         self.returned: deque[int] = deque()
 
     def __len__(self) -> int:
@@ -211,7 +210,7 @@ class RegionMap:
         return sum(map(len, self._regions.values()))
 
     def add(self, id: int, size: int, fd: int) -> None:
-        """Map a region that the owner announced; ``fd`` is closed in any case."""
+        """Map an announced region; closes ``fd`` in any case. Raises INTERNAL if it is too small."""
         try:
             if size <= 0 or os.fstat(fd).st_size < size:
                 raise internal(f"memory region {id} is smaller than the {size} bytes announced")
@@ -224,14 +223,14 @@ class RegionMap:
         self.files[id] = LentFile(fd)
 
     def get(self, id: int) -> mmap.mmap:
-        """The mapping of a region; its length is the size announced.  Raises INTERNAL for an unknown one."""
+        """Return the mapping of a region, with its announced size. Raises INTERNAL for an unknown id."""
         try:
             return self._regions[id]
         except (KeyError, TypeError):
             raise _unknown(id) from None
 
     def forget(self, id: int) -> None:
-        """Unmap a region; arrays that still look into it keep it until they go.  Close a file."""
+        """Close a file or unmap a region; arrays that use a region keep it mapped until they are freed."""
         file = self.files.pop(id, None)
         if file is not None:
             file.close()
@@ -246,7 +245,7 @@ class RegionMap:
 
 
 def _nothing() -> None:
-    """Take the place of a callback that nobody needs."""
+    """Do nothing: the default callback."""
 
 
 def _unknown(id: object) -> ConchError:
@@ -254,7 +253,7 @@ def _unknown(id: object) -> ConchError:
 
 
 def _rounded(size: int) -> int:
-    """``size`` up to a multiple of an eighth of itself, so that similar sizes share regions."""
+    """Round ``size`` up by less than an eighth (or to 64 KiB), so that tensors of similar size can reuse a region."""
     granule = max(_GRANULE, 1 << max(0, size.bit_length() - 4))
     return -(-size // granule) * granule
 
@@ -270,7 +269,7 @@ def _create(id: int, size: int) -> Region:
 
 
 def anonymous_file() -> int:
-    """The descriptor of an empty file in memory, which is gone when nobody has it open or mapped."""
+    """Return the descriptor of an empty anonymous file, freed when no process has it open or mapped."""
     try:
         return os.memfd_create("conch", os.MFD_CLOEXEC)
     except (AttributeError, OSError):  # not Linux, or a sandbox forbids it

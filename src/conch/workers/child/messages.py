@@ -1,7 +1,7 @@
-"""What a model says through ``logging``, ``warnings`` and uncaught exceptions of threads, in the server's log.
+"""Sends a model's ``logging`` messages, ``warnings`` and uncaught thread exceptions to the server log.
 
-Each message goes there with its level and its place.  Where a model configures ``logging`` itself, its handlers write
-to standard error instead, whose lines the server logs as well.  Runs in workers, in any environment.
+Messages keep their level, file and line. If a model configures ``logging`` itself, its handlers write to standard error
+instead, which the server logs line by line. Runs in workers, in any environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conch.workers.child.tracebacks import log_frame
 
 
 def send_messages(channel: Channel) -> None:
-    """From now on, send such messages of this process to the server; called once, before the model is loaded."""
+    """Install the hooks that send messages to the server; called once, before the model is loaded."""
     logging.lastResort = _ChannelHandler(channel)
 
     def show_warning(
@@ -45,7 +45,7 @@ def send_messages(channel: Channel) -> None:
 
 
 class _ChannelHandler(logging.Handler):
-    """Stands in for the handler that ``logging`` falls back on, which prints warnings and errors without a place."""
+    """Replaces ``logging.lastResort``, which prints warnings and errors without file and line."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(logging.WARNING)
@@ -64,7 +64,7 @@ def _frame(level: str, path: str, line: int, message: str) -> Any:
 
 
 def line_buffer_streams() -> None:
-    """Have ``print`` and what C code writes to ``stdout`` leave this process at the end of each line."""
+    """Make Python's standard streams and C's ``stdout`` line-buffered."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""Warns of outputs that are not what the model's configuration declares.
+"""Warns if outputs differ from those that the model's configuration declares.
 
 An output may be undeclared or missing, or have another datatype, shape or number of rows.  On the wire, everything is
 as in Triton: undeclared outputs are dropped, all others are sent as the model returned them, without an error.  Used by
@@ -13,28 +13,28 @@ from typing import Any, Callable
 #: Name, datatype, shape and data of an output.
 Output = tuple[str, str, Sequence[int], Any]
 
-#: How many warnings there are: a model may make up names.
+#: Maximum number of warnings per worker, because a model may generate output names.
 _MOST = 16
 
 
 class OutputWatch:
-    """Looks at the responses of the model ``name``; ``warn`` logs a message."""
+    """Checks the responses of the model ``name``; ``warn`` logs a message."""
 
     def __init__(self, name: str, warn: Callable[[str], None]) -> None:
         self._name = name
         self._warn = warn
-        #: Whether tensors begin with a dimension for the rows of a batch.
+        #: Whether the first dimension of tensors is the batch dimension.
         self.batches = False
-        #: The protocol's names of the declared datatypes, by output.
+        #: Declared datatypes (protocol names) by output.
         self.declared: dict[str, str] = {}
-        #: The declared dimensions of what the model gives, without those of a batch; -1 is any.
+        #: Declared dimensions of the model's outputs without the batch dimension; -1 matches any.
         self._dims: dict[str, list[int]] = {}
-        #: The last shape of each output that was found to be as declared, likewise.
+        #: The last valid shape of each output, without the batch dimension; avoids repeated checks.
         self._fitting: dict[str, Sequence[int]] = {}
         self._told: set[tuple[str, str]] = set()
 
     def declare(self, config: Mapping[str, Any]) -> None:
-        """Take the outputs from the model's effective configuration."""
+        """Set the declared outputs from the model's effective configuration."""
         self.batches = config.get("max_batch_size", 0) > 0
         self.declared = {output["name"]: _datatype(output["data_type"]) for output in config.get("output", ())}
         self._dims = {output["name"]: _dims(output) for output in config.get("output", ()) if "dims" in output}
@@ -42,9 +42,9 @@ class OutputWatch:
             self.declared.setdefault(state["output_name"], _datatype(state["data_type"]))
 
     def look(self, outputs: Sequence[Output], wanted: Set[str], whole: bool, rows: int | None) -> None:
-        """Look at a response to a request of ``rows`` for the outputs ``wanted``.
+        """Check a response to a request with ``rows`` rows for the outputs ``wanted``.
 
-        ``whole``: a missing output is worth a warning.  ``rows`` None: the response may have any number.
+        ``whole``: warn of missing outputs. ``rows`` is None if the response may have any number of rows.
         """
         declared = self.declared
         for name, datatype, shape, _ in outputs:
@@ -56,11 +56,11 @@ class OutputWatch:
                 break
         else:
             if not whole or len(outputs) == len(wanted):
-                return  # as nearly always
+                return  # the common case
         self._explain(outputs, wanted, whole, rows)
 
     def _explain(self, outputs: Sequence[Output], wanted: Set[str], whole: bool, rows: int | None) -> None:
-        """Warn of what is wrong with a response, if anything is and it has not been told."""
+        """Warn of each fault of a response, once per output and kind of fault."""
         for name, datatype, shape, _ in outputs:
             if name in wanted:
                 self._explain_output(name, datatype, shape, rows)
@@ -98,7 +98,7 @@ class OutputWatch:
             )
 
     def _fits(self, name: str, shape: Sequence[int]) -> bool:
-        """Whether an output has the declared dimensions, whatever its batch."""
+        """Whether an output has the declared dimensions, apart from the batch dimension."""
         dims = self._dims.get(name)
         if dims is None:
             return True
@@ -118,11 +118,11 @@ class OutputWatch:
 
 
 def _datatype(declared: str) -> str:
-    """The protocol's name of a datatype of the configuration: ``TYPE_STRING`` is ``BYTES``."""
+    """Return the protocol name of a configuration datatype: ``TYPE_STRING`` becomes ``BYTES``."""
     return "BYTES" if declared == "TYPE_STRING" else declared[len("TYPE_") :]
 
 
 def _dims(output: Mapping[str, Any]) -> list[int]:
-    """The dimensions in which the model gives an output: those before a reshape."""
+    """Return the dimensions in which the model produces an output, which are those before a reshape."""
     reshape = output.get("reshape")
     return [int(dim) for dim in (output["dims"] if reshape is None else reshape.get("shape", ()))]

@@ -1,4 +1,4 @@
-"""How the tensors of a frame travel: small ones in its payload, large ones in a memory region.
+"""Packs and unpacks the tensors of a frame: small ones in its payload, large ones in a memory region.
 
 Used at both ends of a channel, in any environment (standard library only).
 """
@@ -14,26 +14,26 @@ from conch.tensors import ELEMENT_SIZE, Buffer, Loan, StoredData, WireTensor
 from conch.workers.child.lending import LentFile, OutputLoan
 from conch.workers.child.memory import RegionMap, RegionPool
 
-#: ``[name, datatype, shape, size]``, followed by ``region, offset`` for bytes in a memory region, or in a file that has
-#: been lent; ``-file, offset`` for an output that its worker has written there.
+#: ``[name, datatype, shape, size]``, followed by ``region, offset`` for data in a memory region or a lent file, or by
+#: ``-file, offset`` for an output that the worker has written to a lent file.
 Descriptor = list[Any]
 
-#: Tensors of this many bytes and more go through memory regions.
+#: Tensors of at least this size use memory regions (bytes).
 INLINE_LIMIT = 64 << 10
-#: So do all others once a frame has collected this much.
+#: Maximum payload of a frame (bytes); further tensors use memory regions.
 PAYLOAD_LIMIT = 1 << 20
 
 _ALIGNMENT = 64
 
 
 class Elsewhere(Protocol):
-    """Where the outputs of a request belong that its client does not get in a message."""
+    """Destination of outputs that are not sent to the client in a message, such as shared memory regions."""
 
     def lends(self, name: str) -> bool:
-        """Whether the sender may have written an output there for itself."""
+        """Whether the sender may have written an output there itself."""
 
     def put(self, name: str, data: memoryview) -> bool:
-        """Write an output there; False if it is for the message after all."""
+        """Write an output there; return False if it belongs in the message."""
 
 
 class Packer:
@@ -50,7 +50,7 @@ class Packer:
     def add(
         self, name: str, datatype: str, shape: Sequence[int], data: Buffer, place: OutputLoan | None = None
     ) -> Descriptor:
-        """The descriptor of a tensor whose ``data`` is a flat buffer of bytes, which goes to ``place`` if it can."""
+        """Add a tensor with a flat byte buffer, or write it to ``place`` if possible; return its descriptor."""
         size = len(data)
         descriptor: Descriptor = [name, datatype, shape, size]
         taken = place.take(data) if place is not None else None
@@ -65,17 +65,20 @@ class Packer:
         return descriptor
 
     def pack(self, tensors: Sequence[WireTensor]) -> list[Descriptor]:
-        """Descriptors of tensors, in order."""
+        """Add tensors and return their descriptors, in order."""
         return [self.add(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in tensors]
 
     def offer(self, loan: Loan) -> list[int]:
-        """Where the other process may write an output: ``[file, offset, size]``, complete when the frame is encoded."""
+        """Return where the other process may write an output: ``[file, offset, size]``.
+
+        The list lacks ``file`` until the frame is encoded.
+        """
         place = [loan.offset, loan.size]
         self.places.append((place, loan))
         return place
 
     def fill_region(self, pool: RegionPool) -> None:
-        """Copy the large tensors into a region of their own, lend files, and complete the descriptors of both."""
+        """Copy the large tensors into a new region, lend files, and complete the descriptors of both."""
         for place, offered in self.places:
             place.insert(0, pool.lend(offered))
         at = 0
@@ -104,15 +107,15 @@ class Packer:
 
 
 def output_places(places: Mapping[str, Sequence[int]], regions: RegionMap) -> dict[str, OutputLoan]:
-    """Where outputs of a received request go that the worker can write for itself, by name."""
+    """Return the loans for outputs of a received request that the worker can write itself, by name."""
     return {name: OutputLoan(regions.files[place[0]], *place) for name, place in places.items()}
 
 
 class Unpacker:
-    """Takes the tensors of one received frame apart, in the order in which the header has them.
+    """Unpacks the tensors of a received frame, in the order of its header.
 
-    Data in a memory region is copied out, and the region given back with the next frame sent; so
-    unpack a whole frame before anything is sent.
+    Data in a memory region is copied, and the region is released with the next frame sent. Therefore, unpack a whole
+    frame before sending anything.
     """
 
     def __init__(self, payload: Buffer, regions: RegionMap) -> None:
@@ -123,15 +126,15 @@ class Unpacker:
         self._elsewhere: Elsewhere | None = None
 
     def unpack(self, descriptors: Sequence[Descriptor], elsewhere: Elsewhere | None = None) -> list[WireTensor]:
-        """Tensors whose data is memory of the frame or of their own; of those that are ``elsewhere``, it is empty.
+        """Return tensors backed by the frame or by their own memory; those written ``elsewhere`` have empty data.
 
-        Raises INTERNAL for descriptors that lie about sizes or reach outside of the frame.
+        Raises INTERNAL for descriptors with wrong sizes or with data outside of the frame.
         """
         self._elsewhere = elsewhere
         return [WireTensor(*self.take(descriptor)) for descriptor in descriptors]
 
     def take(self, descriptor: Descriptor) -> tuple[str, str, tuple[int, ...], Buffer]:
-        """Name, datatype, shape and data of the next tensor."""
+        """Return name, datatype, shape and data of the next tensor."""
         try:
             name, datatype, shape, size = descriptor[:4]
             honest = type(size) is int and size >= 0 and (not shape or min(shape) >= 0)
@@ -167,14 +170,14 @@ class Unpacker:
         return self.borrow(region, id, offset, size)
 
     def read(self, file: LentFile, offset: int, size: int) -> Buffer:
-        """The bytes of a tensor in a file that has been lent; in what memory, another class overrides this."""
+        """Return the data of a tensor in a lent file; subclasses may allocate other memory."""
         data = bytearray(size)
         with memoryview(data) as target:
             file.read_into(target, offset)
         return data
 
     def borrow(self, region: Any, id: int, offset: int, size: int) -> Buffer:
-        """The bytes of a tensor in a region that is given back; another policy overrides this."""
+        """Return a copy of a tensor's data and release its region; subclasses may avoid the copy."""
         if id not in self._used:
             self._used.add(id)
             self._regions.returned.append(id)

@@ -1,11 +1,12 @@
-"""A template: a process that has imported what the workers of one kind import, and forks them.
+"""Worker template: a process that has imported the modules of one kind of workers, and forks them.
 
-The program is the worker's (``worker.py``), started by ``workers/host/templates.py`` at the other end of the control
-socket, which carries one JSON message a packet: ``import`` modules, then ``fork`` as often as the server likes.  A
-template has no thread but the one that forks, no model and no device.  Linux only; standard library only.
+The program is the worker's (``worker.py``), started by ``workers/host/templates.py``, which holds the other end of the
+control socket. Each packet on the socket is a JSON message: first ``import`` with modules, then ``fork`` for each
+process. A template has a single thread, no model and no device. Linux only; standard library only.
 
-What it forks becomes a child of the server itself, so that the server waits for it as for any other child and its end
-ends it, while the template may end at any time: the process in between ends at once, and the server adopts its child.
+A forked process becomes a child of the server, so that the server can wait for it and it is killed when the server
+ends, while the template may end at any time. For this, an intermediate process forks it and ends at once, and the
+server adopts it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import Any, Callable
 
 from conch.workers.child.parentage import become_child_of, take_name
 
-#: The greatest message, and how many descriptors come with one at most: a socket, and where to write output.
+#: Maximum size of a message (bytes), and the maximum number of descriptors: a socket and a pipe for output.
 MAX_MESSAGE = 64 << 10
 _DESCRIPTORS = 2
 
 
 class TemplateProgram:
-    """Obeys the server at the other end of ``control``; ``work`` is what a forked worker does with its channel's fd."""
+    """Serves the control socket ``control``; ``work`` runs a forked worker with the descriptor of its channel."""
 
     def __init__(self, control: socket.socket, work: Callable[[int], None]) -> None:
         self._control = control
@@ -37,7 +38,7 @@ class TemplateProgram:
         self._server = os.getppid()
 
     def serve(self) -> None:
-        """Answer messages until the server closes the socket; returns in no process."""
+        """Handle messages until the server closes the socket, then exit; does not return in any process."""
         take_name("conch-template")
         while True:
             message, fds = self._receive()
@@ -59,13 +60,13 @@ class TemplateProgram:
         self._control.send(json.dumps(answer).encode())
 
     def _import(self, modules: list[str]) -> None:
-        """Import what is there of ``modules``, and tell what forbids a fork now, if anything does."""
-        # What is imported stays: looking for garbage takes a quarter of the time, for a few megabytes.
+        """Import ``modules``, skipping those that fail, and reply with the reason why forking is unsafe, if any."""
+        # Imported objects stay: collection would take a quarter of the import time to free a few megabytes.
         gc.disable()
         for module in modules:
-            with suppress(Exception):  # a worker that needs it says what is wrong
+            with suppress(Exception):  # a worker that needs the module reports the error
                 importlib.import_module(module)
-        gc.freeze()  # no collection of a worker writes to what it shares
+        gc.freeze()  # keeps collections in workers from writing to shared pages
         gc.enable()
         self._answer(hindrance=_hindrance())
 
@@ -87,7 +88,7 @@ class TemplateProgram:
         os._exit(1)
 
     def _go_on(self, message: dict[str, Any], fd: int, output: int) -> None:
-        """Be the worker, or the template, that the server asked for; does not return."""
+        """Run as the worker or template that the server requested; does not return."""
         self._answer(pid=os.getpid())
         self._control.close()
         for stream in (1, 2):
@@ -101,8 +102,8 @@ class TemplateProgram:
 
 
 def _hindrance() -> str:
-    """Why this process must not be forked: what it imported has started threads; empty if it may."""
-    # A trial: pools of threads that can be stopped before a fork, such as OpenBLAS's, are from here on.
+    """Return the reason why this process must not fork (imported modules run threads); empty if it may."""
+    # A trial fork: thread pools that stop before a fork, such as that of OpenBLAS, are stopped from here on.
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -112,7 +113,7 @@ def _hindrance() -> str:
 
 
 def _reseed() -> None:
-    """Give this process random numbers of its own in numpy, too; Python sees to its own, and PyTorch's begin alike."""
+    """Reseed numpy's global generator after a fork; Python reseeds its own, and PyTorch starts with a fixed seed."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -1,4 +1,4 @@
-"""Tracebacks of models as log lines: the whole text that Python prints, and the place that the line is about.
+"""Turns model exceptions into log messages with the full traceback and its file and line.
 
 Runs in workers, in any environment (standard library only).
 """
@@ -10,14 +10,14 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-#: The modules whose functions call a model, or import it.
+#: Prefixes of modules that call or import a model; their frames are removed from the top of tracebacks.
 _CALLERS = ("conch.", "importlib.", "threading", "asyncio.", "concurrent.")
 
 
 def log_frame(error: BaseException, heading: str = "") -> dict[str, Any]:
-    """The ``log`` frame for an exception: ``heading``, then the traceback from the model's first frame on."""
+    """Return the ``log`` frame of an exception: ``heading``, then the traceback from the model's first frame on."""
     trace = _frames_of_model(error.__traceback__)
-    if trace is None and not isinstance(error, SyntaxError):  # of a file that cannot be read, Python shows the line
+    if trace is None and not isinstance(error, SyntaxError):  # a SyntaxError shows the line of the file itself
         trace = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
     file, line = _place(error, trace)
@@ -26,7 +26,7 @@ def log_frame(error: BaseException, heading: str = "") -> dict[str, Any]:
 
 
 def of_model(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without its first frames, which called the model; all of it when there are no others."""
+    """Return the traceback without the frames that called the model; the whole traceback if no others exist."""
     return _frames_of_model(trace) or trace
 
 

@@ -1,10 +1,9 @@
-"""The program of a worker process: ``python worker.py <socket fd>``, and ``--at-terminal`` where a model is debugged.
+"""The program of a worker process: ``python worker.py <socket fd>``, with ``--at-terminal`` to debug a model.
 
-With ``--template`` it is that of a process which forks workers (``template.py``).  The server starts it
-(``workers/host/spawn.py``) by its path, so that it runs in any environment that has numpy and
-Python 3.9: of the server's packages it sees only ``conch`` itself, and nothing of what conch needs.
-The main thread reads frames and makes the backend's calls; a backend may ask for more threads that do
-the same.  Every failure is answered with a frame.
+With ``--template`` it runs a worker template (``template.py``). The server starts it by its path
+(``workers/host/spawn.py``), so that it runs in any environment with numpy and Python 3.9 or newer: of the server's
+packages, only ``conch`` itself can be imported, without its requirements. The main thread reads frames and calls the
+backend; a backend may request more threads that do the same. Every failure is reported with a frame.
 """
 
 from __future__ import annotations
@@ -24,31 +23,31 @@ if TYPE_CHECKING:
     from conch.workers.child.channel import Channel
     from conch.workers.child.receive_lock import ReceiveLock
 
-#: The argument that leaves the server's terminal to the model.
+#: The argument that gives the model the server's terminal.
 AT_TERMINAL = "--at-terminal"
-#: The argument that makes it a template.
+#: The argument that makes the process a template.
 TEMPLATE = "--template"
 
 
 def main(fd: int, *arguments: str) -> None:
-    """Serve the channel at ``fd``, or the control socket of a template, until the server says stop or goes away."""
+    """Serve the channel ``fd``, or a template's control socket, until the server sends ``stop`` or ends."""
     find_conch()
     from conch.workers.child.messages import line_buffer_streams
     from conch.workers.child.parentage import end_with_parent
 
     end_with_parent()
     at_terminal = AT_TERMINAL in arguments
-    # Ctrl+C and a service manager reach the whole group: the server finishes what runs, then ends its workers.
-    # A handler, unlike SIG_IGN, is not inherited by programs that the model starts.
+    # Ctrl+C and service managers signal the whole group, but the server must finish its requests before it stops the
+    # workers. Unlike SIG_IGN, a handler is not inherited by programs that the model starts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
-    # Cached bytecode is told from its source by size and whole seconds: too coarse for a quick reload.
+    # Bytecode caches compare the source's size and its time in whole seconds: too coarse for a quick reload.
     sys.dont_write_bytecode = True
     if not at_terminal:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-    sys.argv = [""]  # the model's, as it would be for a program without arguments
+    sys.argv = [""]  # for the model: a program without arguments
     line_buffer_streams()
     os.set_inheritable(fd, False)
     if TEMPLATE in arguments:
@@ -59,7 +58,7 @@ def main(fd: int, *arguments: str) -> None:
 
 
 def work(fd: int, at_terminal: bool = False) -> None:
-    """Be the worker at the channel ``fd``; does not return."""
+    """Run the worker at the channel ``fd``; does not return."""
     from conch.workers.child.breakpoints import debug_at_terminal, pass_breakpoints
     from conch.workers.child.channel import Channel
     from conch.workers.child.forked import keep_from_children
@@ -69,7 +68,7 @@ def work(fd: int, at_terminal: bool = False) -> None:
     from conch.workers.child.receive_lock import ReceiveLock
 
     take_name("conch-worker")
-    if not at_terminal:  # which is for the server's process group alone
+    if not at_terminal:  # only the server's process group may use the terminal
         os.setpgid(0, 0)
     connection = socket.socket(fileno=fd)
     channel = Channel(connection, on_closed=lambda: os._exit(1))
@@ -84,7 +83,7 @@ def work(fd: int, at_terminal: bool = False) -> None:
 
 
 def find_conch() -> None:
-    """Make ``conch`` importable without its environment, and this folder's modules not by bare names."""
+    """Make ``conch`` importable without its environment, and hide the modules of this folder from bare imports."""
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or os.curdir) != folder]
     package = types.ModuleType("conch")
@@ -93,27 +92,27 @@ def find_conch() -> None:
 
 
 class Worker:
-    """Answers frames from ``init`` to ``stop``, in one thread or in as many as the backend wants.
+    """Handles frames from ``init`` to ``stop``, in as many threads as the backend requests.
 
-    With several, whichever thread is not busy receives the next frame, so that none is handed over.  It is
-    the only one that runs until it says that it is going to compute: threads that wake up meanwhile would
-    only fight for the interpreter.  One alone keeps the turn.
+    With several threads, any idle one receives the next frame, so that frames are not handed over between threads. The
+    others stay asleep until it starts to compute, because they would only contend for the interpreter lock. A single
+    thread holds the receive lock all the time.
     """
 
     def __init__(self, channel: Channel, turns: ReceiveLock) -> None:
         self._channel = channel
         self._backend: Any = None
-        self._open_error: Exception | None = None  # why there is no backend
+        self._open_error: Exception | None = None  # why the backend could not be created
         self._receive_lock = turns
         self._several = False
 
     def let_another_receive(self) -> None:
-        """Let another thread receive frames, unless this one has let it already since its last frame."""
+        """Pass the receive lock to another thread, unless this thread has done so since its last frame."""
         if self._several:
             self._receive_lock.pass_on()
 
     def _serve_along(self) -> None:
-        """Answer frames in a thread; whatever ends it ends the worker, as it would in the main thread."""
+        """Handle frames in an additional thread; an exception ends the worker, as in the main thread."""
         try:
             self.serve()
         except BaseException:
@@ -121,7 +120,7 @@ class Worker:
             os._exit(1)
 
     def serve(self) -> None:
-        """Answer frames; does not return."""
+        """Handle frames; does not return."""
         from conch.errors import Code, ConchError
 
         channel = self._channel
@@ -172,7 +171,7 @@ class Worker:
                     channel.send({"op": "failed", "error": [code.name, message, public]})
 
     def _log_cause(self, error: Exception, heading: str) -> None:
-        """Log the traceback of what was not foreseen, or of what the model raised; who asked gets the message alone."""
+        """Log the traceback of an unexpected or model exception; the client receives only its message."""
         from conch.errors import ConchError
         from conch.workers.child.tracebacks import log_frame
 
@@ -181,7 +180,7 @@ class Worker:
             self._channel.send(log_frame(cause, heading))
 
     def _open(self, init: Any) -> None:
-        """Make the backend; what is wrong with it is the answer to the next frame, since ``init`` has none."""
+        """Create the backend; an error is reported in reply to the next frame, because ``init`` has no reply."""
         module, name = init["backend"].split(":")
         try:
             self._backend = getattr(importlib.import_module(module), name)(self._channel, init)
@@ -191,7 +190,7 @@ class Worker:
 
 
 def _none(instance: Any) -> tuple[list[str], dict[str, str]]:
-    """What a backend imports before it loads a model, and the variables to set before: nothing worth sharing."""
+    """Return no modules to import and no variables to set: the default for backends without ``preloads``."""
     return [], {}
 
 
@@ -200,7 +199,7 @@ def _interpreter() -> str:
 
 
 def end() -> None:
-    """Leave the process as a program that has come to its end, but without waiting for its threads."""
+    """Exit the process like a program that ends normally, but without waiting for threads."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(0)

@@ -1,1 +1,1 @@
-"""The server's side of worker processes: starts them, speaks to them, notices their end.  Runs on the event loop."""
+"""The server's side of worker processes: starts them, exchanges frames, handles their end; on the event loop."""

@@ -1,6 +1,6 @@
-"""What the kernel says about a process: whether it is stopped, and the work that it and its children have done.
+"""Reads process activity from ``/proc``: state, CPU time and bytes moved.
 
-Read on the event loop: these are the kernel's own files, no disk.
+Read on the event loop: reading ``/proc`` does not touch a disk.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import Final, NamedTuple
 
 from conch.telemetry.processes import children_of
 
-#: Ticks of processor time in a second.
+#: CPU time ticks per second.
 TICKS: Final = os.sysconf("SC_CLK_TCK")
-#: What the kernel reads ahead for a page of a mapped file that is not in memory (bytes).
+#: Bytes that the kernel reads for a major page fault of a mapped file, with read-ahead.
 _READ_AHEAD: Final = 128 << 10
 
 
 class Activity(NamedTuple):
-    """``state`` is the letter of the kernel (``T`` stopped, ``t`` at a debugger, ``D`` waiting for a disk or memory).
+    """The activity of a process.
 
-    ``cpu`` is the processor time of all threads so far (ticks), ``moved`` the bytes that have been read and written,
-    those of mapped files estimated by their page faults, since not every file system counts them.
+    ``state`` is the kernel's state letter (``T`` stopped, ``t`` traced by a debugger, ``D`` waiting for a disk or
+    memory). ``cpu`` is the total CPU time of all threads (ticks). ``moved`` is the number of bytes read and written;
+    reads of mapped files are estimated from page faults, because not every file system counts them.
     """
 
     state: str
@@ -30,7 +31,7 @@ class Activity(NamedTuple):
 
 
 def activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
-    """The activity of a process; None where the system does not tell, or the process is gone."""
+    """Return the activity of a process; None if ``/proc`` is unavailable or the process has ended."""
     try:
         fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
         moved = _moved(proc / str(pid) / "io") + int(fields[9]) * _READ_AHEAD
@@ -40,7 +41,7 @@ def activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
 
 
 def children_activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
-    """The work of all descendants together, whose state has no letter; None where there are none."""
+    """Return the summed activity of all descendants, with an empty ``state``; None if there are none."""
     found = []
     for child in children_of(pid, proc):
         found += [one for one in (activity(child, proc), children_activity(child, proc)) if one is not None]
@@ -48,7 +49,7 @@ def children_activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
 
 
 def _moved(path: Path) -> int:
-    """Bytes read and written; 0 where the process may not be asked, as one of another user."""
+    """Return the bytes read and written; 0 if not permitted, for example for a process of another user."""
     try:
         counts = dict(line.split(": ") for line in path.read_text().splitlines())
         return int(counts["rchar"]) + int(counts["wchar"]) + int(counts["read_bytes"])

@@ -1,7 +1,7 @@
-"""Answers what a model's worker asks of the server: requests to other models (BLS), loading and unloading them.
+"""Serves the BLS calls of a worker: inference requests to other models, loading and unloading.
 
-The server's side of ``conch.backends.python.calls``; runs on the event loop.  Every call is answered, the last
-time with ``final``; when the worker is gone, what it asked for is cancelled.
+The server's side of ``conch.backends.python.calls``; runs on the event loop. Every call gets at least one reply, the
+last of them with ``final``. When the worker ends, its requests are cancelled.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ LOG = logging.getLogger("conch")
 
 
 class BlsServer(Protocol):
-    """The server as a model sees it that calls others; see :class:`conch.server.bls.BlsModels`."""
+    """The server's interface for BLS calls; implemented by :class:`conch.server.bls.BlsModels`."""
 
     def infer(self, request: InferRequest, decoupled: bool) -> None:
-        """Accept a request of a model; raises ConchError when it is refused."""
+        """Accept a request from a model; raises ConchError if it is refused."""
 
     def is_ready(self, name: str, version: int) -> bool: ...
 
     async def load(self, name: str, parameters: Mapping[str, object], starting: str) -> None:
-        """Load a model; ``starting`` names the calling model while it is still being initialised."""
+        """Load a model; ``starting`` is the name of the calling model while it is being initialized, else empty."""
 
     async def unload(self, name: str, dependents: bool) -> None: ...
 
 
 class BlsHandler:
-    """Answers the calls of one worker; ``send`` writes a frame to it, ``start`` runs a coroutine, else it is a task.
+    """Serves the BLS calls of one worker.
 
-    ``running`` has the requests that the worker has, by serial number.
+    ``send`` writes a frame to the worker. ``start`` runs a coroutine; by default it becomes a task. ``running`` holds
+    the in-flight requests of the worker, by serial number.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class BlsHandler:
         self._closed = False
 
     def handle(self, header: Header, unpacker: Unpacker) -> bool:
-        """Handle a frame about calls; False for any other.  Malformed ones raise KeyError, TypeError or ValueError."""
+        """Handle a BLS frame; return False for other frames. Malformed ones raise KeyError, TypeError or ValueError."""
         match header["op"]:
             case "call":
                 self._infer(header, unpacker)
@@ -71,11 +72,11 @@ class BlsHandler:
 
     @property
     def busy(self) -> bool:
-        """Whether the worker may be waiting for an answer."""
+        """Whether a call is in progress, so that the worker may be waiting for its reply."""
         return bool(self._requests or self._tasks)
 
     def close(self) -> None:
-        """Cancel what is under way: the worker has ended."""
+        """Cancel the requests in flight because the worker has ended."""
         self._closed = True
         requests, self._requests = self._requests, {}
         for request in requests.values():
@@ -111,7 +112,7 @@ class BlsHandler:
             self._respond(number, InferResponse(error=internal(message)))
 
     def _trace(self, request: InferRequest, caller: int) -> None:
-        """Make a request part of the trace of the one with this serial number, if the worker still has that."""
+        """Add a request to the trace of the request with the serial number ``caller``, if that is still running."""
         traced = self._running.get(caller)
         if traced is not None and traced.trace is not None:
             request.trace = traced.trace.child()
@@ -121,13 +122,13 @@ class BlsHandler:
             return
         error = response.error
         if error is not None and decoupled:
-            error = internal(error.public)  # whatever code the model gave it, as in Triton
+            error = internal(error.public)  # the error code is always INTERNAL here, as in Triton
         if response.final:
             del self._requests[number]
         packer = Packer()
         try:
             self._answer(number, packer.pack(response.outputs), response.parameters, error, response.final, packer)
-        except (ConchError, OSError) as reason:  # no memory to share, no descriptor left
+        except (ConchError, OSError) as reason:  # no shared memory or no descriptor left
             failure = internal(f"the response could not be passed to the model: {reason}")
             self._answer(number, error=failure, final=response.final)
 

@@ -1,7 +1,7 @@
-"""Answers what a model's worker asks about metrics of its own, and takes their changes.
+"""Handles the custom metrics of a worker: creation, changes and queries.
 
-The server's side of ``conch.backends.python.metrics``; runs on the event loop.  When the worker is gone, so is what it
-alone had.
+The server's side of ``conch.backends.python.metrics``; runs on the event loop. When the worker ends, metrics that no
+other worker uses are removed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from conch.workers.child.channel import Header
 
 
 class MetricsHandler:
-    """The metrics of one worker; ``send`` writes a frame to it."""
+    """Handles the custom metrics of one worker; ``send`` writes a frame to the worker."""
 
     def __init__(self, holder: MetricsHolder, send: Callable[[Header], None]) -> None:
         self._holder = holder
         self._send = send
 
     def handle(self, header: Header) -> bool:
-        """Handle a frame about metrics; False for any other.  Malformed ones raise LookupError or ValueError."""
+        """Handle a metrics frame; return False for other frames. Malformed ones raise LookupError or ValueError."""
         match header["op"]:
             case "metrics":
                 for number, absolute, amount, buckets in header["series"]:
@@ -38,7 +38,7 @@ class MetricsHandler:
         return True
 
     def close(self) -> None:
-        """Let go of all metrics: the worker has ended."""
+        """Release all metrics because the worker has ended."""
         self._holder.close()
 
     def _answer(self, header: Header) -> None:

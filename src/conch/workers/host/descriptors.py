@@ -1,6 +1,6 @@
-"""The limit of open files: raised for the server, which has many connections, and as it was for its workers.
+"""Raises the limit of open files for the server, which has many connections, and restores it for workers.
 
-A model may wait for files with ``select``, which takes none beyond 1024, as the usual limit ensures.
+Models may use ``select``, which fails for descriptors of 1024 or more; the usual limit of 1024 prevents them.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-#: More than any server needs; "unlimited" would be what somebody goes through from end to end.
+#: More than any server needs. It replaces "unlimited", because some programs loop over all possible descriptors.
 _MOST: Final = 1 << 20
 
 _before: tuple[int, int] | None = None
 
 
 def raise_limit() -> tuple[int, int]:
-    """Let this process open as many files as it may; returns the limit before and now.  Called once, at the start."""
+    """Raise the soft limit to the hard limit; return the old and new soft limit. Called once, at startup."""
     global _before
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     now = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
@@ -27,9 +27,9 @@ def raise_limit() -> tuple[int, int]:
 
 
 def restore_limit(pid: int) -> None:
-    """Give a process that this one has just started the limit from before it was raised."""
+    """Restore the original limit for a process that this one has just started."""
     if _before is not None and hasattr(resource, "prlimit"):
         try:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _before)
-        except OSError:  # it has ended already
+        except OSError:  # the process has ended
             pass

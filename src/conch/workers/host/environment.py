@@ -1,7 +1,7 @@
-"""Which interpreter a model's worker runs under: the server's own, or that of ``EXECUTION_ENV_PATH``.
+"""Finds the interpreter of a model's worker: the server's own, or that of ``EXECUTION_ENV_PATH``.
 
-The parameter names a directory or a ``conda-pack`` archive, as for Triton's Python backend.  ``Environments`` belongs
-to the server and is asked on its event loop; files are read and archives unpacked in threads.
+The parameter names a directory or a ``conda-pack`` archive, as in Triton's Python backend. ``Environments`` is owned by
+the server and used on its event loop; files are read and archives unpacked in threads.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from conch.errors import ConchError, internal
 from conch.temporary import TemporaryFolder
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-#: The oldest Python that workers run under.
+#: The oldest Python version that workers support.
 _OLDEST = (3, 9)
-#: How long the interpreter of an environment may take to tell its version (s).
+#: Timeout for the query of an interpreter's version (s).
 _VERSION_SECONDS = 10.0
-#: How many archives are unpacked at the same time.
+#: Number of archives that are unpacked at the same time.
 _AT_A_TIME = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PackedEnvironment:
-    """One state of an archive: a file of the same path that has changed since is another."""
+    """An archive as it was at one time; a later file at the same path is a different environment."""
 
     path: Path
     modified: int  # ns
     size: int  # bytes
 
 
-#: Unpacks an archive into a directory; gives up with an exception once the function returns True.
+#: Unpacks an archive into a directory; raises an exception as soon as the function returns True.
 Unpack = Callable[[Path, Path, Callable[[], bool]], None]
 
 
 class Environments:
-    """Finds interpreters; each state of an archive is unpacked once, however many models ask for it.
+    """Finds interpreters; each :class:`PackedEnvironment` is unpacked once for all models.
 
-    Unpacked environments are kept until :meth:`close`, since workers run in them.
+    Unpacked environments are kept until :meth:`close`, because workers run in them.
     """
 
     def __init__(self, unpack: Unpack | None = None) -> None:
         self._unpack = unpack or unpack_archive
-        #: Unpacking takes minutes, for which other work must not wait that is done in the event loop's own threads.
+        #: Its own threads, because unpacking takes minutes and would block other work in the event loop's threads.
         self._unpacking = ThreadPoolExecutor(_AT_A_TIME, "conch-unpack")
         self._homes: dict[PackedEnvironment, asyncio.Task[TemporaryFolder]] = {}
         self._closed = False
 
     async def python(self, execution_env_path: str, model_directory: Path) -> str:
-        """The path of the interpreter.  Raises INTERNAL if the environment is missing, has none, or has an old one."""
+        """Return the path of the interpreter. Raises INTERNAL if the environment or interpreter is missing or old."""
         if not execution_env_path:
             return sys.executable
         path = Path(execution_env_path.replace(_MODEL_DIRECTORY, str(model_directory)))
@@ -66,7 +66,7 @@ class Environments:
         return await asyncio.to_thread(_interpreter_in, home)
 
     async def close(self) -> None:
-        """Give up what is being unpacked, and remove what has been: no worker is left that runs in it."""
+        """Cancel unpacking and remove all unpacked environments; called after the workers have ended."""
         self._closed = True
         for home in await asyncio.gather(*self._homes.values(), return_exceptions=True):
             if isinstance(home, TemporaryFolder):
@@ -78,7 +78,7 @@ class Environments:
         task = self._homes.get(archive)
         if task is None:
             task = self._homes[archive] = asyncio.get_running_loop().create_task(self._unpacked(archive))
-        # A load that is given up leaves the archive to the others that wait for it.
+        # A cancelled load does not cancel unpacking for other loads that wait for it.
         return (await asyncio.shield(task)).path
 
     async def _unpacked(self, archive: PackedEnvironment) -> TemporaryFolder:
@@ -88,7 +88,7 @@ class Environments:
                 self._unpacking, self._unpack, archive.path, home.path, lambda: self._closed
             )
         except BaseException as error:
-            self._homes.pop(archive, None)  # the next load tries again; after close() there is nothing left to forget
+            self._homes.pop(archive, None)  # the next load tries again; close() may have removed it
             await asyncio.to_thread(home.close)
             if isinstance(error, ConchError | asyncio.CancelledError):
                 raise
@@ -97,9 +97,9 @@ class Environments:
 
 
 def activated(environment: Mapping[str, str], python: str) -> dict[str, str]:
-    """The variables of a worker under the ``python`` of an environment of its own, as that's ``activate`` sets them.
+    """Return the variables of a worker whose environment has the interpreter ``python``, as its ``activate`` sets them.
 
-    Scripts of packages (``etc/conda/activate.d``) are not run.  Reads the folder.
+    Scripts of packages (``etc/conda/activate.d``) are not run. Reads the folder.
     """
     home = Path(python).parent.parent
     left = ("PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
@@ -110,7 +110,7 @@ def activated(environment: Mapping[str, str], python: str) -> dict[str, str]:
 
 
 def unpack_archive(archive: Path, home: Path, given_up: Callable[[], bool]) -> None:
-    """Unpack ``archive`` into ``home``; raises for a member that would lie outside, or when ``given_up`` says so."""
+    """Unpack ``archive`` into ``home``; raises if a member would lie outside, or if ``given_up`` returns True."""
     if not hasattr(tarfile, "data_filter"):
         raise internal(f"cannot unpack {archive} safely: this takes Python 3.11.4 or newer, this is {sys.version}")
     with tarfile.open(archive) as packed:
@@ -124,7 +124,7 @@ def _checked(given_up: Callable[[], bool], member: tarfile.TarInfo, home: str) -
 
 
 def _archive_at(path: Path) -> PackedEnvironment | None:
-    """The archive at ``path`` as it is now; None for a directory."""
+    """Return the archive at ``path`` in its current state; None for a directory."""
     if path.is_dir():
         return None
     try:
@@ -145,7 +145,7 @@ def _interpreter_in(home: Path) -> str:
 
 
 def _check_version(home: Path, python: Path) -> None:
-    """Raise INTERNAL if the interpreter is too old for workers; one that does not run fails when its worker starts."""
+    """Raise INTERNAL if the interpreter is too old; an interpreter that does not run fails when its worker starts."""
     program = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
         ended = subprocess.run(

@@ -1,6 +1,6 @@
-"""A batch at a worker, and how requests and responses read in frames.
+"""Batches that run in a worker, and the conversion of requests and responses to and from frames.
 
-Used by ``WorkerProcess``, on the event loop.
+Used by ``WorkerProcess`` on the event loop.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from conch.workers.child.packing import Packer, Unpacker
 
 @dataclass(slots=True)
 class Execution:
-    """A batch at a worker.
+    """A batch that runs in a worker.
 
-    ``times`` are its compute input, infer and output durations (ns); ``work`` is what a native backend
-    counted, by name (``tokens``, ``padded`` …); ``rescheduled`` are the requests that its model wants once more.
+    ``times`` are the compute input, infer and output durations (ns). ``work`` holds the counts of a built-in backend by
+    name (``tokens``, ``padded`` …). ``rescheduled`` are the requests that the model rescheduled.
     """
 
     requests: Sequence[InferRequest]
@@ -33,7 +33,7 @@ class Execution:
 
 
 def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
-    """The fields of a request in a frame; its tensors are added to ``packer``.  One that is traced says so."""
+    """Return the fields that describe a request in a frame, with any trace context; adds its tensors to ``packer``."""
     fields = {
         "serial": request.serial,
         "id": request.id,
@@ -56,9 +56,9 @@ def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
 def response_of(
     header: dict[str, Any], unpacker: Unpacker, final: bool, request: InferRequest | None = None
 ) -> InferResponse:
-    """The response that a frame, or an entry of one, describes; outputs to ``request`` in shared memory are put there.
+    """Return the response that a frame, or an entry of a frame, describes.
 
-    The other outputs have memory of their own.
+    Outputs that ``request`` wants in shared memory regions are written there; the others have their own memory.
     """
     error = header.get("error")
     return InferResponse(
@@ -72,7 +72,7 @@ def response_of(
 def responses_of(
     headers: Sequence[dict[str, Any] | None], unpacker: Unpacker, requests: Sequence[InferRequest]
 ) -> list[InferResponse | None]:
-    """The responses that came with the end of a batch, one for each of its requests; None for those answered apart."""
+    """Return the responses at the end of a batch, one per request; None for requests with separate responses."""
     return [
         None if header is None else response_of(header, unpacker, True, request)
         for header, request in zip(headers, requests, strict=True)
@@ -80,5 +80,5 @@ def responses_of(
 
 
 def take_times(request: InferRequest, times: tuple[int, int, int]) -> None:
-    """Note the compute input, infer and output durations (ns) of the batch that ``request`` was in."""
+    """Store the compute input, infer and output durations (ns) of the batch of ``request``."""
     request.times.compute_input, request.times.compute_infer, request.times.compute_output = times

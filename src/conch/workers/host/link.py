@@ -1,6 +1,6 @@
-"""The server's end of the socket to a worker: queues frames that the socket does not take, reads those that arrive.
+"""The server's end of a worker channel: reads frames and queues outgoing frames while the socket is full.
 
-Never blocks.  Runs on the event loop of the server; belongs to a ``WorkerProcess``.
+Never blocks. Owned by a ``WorkerProcess``; runs on the server's event loop.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from conch.workers.child.channel import Endpoint, Frame, Message, write
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer
 
-#: Regions that no frame has needed for so long (s) are given back; mapping new ones costs as much as writing to them.
+#: Time without frames after which free memory regions are released (s). Mapping new ones costs as much as writing them.
 IDLE_SECONDS: Final = 1.0
 
 
 def _ignore(what: object) -> None:
-    """Take the place of a callback of a link that has been closed."""
+    """Do nothing: replaces the callbacks of a closed link."""
 
 
 class Link:
     """A connected socket and its memory regions.
 
-    ``on_frames`` is called with whatever has arrived; ``on_broken`` once, with a reason, when the other end has
-    closed the socket (no reason) or broken the protocol.
+    ``on_frames`` is called with received frames. ``on_broken`` is called once, when the worker has closed the socket
+    (with None) or violated the protocol (with the error).
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Link:
 
     @property
     def shared_bytes(self) -> int:
-        """The size of the memory regions of both ends."""
+        """Size of the memory regions of both ends (bytes)."""
         return self._endpoint.pool.size + self._endpoint.regions.size
 
     def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
-        """Send a frame, or keep it until the socket takes more; a broken socket is reported by its reader.
+        """Send a frame, or queue it while the socket is full; a broken socket is reported by the reader.
 
-        Raises ConchError or OSError when there is no memory to share.
+        Raises ConchError or OSError if no shared memory is available.
         """
         message = self._endpoint.encode(header, packer)
         self._used = True
@@ -74,13 +74,13 @@ class Link:
         except BlockingIOError:
             self._keep(message)
         except OSError:
-            return  # the end is noticed by whoever watches for it
+            return  # ``_readable`` or the end of the process reports it
         else:
             if rest:
                 self._keep(([rest], []))
 
     def flush(self) -> None:
-        """Send what no frame has carried yet about memory regions, as there may be no frame for a while."""
+        """Send pending messages about memory regions now, because the next frame may be far off."""
         message = self._endpoint.flush()
         if message is not None:
             self._keep(message)
@@ -89,7 +89,7 @@ class Link:
             self._trimming = self._loop.call_later(IDLE_SECONDS, self._trim)
 
     def _flush_later(self) -> None:
-        """Have the worker close a client's file, from whatever thread was the last to use it."""
+        """Schedule ``flush`` so that the worker closes a client's file; thread-safe."""
         if not self._closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._flush_if_open)
 
@@ -98,7 +98,7 @@ class Link:
             self.flush()
 
     def _trim(self) -> None:
-        """Give memory regions back, unless there have been frames since this was asked for or put off."""
+        """Release free memory regions, or try again later if frames have been sent since the last attempt."""
         if self._used:
             self._used = False
             self._trimming = self._loop.call_later(IDLE_SECONDS, self._trim)
@@ -108,7 +108,7 @@ class Link:
         self._writable()
 
     def drain(self) -> None:
-        """Deliver what the worker had sent before it ended."""
+        """Deliver the frames that the worker sent before it ended."""
         try:
             while True:
                 self._on_frames(self._endpoint.receive(self._socket))
@@ -126,7 +126,7 @@ class Link:
         self._socket.close()
         self._endpoint.close()
         self._closed = True
-        self._on_frames = self._on_broken = _ignore  # they belong to whoever has this link
+        self._on_frames = self._on_broken = _ignore  # break the reference cycle with the owner
 
     def _keep(self, message: Message) -> None:
         if not self._unsent:

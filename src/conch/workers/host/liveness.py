@@ -1,7 +1,7 @@
-"""Whether a worker runs, works or hangs, judged by its heartbeat, its processor time and what it has under way.
+"""Detects stalled workers from their heartbeat, CPU time and current work.
 
-Pure: times are passed in.  They are seconds of a clock that counts only while the server itself runs, so that nothing
-is held against a worker while both stood still.  ``WorkerWatch`` asks, for every worker of the server.
+Pure: times are passed in. They are seconds of a clock that counts only while the server itself runs, so that workers
+do not look stalled after the machine was suspended. ``WorkerWatch`` calls it for every worker of the server.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from conch.errors import ConchError, internal
 from conch.workers.child.heartbeat import HeartbeatSample
 from conch.workers.host.activity import TICKS, Activity
 
-#: How long a worker that is stopped, or waits for a disk or memory, counts as responsive (s).
+#: How long a silent worker that is stopped, or waits for a disk or memory, counts as responsive (s).
 STOPPED_SECONDS: Final = 1.0
-#: The same for one that does neither and is silent: it may wait in a call that holds the interpreter.
+#: How long any other silent worker counts as responsive (s): it may be in a call that holds the interpreter lock.
 SILENT_SECONDS: Final = 10.0
-#: A worker works that uses this part of a core, or moves so many bytes in a second: its heartbeat takes a hundredth.
+#: A process is working if it uses this fraction of a core, or moves this many bytes per second. The heartbeat itself
+#: uses a hundredth of that.
 _WORKING: Final = 0.05
 _MOVING: Final = 1 << 17
-#: The part of a core that threads take which wait for the interpreter: each looks for it every 5 ms.
+#: The fraction of a core used by threads that wait for the interpreter lock: each checks for it every 5 ms.
 _WAITING: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeouts:
-    """How long the server waits for workers (s) before it kills them; 0 is for ever, but for ``finalize``.
+    """Timeouts after which the server kills a worker (s); 0 disables a timeout, except ``finalize``.
 
-    See the group "Workers" of the server's options.  ``start`` is the time until the first heartbeat, without that in
-    which other processes have the processor.
+    See the group "Workers" of the server's options. ``start`` is the time until the first heartbeat; time in which the
+    worker is ready to run but other processes use the processor does not count.
     """
 
     stopped: float = 1.0
@@ -49,7 +50,7 @@ DEFAULT_WORKER_TIMEOUTS: Final = WorkerTimeouts()
 
 
 class Cause(StrEnum):
-    """Why the server killed a worker, as metrics show it."""
+    """The cause for which the server killed a worker, as shown in metrics."""
 
     STOPPED = "stopped"
     SILENT = "silent"
@@ -63,14 +64,14 @@ class Cause(StrEnum):
 
 
 class Kill(NamedTuple):
-    """Why a worker is to be killed: for metrics, and as the rest of a sentence about the worker."""
+    """The decision to kill a worker: its cause for metrics, and its reason as a clause about the worker."""
 
     cause: Cause
     reason: str
 
 
 def not_ended(seconds: float, *, idle: bool) -> Kill:
-    """Why a worker is killed that was to end, and did not within ``seconds``; ``idle`` says that it has no requests."""
+    """Return the reason to kill a worker that did not end within ``seconds``; ``idle``: it has no requests."""
     if not idle:
         reason = "its requests had not ended when they had to (--unload-timeout-secs, --exit-timeout-secs)"
         return Kill(Cause.UNLOAD, reason)
@@ -78,16 +79,19 @@ def not_ended(seconds: float, *, idle: bool) -> Kill:
 
 
 def unhealthy(name: str, kill: Kill | None) -> ConchError:
-    """What the requests of the worker ``name`` fail with when it has ended, and why, if the server killed it."""
+    """Return the error for requests of the ended worker ``name``, with the reason if the server killed it."""
     why = ""
-    if kill is not None and kill.cause is not Cause.PROTOCOL:  # which is nobody's business
+    if kill is not None and kill.cause is not Cause.PROTOCOL:  # protocol errors are internal details
         why = f" It was killed: {kill.reason}."
     return internal(f"Stub process '{name}' is not healthy.{why}")
 
 
 class LivenessSample(NamedTuple):
-    """What the server knows of a worker: its pulse, the number of the execution that has run longest (0 for none), and
-    whether its model is loading, with its warm-up, and whether it may be waiting for other models."""
+    """A sample of a worker's state, taken by the server.
+
+    ``execution`` is the number of the longest-running execution, 0 for none. ``loading`` includes the warm-up.
+    ``calling`` is True if the model may be waiting for other models.
+    """
 
     heartbeat: HeartbeatSample
     execution: int = 0
@@ -96,7 +100,7 @@ class LivenessSample(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether a worker counts for readiness, how long its load has stood still (s), and whether it must go."""
+    """The result of a check: whether the worker is responsive, how long its load has been idle (s), and any kill."""
 
     responsive: bool = True
     idle: float = 0.0
@@ -104,21 +108,21 @@ class Verdict(NamedTuple):
 
 
 class Since:
-    """When something that can change was first as it is."""
+    """Tracks how long a value has been unchanged."""
 
     def __init__(self, now: float) -> None:
         self._value: object = None
         self._since = now
 
     def seconds(self, value: object, now: float) -> float:
-        """How long ``value`` has been the same."""
+        """Return how long the value has been ``value`` (s)."""
         if value != self._value:
             self._value, self._since = value, now
         return now - self._since
 
 
 class Liveness:
-    """What is known of one worker.  ``timeouts`` may be replaced while it runs."""
+    """Liveness state of one worker; ``timeouts`` may be replaced while the worker runs."""
 
     def __init__(self, now: float, timeouts: WorkerTimeouts) -> None:
         self.timeouts = timeouts
@@ -141,13 +145,16 @@ class Liveness:
         read: Callable[[], Activity | None],
         read_children: Callable[[], Activity | None] = lambda: None,
     ) -> Verdict:
-        """Judge by the signs; the functions tell the activity of the process and that of all that it has started, and
-        are called only where they are needed."""
+        """Check the worker and return the verdict.
+
+        ``read`` returns the activity of the process, ``read_children`` that of its descendants; they are called only
+        when needed.
+        """
         beats = sample.heartbeat.beats != self._beats
         self._beats = sample.heartbeat.beats
         seen = None if beats and not sample.loading else read()
         if seen is not None and seen.state == "t":
-            self._held = now - self._looked  # no time passes for a worker that a debugger holds
+            self._held = now - self._looked  # time does not pass for a worker that a debugger has stopped
         now -= self._held
         self._started += self._own_time(now - self._looked, seen)
         silence = self._silence(now, beats, seen)
@@ -159,13 +166,13 @@ class Liveness:
         return Verdict(silence < timeouts and kill is None, idle, kill)
 
     def _own_time(self, seconds: float, seen: Activity | None) -> float:
-        """The part of the ``seconds`` between two checks in which a worker ran or was not ready to run."""
+        """Return the part of the ``seconds`` between two checks in which a worker ran or was not ready to run (s)."""
         if seen is None or seen.state != "R" or self._last is None:
             return seconds
         return min(seconds, (seen.cpu - self._last.cpu) / TICKS)
 
     def _silence(self, now: float, beats: bool, seen: Activity | None) -> float:
-        """Seconds since the last sign of life: a beat, or more processor time than threads that wait take."""
+        """Return the seconds since the last heartbeat, or since the last CPU use above that of waiting threads."""
         if beats or seen is None:
             self._alive, self._cpu = now, None
         elif self._cpu is None:
@@ -177,8 +184,10 @@ class Liveness:
     def _idle(
         self, now: float, loading: bool, seen: Activity | None, read_children: Callable[[], Activity | None]
     ) -> float:
-        """Seconds for which a load has neither computed nor read, itself or by a program that it has started; 0 where
-        the system does not tell."""
+        """Return for how long a load has neither computed nor moved data, nor have its child processes (s).
+
+        Returns 0 if the system does not report activity.
+        """
         last, self._last = self._last, seen
         before, self._last_of_children = self._last_of_children, None
         seconds = now - self._looked
@@ -196,7 +205,7 @@ class Liveness:
         return None
 
     def _waiting(self, now: float, sample: LivenessSample, silence: float, idle: float) -> Kill | None:
-        """What has taken too long, if anything has."""
+        """Return the reason to kill the worker if something has exceeded its timeout."""
         timeouts = self.timeouts
         executing = self._execution.seconds(sample.execution, now)
         heartbeat = sample.heartbeat
@@ -224,7 +233,7 @@ class Liveness:
 
 
 def _worked(last: Activity | None, seen: Activity | None, seconds: float) -> bool:
-    """Whether a process has done something in the ``seconds`` between two looks, as far as can be told."""
+    """Whether a process has worked in the ``seconds`` between two checks; True if its activity is unknown."""
     if last is None or seen is None:
         return True
     computed = (seen.cpu - last.cpu) / TICKS >= _WORKING * seconds
@@ -232,5 +241,5 @@ def _worked(last: Activity | None, seen: Activity | None, seconds: float) -> boo
 
 
 def over(seconds: float, limit: float) -> bool:
-    """Whether a limit has been reached; 0 is none."""
+    """Whether a limit has been reached; 0 means no limit."""
     return bool(limit) and seconds >= limit

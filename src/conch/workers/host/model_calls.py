@@ -1,6 +1,6 @@
-"""What a worker's model asks of the server and tells it: calls of other models (BLS), metrics of its own, readiness.
+"""Handles calls from a worker's model to the server: BLS, custom metrics and readiness.
 
-Belongs to a ``WorkerProcess``; runs on the event loop.
+Owned by a ``WorkerProcess``; runs on the event loop.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.bls import BlsHandler, BlsServer
 from conch.workers.host.custom_metrics import MetricsHandler
 
-#: Frames with which a worker answers the server; all others are its own.
+#: Frames with which a worker replies to the server; it sends all other frames unprompted.
 ANSWERS: Final = frozenset({"completed", "preloads", "ready", "failed", "stopped"})
 
 
 class ModelCalls:
-    """The calls of one worker; ``send`` writes a frame to it, ``running`` are the requests that it has."""
+    """Handles the calls of one worker; ``send`` writes a frame to it, ``running`` are its in-flight requests."""
 
     def __init__(
         self, send: Callable[[Header, Packer | None], None], running: Mapping[int, InferRequest] | None = None
@@ -29,24 +29,27 @@ class ModelCalls:
         self._running = running
         self._bls: BlsHandler | None = None
         self._metrics: MetricsHandler | None = None
-        #: Whether the model is ready, as far as it says anything about it.
+        #: Whether the model has reported itself ready; True if it reports nothing.
         self.model_ready = True
 
     def serve_bls(self, models: BlsServer, caller: str) -> None:
-        """Let the worker, of the model ``caller``, send requests to ``models``."""
+        """Enable BLS: let the worker of the model ``caller`` send requests to ``models``."""
         self._bls = BlsHandler(models, caller, self._send, self._running)
 
     def show_metrics(self, metrics: CustomMetrics) -> None:
-        """Let the worker's model have metrics of its own among ``metrics``."""
+        """Enable custom metrics: let the worker's model add its own to ``metrics``."""
         self._metrics = MetricsHandler(metrics.holder(), lambda header: self._send(header, None))
 
     @property
     def busy(self) -> bool:
-        """Whether the worker may be waiting for an answer."""
+        """Whether a BLS call is in progress, so that the worker may be waiting for its reply."""
         return self._bls is not None and self._bls.busy
 
     def handle(self, header: Header, unpacker: Unpacker) -> bool:
-        """Handle a frame if it is a call; malformed ones raise LookupError, TypeError or ValueError."""
+        """Handle a call frame; return False for other frames.
+
+        Malformed frames raise LookupError, TypeError or ValueError.
+        """
         if header["op"] == "model_ready":
             self.model_ready = bool(header["ready"])
             return True
@@ -55,14 +58,14 @@ class ModelCalls:
         return self._bls is not None and self._bls.handle(header, unpacker)
 
     def close(self) -> None:
-        """Cancel what is under way and drop what the worker alone had: it has ended."""
+        """Cancel the worker's calls and release its metrics because it has ended."""
         if self._metrics is not None:
             self._metrics.close()
         if self._bls is not None:
             self._bls.close()
         self._bls = self._metrics = None
-        self._send = _ignore  # it belongs to whoever has this
+        self._send = _ignore  # break the reference cycle with the owner
 
 
 def _ignore(header: Header, packer: Packer | None) -> None:
-    """Take the place of what writes to a worker that has ended."""
+    """Do nothing: replaces ``send`` after the worker has ended."""

@@ -1,7 +1,7 @@
-"""What a worker and the programs that it starts write to their standard output and error, line by line.
+"""Reads the standard output and error of a worker and its child processes, line by line.
 
-Runs on the event loop of the server; belongs to a ``SpawnedProcess``.  A model that writes faster than lines can be
-logged waits, as it would for a slow terminal.
+Owned by a ``SpawnedProcess``; runs on the server's event loop. A model that writes faster than lines can be logged
+blocks, as with a slow terminal.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-#: Bytes that are read at a time, and after which a line that does not end is passed on.
+#: Bytes per read; an unfinished line that exceeds this is passed on as it is.
 _READ: Final = 64 << 10
-#: What a pipe holds at most, by default, when its last writer is gone.
+#: Bytes that a pipe holds at most, by default; the limit of what is read after the worker has ended.
 _MAX_REST: Final = 1 << 20
 
 
 class WorkerOutput:
-    """The reading end of a pipe; ``on_line`` is called with every line, without its end.
+    """The reading end of a pipe; ``on_line`` is called with every line, without its line end.
 
-    Of a line that was written over with carriage returns, as progress bars do, only the last state is passed on.
+    If a line is overwritten with carriage returns, as by progress bars, only its last state is passed on.
     """
 
     def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
@@ -32,7 +32,7 @@ class WorkerOutput:
         self._loop.add_reader(fd, self._read)
 
     def close(self) -> None:
-        """Pass on what has been written so far, and read no more: the worker has ended."""
+        """Pass on the remaining output and stop reading, because the worker has ended."""
         if self._fd < 0:
             return
         left = _MAX_REST
@@ -48,7 +48,7 @@ class WorkerOutput:
             data = os.read(self._fd, _READ)
         except BlockingIOError:
             return 0
-        if not data:  # nobody is left who could write
+        if not data:  # all writers have closed the pipe
             self._end()
             return 0
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")

@@ -1,7 +1,7 @@
-"""The server's side of a worker process: sends it batches, passes on its responses, notices its end.
+"""The server's side of a worker process: sends batches, delivers responses and handles the end of the process.
 
-Runs on the event loop of the server.  A ``WorkerProcess`` knows nothing of schedulers: it is given batches and calls
-back.  Every request given to it ends, whenever the process does.
+Runs on the server's event loop. A ``WorkerProcess`` is independent of schedulers: it receives batches and calls back.
+Every request completes or fails, even if the process dies.
 """
 
 from __future__ import annotations
@@ -34,25 +34,22 @@ from conch.workers.host.model_calls import ANSWERS, ModelCalls
 from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 
-# Belongs to a ``WorkerProcess``; on the event loop.
+# Owned by a ``WorkerProcess``; runs on the event loop.
 
 
 class Expiries:
-    """The timers of the requests that have not been dropped yet."""
+    """Timers of the requests that a worker has and that have an expiry time."""
 
     def __init__(self) -> None:
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def add(self, request: InferRequest, cancel: Callable[[InferRequest], None]) -> None:
-        """Answer a request that expires when its time is over.
-
-        Its place is free when the worker has given it up, which ``cancel`` asks of it.
-        """
+        """Fail a request when it expires, and call ``cancel`` so that the worker drops it and frees its slot."""
         seconds = (request.expires - monotonic_ns()) / 1e9
         self._timers[request.serial] = asyncio.get_running_loop().call_later(seconds, _expire, request, cancel)
 
     def drop(self, request: InferRequest) -> None:
-        """The worker is done with a request, whose time may be hours: no timer is kept for it."""
+        """Cancel the timer of a request that has left the worker; it might otherwise be kept for hours."""
         timer = self._timers.pop(request.serial, None)
         if timer is not None:
             timer.cancel()
@@ -64,11 +61,11 @@ def _expire(request: InferRequest, cancel: Callable[[InferRequest], None]) -> No
         request.fail(unavailable("Request timeout expired"))
 
 
-# Belongs to a ``WorkerProcess``; on the event loop.
+# Owned by a ``WorkerProcess``; runs on the event loop.
 
 
 class WorkerLog:
-    """The log lines of one worker."""
+    """Writes the output and log messages of a worker to the server log."""
 
     def __init__(self) -> None:
         self._lines = 0
@@ -80,7 +77,7 @@ class WorkerLog:
         logs.emit_from_worker("INFO", "output", self._lines, text, name, pid)
 
     def message(self, header: dict[str, Any], said: set[str], name: str, pid: int) -> None:
-        """Log a message, unless it is for ``once`` and among those that workers of the model have ``said``."""
+        """Log a message; skip one that is marked ``once`` and already in ``said``, and otherwise add it there."""
         text = header["message"]
         if header.get("once"):
             if text in said:
@@ -89,7 +86,7 @@ class WorkerLog:
         logs.emit_from_worker(header["level"], header["file"], header["line"], text, name, pid)
 
     def at_prompt(self, opened: bool) -> None:
-        """Keep the log's lines while a debugger's prompt is open at the terminal, and write them when it closes."""
+        """Hold log lines while a debugger prompt is open at the terminal; write them when it closes."""
         if opened == self._prompting:
             return
         self._prompting = opened
@@ -101,60 +98,60 @@ class WorkerLog:
 
 LOG = logging.getLogger("conch")
 
-#: How long the end of a killed process is waited for (s); one that waits for a disk does not end before it has that.
+#: Time to wait for a killed process to end (s); a process that waits for a disk ends only after the disk responds.
 KILL_SECONDS = 2.0
 
 
 class WorkerProcess:
-    """One worker, from its start to its end.
+    """A worker, from its start to its end.
 
-    ``on_exit`` is called once when the process has ended, after its requests have been failed, unless :meth:`stop`
-    was called before.
+    ``on_exit`` is called once, after the process has ended and its requests have failed, unless :meth:`stop` was
+    called before.
     """
 
     def __init__(self, name: str, spawn: Spawn = spawn, timeouts: WorkerTimeouts = DEFAULT_WORKER_TIMEOUTS) -> None:
         self.name = name
-        #: The model that it runs, for metrics.
+        #: The model that the worker runs, for metrics.
         self.model = ""
         self.timeouts = timeouts
         self._spawn = spawn
         self.on_exit: Callable[[WorkerProcess], None] | None = None
-        #: Called with every response that a response sender gave, before the request gets it.
+        #: Called with every response from a response sender, before it is delivered to the request.
         self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None
         #: Called when requests have been prepared and their lengths are known.
         self.on_prepared: Callable[[], None] | None = None
-        #: Called after each step of a worker that generates: what it has under way and has done since the last one.
+        #: Called after each step of a generating worker with its load: requests in flight and work since the last step.
         self.on_progress: Callable[[Mapping[str, Any]], None] | None = None
-        #: How many requests a worker that generates takes at a time; 0 for any other.
+        #: How many requests a generating worker runs at a time; 0 for any other worker.
         self.slots = 0
-        #: Whether requests keep their inputs while they run, since the model may reschedule them.
+        #: Whether requests keep their inputs while they run, because the model may reschedule them.
         self.reschedules = False
-        #: What its model runs with, by name (``engine``, ``precision`` …), once it has started.
+        #: What the model runs with, by name (``engine``, ``precision`` …); set when the worker is ready.
         self.runtime_facts: dict[str, str] = {}
-        #: What its model's answers depend on outside of the version's directory, once it has started.
+        #: Dependencies of the model's responses outside the version directory; set when the worker is ready.
         self.dependencies: list[tuple[str, str]] = []
-        #: What has been logged for the model once and for all; its workers share it.
+        #: Messages marked ``once`` that have been logged for the model; shared by its workers.
         self.said: set[str] = set()
         self._worker_log = WorkerLog()
         self.alive = False
-        #: Whether its model is being loaded, from the first frame to the end of its warm-up.
+        #: Whether the model is loading, from the first frame to the end of its warm-up.
         self.loading = False
-        #: What the watch found at its last look.
+        #: The result of the last check by the watchdog.
         self.verdict = Verdict()
-        #: Called when the server kills the worker for something.
+        #: Called when the server kills the worker, with the cause.
         self.on_kill: Callable[[WorkerProcess, Cause], None] | None = None
         self._killed: Kill | None = None
         self._heartbeat: memoryview | None = None
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, InferRequest] = {}
-        #: What its model asks of the server; nothing is answered until somebody says who does.
+        #: Calls from the model to the server; BLS calls work only after ``serve_bls``.
         self.calls = ModelCalls(lambda header, packer: self._link.send(header, packer), self._running)
         self._expiries = Expiries()
         self._executions: dict[int, Execution] = {}
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._stopping = False
-        self._idle: asyncio.Event | None = None  # only while somebody waits for it
+        self._idle: asyncio.Event | None = None  # set only during ``finish``
         self._ended = asyncio.Event()
         self._link: Link
         self._preparation: Preparation
@@ -166,31 +163,31 @@ class WorkerProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """The status of a process that has ended; negative for a signal."""
+        """The exit status, negative for a signal; None while the process runs."""
         return self._process.exit_status
 
     @property
     def shared_bytes(self) -> int:
-        """The size of the memory that the server and the worker share for tensors."""
+        """Size of the memory that the server and the worker share for tensors (bytes)."""
         return self._link.shared_bytes if self.alive else 0
 
     @property
     def sample(self) -> LivenessSample:
-        """What tells whether the worker runs; read several times a second."""
+        """The current liveness sample; read several times a second."""
         heartbeat = read_heartbeat(self._heartbeat) if self._heartbeat is not None else HeartbeatSample()
-        # One that generates has its requests for as long as they generate: the steps of its engine are watched instead.
+        # A generating worker holds its executions for the whole generation, so engine steps are checked instead.
         execution = 0 if self.slots else next(iter(self._executions), 0)
         return LivenessSample(heartbeat, execution, self.loading, self.calls.busy)
 
     @property
     def idle(self) -> bool:
-        """Whether no request is with the worker."""
+        """Whether the worker has no requests."""
         return not self._running and not self._executions
 
     def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
-        """Start the process with the frame ``init``; call from the main thread, whose end it does not survive.
+        """Start the process and send it the frame ``init``. Raises OSError if the process cannot be started.
 
-        Raises OSError when that is not possible.
+        Call this from the main thread: the worker is killed when the thread that started it ends.
         """
         self._process, connection = self._spawn(python, environment, self._exited, self._printed)
         self.alive = True
@@ -199,7 +196,7 @@ class WorkerProcess:
         self._link.send({"op": "init", **init})
 
     async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
-        """Send a frame and wait for its answer; a ``failed`` answer and the worker's death are raised."""
+        """Send a frame and return the reply. Raises ConchError for a ``failed`` reply or if the worker has ended."""
         if not self.alive:
             raise self._unhealthy()
         self._answer = self._loop.create_future()
@@ -211,9 +208,9 @@ class WorkerProcess:
         return answer
 
     def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
-        """Run a batch; ``on_done`` is called once, before the requests get the responses that came with it.
+        """Run a batch; ``on_done`` is called once, before the responses of the batch are delivered.
 
-        Each request ends with its final response, which a response sender may give later.
+        Each request ends with its final response, which a response sender may send later.
         """
         execution = Execution(requests, on_done)
         if not self.alive:
@@ -241,41 +238,41 @@ class WorkerProcess:
                     fields["priority"] = request.priority
                 described.append(fields)
             if not self.reschedules:
-                request.inputs = {}  # they go to the worker, however long that will take
+                request.inputs = {}  # frees them: the frame holds the data until it is sent
         try:
             self._link.send({"op": "execute", "batch": self._batches, "requests": described}, packer)
         except (ConchError, OSError) as error:  # no memory to share, no descriptor left
             del self._executions[self._batches]
             failure = internal(f"the request could not be passed to its worker: {error}")
-            # Not from here: its end makes the caller run the next batch, which may fail as well.
+            # Deferred, because the end of the execution makes the caller run the next batch, which may fail too.
             self._loop.call_soon(self._fail_execution, execution, failure)
 
     def prepare(self, requests: Sequence[InferRequest]) -> None:
-        """Have the worker decode requests that wait, so that it knows how long they are and starts them sooner.
+        """Have the worker decode waiting requests, so that their lengths are known and they start sooner.
 
-        A request that ends before it runs is dropped there too.
+        If a request ends before it runs, the worker drops it too.
         """
         if self.alive:
             self._preparation.add(requests, self)
 
     def drop(self, request: InferRequest) -> None:
-        """Have the worker forget a request that it prepared and that will not run here."""
+        """Tell the worker to drop a prepared request that will not run here."""
         request.holder = None
         if self.alive:
             self._preparation.drop(request)
 
     def cancel(self, request: InferRequest) -> None:
-        """Tell the model that nobody waits for this request any more."""
+        """Tell the model that a request has been cancelled."""
         if self.alive and request.serial in self._running:
             self._link.send({"op": "cancel", "serial": request.serial})
 
     def set_log(self, log: dict[str, Any]) -> None:
-        """Tell the model's logger which levels are wanted now."""
+        """Change the log levels of the model's logger."""
         if self.alive:
             self._link.send({"op": "log", "log": log})
 
     async def finish(self) -> None:
-        """Wait until no request is with the worker, within the timeout of an unload."""
+        """Wait until the worker has no requests; kill it after the unload timeout."""
         if not self.idle:
             self._idle = asyncio.Event()
             try:
@@ -284,9 +281,9 @@ class WorkerProcess:
                 self.kill_for(not_ended(self.timeouts.unload, idle=False))
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Let the model finalize and wait for the process to end; kill it after ``seconds``, or after its timeout.
+        """Let the model finalize and wait for the process to end; kill it after ``seconds`` (default: its timeout).
 
-        With 0 a worker without requests is not asked first, and nothing is held against it.
+        With 0, an idle worker is killed without finalizing, and this is not reported as an error.
         """
         self._stopping = True
         if self.alive and self.idle and seconds == 0:
@@ -304,7 +301,7 @@ class WorkerProcess:
         await self._ended.wait()
 
     def heed(self, verdict: Verdict) -> None:
-        """Take over what the watch has found."""
+        """Apply the result of a watchdog check: log changes, and kill the worker if required."""
         if verdict.responsive != self.verdict.responsive and verdict.kill is None and not self.loading:
             if verdict.responsive:
                 LOG.info("worker of '%s' (pid %d) responds again", self.name, self.pid)
@@ -315,7 +312,7 @@ class WorkerProcess:
             self.kill_for(verdict.kill)
 
     def kill_for(self, kill: Kill) -> None:
-        """Kill the process and say why: in the log, in metrics, and to the clients whose requests it has."""
+        """Kill the process and report the reason in the log, in metrics and in the errors of its requests."""
         if not self.alive or self._killed is not None:
             return
         self._killed = kill
@@ -325,13 +322,13 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the process now, by its id; what it was doing fails."""
+        """Kill the process now; its requests fail."""
         self._process.kill()
         if self.alive:
             self._loop.call_later(KILL_SECONDS, self._exited)
 
     async def ended(self) -> None:
-        """Wait until the process has ended and its requests have been failed."""
+        """Wait until the process has ended and its requests have failed."""
         await self._ended.wait()
 
     def _printed(self, line: str) -> None:
@@ -352,7 +349,7 @@ class WorkerProcess:
             if op == "done":
                 self._done(header, Unpacker(payload, self._link.regions))
             elif op == "response":
-                request = self._running.get(header["serial"])  # unpacked in any case, so that its memory goes back
+                request = self._running.get(header["serial"])  # unpacked even if it has ended, to release the region
                 response = response_of(header, Unpacker(payload, self._link.regions), header["final"], request)
                 self._deliver(header["serial"], response)
             elif op == "progress":
@@ -392,7 +389,7 @@ class WorkerProcess:
                 self._respond(request, response)
 
     def _progress(self, header: dict[str, Any], unpacker: Unpacker) -> None:
-        """Pass on the responses of one step of a worker that generates, to any of its requests."""
+        """Deliver the responses of one step of a generating worker."""
         responses = [(one["serial"], response_of(one, unpacker, one["final"])) for one in header["responses"]]
         if self.on_progress is not None:
             self.on_progress(header["load"])
@@ -406,7 +403,7 @@ class WorkerProcess:
             self._deliver(serial, response)
 
     def _deliver(self, serial: int, response: InferResponse) -> None:
-        """Give a request one of its responses, unless it has ended."""
+        """Deliver a response to its request, unless the request has ended."""
         request = self._running.get(serial)
         if request is not None:
             if self.on_response_sent is not None:
@@ -433,7 +430,7 @@ class WorkerProcess:
             request.fail(error)
 
     def _hung_up(self, reason: ConchError | None) -> None:
-        """Kill the process, whose channel has closed or (with a ``reason``) been misused."""
+        """Kill the process after its channel has closed, or (with a ``reason``) after a protocol error."""
         if self.alive:
             self._link.stop_reading()
             if reason is not None:
@@ -464,7 +461,7 @@ class WorkerProcess:
             self._idle.set()
         self._ended.set()
         on_exit = self.on_exit
-        # Who was told of anything is forgotten, so that an ended worker is freed at once, with its buffers.
+        # Callbacks are cleared to break reference cycles, so that the worker and its buffers are freed at once.
         self.on_exit = self.on_response_sent = self.on_prepared = self.on_progress = None
         self._answer = None
         if not self._stopping and on_exit is not None:

@@ -1,6 +1,6 @@
-"""All worker processes of a server: made here, watched, and ended, so that none outlives it.
+"""Creates, watches and ends all worker processes of a server, so that none outlives it.
 
-Belongs to the server; on its event loop.
+Owned by the server; runs on its event loop.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause, Liveness
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn, spawn_at_terminal
 
-# Belongs to ``WorkerProcesses``; on the event loop. A look reads a few bytes of shared memory for each worker; the
-# kernel is asked only about those that are silent or load their model.
+# The watchdog, owned by ``WorkerProcesses``; runs on the event loop. A check reads a few bytes of shared memory per
+# worker; /proc is read only for workers that are silent or loading.
 
 
-#: Time between two looks (s).
+#: Interval between checks (s).
 INTERVAL: Final = 0.5
 
 
 class WatchClock:
-    """Seconds that the server has been watching: what it slept or was suspended for itself counts for nothing."""
+    """A clock that counts only while the server runs: time while the server was suspended does not count."""
 
     def __init__(self) -> None:
         self._last: float | None = None
         self.now = 0.0
 
     def look(self, now: float) -> float:
-        """The time of a look at ``now`` (s, of any clock); one that comes late counts as a short one."""
+        """Return the time of a check at ``now`` (s, any clock); a late check advances it by less than an interval."""
         elapsed = now - self._last if self._last is not None else 0.0
         self._last = now
         self.now += elapsed if elapsed < 2 * INTERVAL else INTERVAL / 4
@@ -51,7 +51,7 @@ class WatchClock:
 
 
 class WorkerWatch:
-    """Looks at ``processes`` from ``start`` to ``stop``; ``read`` tells the activity of a process by its id."""
+    """Watchdog: checks ``processes`` between ``start`` and ``stop``; ``read`` returns the activity of a process id."""
 
     def __init__(self, processes: Collection[WorkerProcess], read: Callable[[int], Activity | None] = activity) -> None:
         self._processes = processes
@@ -62,7 +62,7 @@ class WorkerWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to look, unless that goes on already."""
+        """Start the checks; does nothing if they are running."""
         if self._timer is None:
             self._timer = self._loop.call_later(INTERVAL, self._look)
 
@@ -82,24 +82,27 @@ class WorkerWatch:
             process.heed(known.look(now, process.sample, *reads))
 
 
-# Belongs to ``WorkerProcesses``; on the event loop.
+# The guard, owned by ``WorkerProcesses``; runs on the event loop.
 
 
 LOG = logging.getLogger("conch")
 
-#: How long the process may take to end (s).
+#: Time to wait for the guard process to end (s).
 _END_SECONDS: Final = 5.0
 
 
 class Guard:
-    """Knows the workers that run; its process is started with the first, and again when somebody has ended it."""
+    """Runs the guard process (``workers/child/guard.py``) and reports running workers to it.
+
+    The process starts with the first worker, and is restarted if it has been killed.
+    """
 
     def __init__(self) -> None:
         self._workers: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
     def watched(self, spawn: Spawn) -> Spawn:
-        """``spawn``, for workers that the guard knows as long as they run."""
+        """Wrap ``spawn`` so that each worker is registered with the guard while it runs."""
 
         def start(
             python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
@@ -115,23 +118,23 @@ class Guard:
         return start
 
     def watch(self, pid: int) -> None:
-        """A worker has started, which leads a process group."""
+        """Register a worker that has started; its process id is also that of its process group."""
         self._workers.add(pid)
         if self._process is None or not self._tell(f"+{pid}\n"):
             self._start()
 
     def forget(self, pid: int) -> None:
-        """A worker and its group have ended."""
+        """Unregister a worker after it and its process group have ended."""
         self._workers.discard(pid)
         self._tell(f"-{pid}\n")
 
     async def close(self) -> None:
-        """End the process; whatever still runs is killed."""
+        """End the guard process, which kills the process groups that are still registered."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
             with suppress(OSError):
-                process.stdin.write(b".\n")  # processes that this one has forked may keep the pipe open
+                process.stdin.write(b".\n")  # EOF is not enough: forked processes may keep the pipe open
             process.stdin.close()
             await asyncio.to_thread(_end, process)
 
@@ -142,7 +145,7 @@ class Guard:
             self._process.kill()
             self._process.wait()
         try:
-            # In a session of its own: neither Ctrl+C nor the end of the terminal reach it.
+            # A separate session, so that neither Ctrl+C nor the end of the terminal reaches it.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(program.__file__))],
                 bufsize=0,
@@ -160,7 +163,7 @@ class Guard:
         self._tell("".join(f"+{pid}\n" for pid in self._workers))
 
     def _tell(self, lines: str) -> bool:
-        """Send what has changed; False if nobody reads it."""
+        """Write to the guard process; return False if it does not run."""
         if self._process is None or self._process.stdin is None:
             return False
         try:
@@ -171,7 +174,7 @@ class Guard:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the process, but not for one that somebody has stopped."""
+    """Wait for the process to end; kill it if it does not, for example because it is stopped."""
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -180,9 +183,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class WorkerProcesses:
-    """Makes workers, has them watched, and ends those that are left when everybody who owned one is gone.
+    """Creates workers, watches them, and kills the remaining ones in :meth:`close`.
 
-    ``kills`` counts those that the server killed, by model and cause; ``metrics`` are those of models.
+    ``kills`` counts the workers that the server killed, by model and cause; ``metrics`` are the models' custom metrics.
     """
 
     def __init__(
@@ -202,10 +205,10 @@ class WorkerProcesses:
         self._guard = Guard()
 
     def new(self, name: str, spawn: Spawn = spawn, *, debugged: bool = False) -> WorkerProcess:
-        """A worker that ``spawn`` is going to start.  Raises UNAVAILABLE after :meth:`close`.
+        """Create a worker that ``spawn`` will start. Raises UNAVAILABLE after :meth:`close`.
 
-        One that is ``debugged`` has the server's terminal.  It is not watched, since a debugger may hold it for any
-        time, and not guarded, since it is in the server's process group.
+        A ``debugged`` worker uses the server's terminal. It is not watched, because a debugger may stop it for any
+        time, and not guarded, because it is in the server's process group.
         """
         if self._closed:
             raise unavailable(f"worker '{name}' is not started: the server is stopping")
@@ -221,11 +224,11 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the workers that run."""
+        """The process ids of running workers."""
         return [process.pid for process in self._made if process.alive]
 
     async def close(self) -> None:
-        """Kill the workers that still run, such as those of a load that was given up; return when they have ended."""
+        """Kill the workers that still run, such as those of a cancelled load, and wait until they have ended."""
         self._closed = True
         left = [process for process in self._made if process.alive]
         for process in left:

@@ -1,6 +1,7 @@
-"""The operating-system process of a worker: started with one end of a socket, killed, and watched until its end.
+"""Starts worker processes with one end of a socket, kills them, and reports their end.
 
-Used by ``WorkerProcess``, on the event loop and in the main thread, whose end no worker survives.
+Used by ``WorkerProcess``, on the event loop in the main thread: workers are killed when the thread that started them
+ends.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from conch.workers.host.output import WorkerOutput
 
 
 class ChildProcess(Protocol):
-    """A started process."""
+    """A child process that has been started."""
 
     @property
     def pid(self) -> int: ...
 
     @property
     def exit_status(self) -> int | None:
-        """The status of a process that has ended, negative for a signal; None while it runs."""
+        """The exit status, negative for a signal; None while the process runs."""
 
     def kill(self) -> None:
-        """End the process now, if it has not ended; its end is told as any other."""
+        """Kill the process if it has not ended; ``on_exit`` is called as for any other end."""
 
 
-#: Starts the program of a worker under an interpreter with an environment; returns the process and the server's end of
-#: the channel.  Of the functions, one is called once, when the process has ended, one with each line that it prints.
+#: Starts a worker: takes the interpreter, the environment, ``on_exit`` (called once, when the process has ended) and
+#: ``on_line`` (called with each line of output). Returns the process and the server's end of the channel.
 Spawn = Callable[
     [str, Mapping[str, str], Callable[[], None], Callable[[str], None]], tuple[ChildProcess, socket.socket]
 ]
 
 
 class SpawnedProcess:
-    """A child of this process; ``wait`` returns its status once it has ended, negative for a signal.
+    """A child process; ``wait`` waits for its end and returns its status, negative for a signal.
 
-    A process that the model forked may hold the channel open, so only the pid tells the end for certain: on Linux a
-    pidfd reports it, elsewhere the end is noticed when the process is killed because its channel has closed.  Raises
-    OSError without a descriptor.
+    The end of the channel does not show the end of the process, because a process that the model forked may hold the
+    channel open. On Linux a pidfd reports the end; on other systems it is reported when the process is killed after its
+    channel has closed. Raises OSError if no pidfd can be opened.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SpawnedProcess:
     def kill(self) -> None:
         if self.exit_status is not None:
             return
-        # The id is its own as long as it has not been waited for, which another part of this program may have done.
+        # Without a pidfd, the id may belong to another process if other code in this program has waited for this one.
         with suppress(ProcessLookupError):
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -81,33 +82,33 @@ class SpawnedProcess:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
-        # What the model started is in the worker's process group, unless it was told to leave it.  Until the worker
-        # has been waited for, no other group can have its number.
+        # Processes that the model started are in the worker's process group, unless they left it. The group id cannot
+        # be reused before the worker has been waited for.
         with suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self.exit_status = self._wait()
         if self._output is not None:
             self._output.close()
             self._output = None
-        on_exit, self._on_exit = self._on_exit, _ignore  # told once, it need not be held any more
+        on_exit, self._on_exit = self._on_exit, _ignore  # called once; releases the reference
         on_exit()
 
 
 def _ignore() -> None:
-    """Take the place of what has been told of the end of a process."""
+    """Do nothing: replaces ``on_exit`` once it has been called."""
 
 
 def spawn(
     python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
 ) -> tuple[ChildProcess, socket.socket]:
-    """Start a worker.  Raises OSError when the process or a descriptor for it cannot be had."""
+    """Start a worker. Raises OSError if the process cannot be started or no descriptor is left."""
     return _spawn_logged(python, environment, on_exit, on_line, socket.SOCK_STREAM)
 
 
 def spawn_template(
     python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
 ) -> tuple[ChildProcess, socket.socket]:
-    """Start a template (``workers/child/template.py``); the socket is its control socket.  Otherwise as ``spawn``."""
+    """Start a worker template (``workers/child/template.py``); like ``spawn``, but returns its control socket."""
     return _spawn_logged(python, environment, on_exit, on_line, socket.SOCK_SEQPACKET, program.TEMPLATE)
 
 
@@ -135,20 +136,20 @@ def _spawn_logged(
 def spawn_at_terminal(
     python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
 ) -> tuple[ChildProcess, socket.socket]:
-    """Start a worker that has this process's standard streams, so that its model can be debugged; as ``spawn``."""
+    """Start a worker that inherits the standard streams, so that its model can be debugged; else like ``spawn``."""
     restore = _terminal_restorer()
 
     def exited() -> None:
         restore()
         on_exit()
 
-    atexit.register(restore)  # this process may end before the worker does, which then is killed
+    atexit.register(restore)  # if this process ends first, the worker is killed, perhaps at a prompt
     popen, ours = _start(python, environment, program.AT_TERMINAL)
     return _watched(popen, ours, None, exited)
 
 
 def _terminal_restorer() -> Callable[[], None]:
-    """A function that gives the terminal its present settings again, which a debugger killed at its prompt does not."""
+    """Return a function that restores the current terminal settings, for a debugger that is killed at its prompt."""
     if not os.isatty(0):
         return lambda: None
     import termios
@@ -163,7 +164,7 @@ def _start(
     kind: socket.SocketKind = socket.SOCK_STREAM,
     streams: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The program with ``arguments``; standard input, output and error are this process's where there is None."""
+    """Start the worker program; ``streams`` are standard input, output and error, None to inherit."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     stdin, stdout, stderr = streams
     try:

@@ -1,6 +1,7 @@
-"""Processes that have imported what workers need, and fork workers that share it (``workers/child/template.py``).
+"""Worker templates: processes that import what workers need and fork workers that share the memory of the imports.
 
-Belongs to the server; on its event loop and in the main thread, whose end no template survives.
+The program is ``workers/child/template.py``. Owned by the server; runs on its event loop in the main thread: templates
+are killed when the thread that started them ends.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from conch.workers.child.template import MAX_MESSAGE
 from conch.workers.host.output import WorkerOutput
 from conch.workers.host.spawn import ChildProcess, Spawn, SpawnedProcess, spawn_template
 
-# Otherwise it leaves them to init. Unrelated processes that become orphans during a fork are adopted too, and waited
-# for. Serves the event loops of all servers in this process.
+# Adoption of forked workers: without it, they become children of init. Unrelated processes that become orphans during
+# a fork are adopted too, and reaped. Shared by the event loops of all servers in this process.
 
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
-#: How often children that may have been adopted are looked at (s).
+#: Interval at which possibly adopted children are checked (s).
 LOOK_SECONDS = 10.0
-#: How long one that has ended is left to whoever in this process may have started it (s).
+#: How long an ended child is left to other code in this process, which may have started it (s).
 CLAIM_SECONDS = 60.0
 
 _lock = Lock()
@@ -71,14 +72,14 @@ def adopting() -> Iterator[set[int]]:
 
 
 class _Reaper:
-    """Waits for children that nobody else waits for, in a thread that runs as long as there may be any.
+    """Reaps adopted children that no other code waits for, in a thread that ends when none are left.
 
-    A child that began during a fork was adopted, or started by another part of this process, which cannot be told:
-    whoever started one waits for it soon after its end.
+    A child that appeared during a fork was either adopted or started by other code in this process. The two cannot be
+    distinguished, so that an ended child is first left to its owner for ``CLAIM_SECONDS``.
     """
 
     def __init__(self) -> None:
-        #: When each was first seen to have ended, None while it runs.
+        #: When each child was first seen to have ended (s), by process id; None while it runs.
         self._ended: dict[int, float | None] = {}
         self._changed = Condition()
         self._thread: Thread | None = None
@@ -131,10 +132,10 @@ _REAPER = _Reaper()
 
 
 def _children() -> set[int]:
-    """The children of all threads of this process; none where the kernel does not list them."""
+    """Return the children of all threads of this process; empty if the kernel does not list them."""
     children: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # a thread that has ended
+        with suppress(OSError):  # the thread has ended
             children.update(map(int, path.read_text().split()))
     return children
 
@@ -156,24 +157,25 @@ def _prctl(option: int, argument: Any) -> None:
 
 LOG = logging.getLogger("conch")
 
-#: How long a template may take to fork, and to import (s).
+#: Timeouts of a template's forks and imports (s).
 FORK_SECONDS: Final = 20.0
 IMPORT_SECONDS: Final = 120.0
-#: How often a template is started that fails, before workers of its kind are left to themselves.
+#: Failures of a template kind after which its workers are spawned without a template.
 ATTEMPTS: Final = 3
 
-#: A variable that is read when a model reaches for its device, long after any import.
+#: A variable that is read when a model initializes its device, after all imports, so templates need not match it.
 _READ_LATER: Final = "CUDA_VISIBLE_DEVICES"
 
-#: The status of a process of which it cannot be told.
+#: The exit status reported if the real one is unknown.
 _UNKNOWN: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateKind:
-    """What workers must have in common to share a template: one that has imported ``modules``.
+    """What workers must have in common to share a template.
 
-    ``environment`` are the variables that it was started with, or that were set when ``base`` forked it.
+    The template imports ``modules``. ``environment`` holds the variables of its start, or those that were set when
+    ``base`` forked it.
     """
 
     modules: tuple[str, ...]
@@ -182,15 +184,15 @@ class TemplateKind:
     base: TemplateKind | None = None
 
     def sharing(self, modules: Sequence[str], environment: Mapping[str, str]) -> TemplateKind:
-        """That of workers of this kind which import ``modules`` as well, once ``environment`` has been set."""
+        """Return the kind based on this one that sets ``environment`` and then also imports ``modules``."""
         return TemplateKind(tuple(modules), frozenset(environment.items()), base=self)
 
 
 class Templates:
-    """Makes templates when they are needed, and ends them ``idle_seconds`` after they were; 0 makes none.
+    """Starts templates on demand and ends them after ``idle_seconds`` without use; 0 disables templates.
 
-    One of whose workers two or more are left stays, as the next will share with them.  What one worker alone shares
-    with its template would be memory for nothing.
+    A template with two or more running workers is kept, because the next worker will share memory with them. With a
+    single worker, the template would only cost memory.
     """
 
     def __init__(self, idle_seconds: float, spawn: Spawn = spawn_template) -> None:
@@ -204,18 +206,21 @@ class Templates:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that run."""
+        """The process ids of running templates."""
         return [template.process.pid for template in self._running]
 
     def kind_of(self, python: str, environment: Mapping[str, str], module: str) -> TemplateKind | None:
-        """The kind for workers that import ``module``; None if they are to share nothing, as in other interpreters."""
+        """Return the kind for workers that import ``module``; None if they cannot use a template.
+
+        Workers under another interpreter than the server's never use one.
+        """
         if not self._enabled or python != sys.executable:
             return None
         read = frozenset((name, value) for name, value in environment.items() if name != _READ_LATER)
         return TemplateKind((module,), read, python)
 
     async def fork(self, kind: TemplateKind, environment: Mapping[str, str]) -> Spawn | None:
-        """Fork a worker; returns what makes it known to its owner, or None where one has to be spawned."""
+        """Fork a worker; return a :data:`Spawn` that takes it over, or None if the worker must be spawned instead."""
         template = await self._template(kind)
         if template is None:
             return None
@@ -223,7 +228,7 @@ class Templates:
         return await self._forked(template, "worker", later)
 
     async def close(self) -> None:
-        """End all templates; return when they have ended."""
+        """End all templates and wait until they have ended."""
         self._enabled = False
         making = list(self._made.values())
         for task in making:
@@ -241,11 +246,11 @@ class Templates:
         task = self._made.get(kind)
         if task is None:
             task = self._made[kind] = self._loop.create_task(self._make(kind))
-        # A load that is given up leaves the template to the others that wait for it.
+        # A cancelled load does not cancel the template for other loads that wait for it.
         return await asyncio.shield(task)
 
     async def _make(self, kind: TemplateKind) -> Template | None:
-        """A template of the kind; None if it cannot be started or must not fork."""
+        """Start a template of the kind; None if it cannot be started or must not fork."""
         spawn: Spawn | None = self._spawn
         if kind.base is not None:
             base = await self._template(kind.base)
@@ -287,9 +292,9 @@ class Templates:
 
 
 class Template:
-    """The server's side of one template, which ``spawn`` starts.  Raises OSError if it cannot be.
+    """The server's side of a template, which ``spawn`` starts. Raises OSError if it cannot be started.
 
-    ``on_closed`` is called when it forks no more, ``on_exit`` when its process has ended, once each.
+    ``on_closed`` is called once when it stops forking, ``on_exit`` once when its process has ended.
     """
 
     def __init__(
@@ -316,13 +321,16 @@ class Template:
         self._control.setblocking(False)
 
     async def import_modules(self) -> str:
-        """Have it import what its kind says; returns what forbids that it forks, if anything does."""
+        """Import the modules of its kind; return the reason why it must not fork, empty if it may."""
         answer = await self._ask({"op": "import", "modules": self.kind.modules}, [], IMPORT_SECONDS)
         hindrance: str = answer["hindrance"]
         return hindrance
 
     async def fork(self, role: str, environment: Mapping[str, str]) -> ForkedProcess:
-        """A new child of this process.  Raises OSError or TimeoutError, after which the template is of no use."""
+        """Fork a process, which becomes a child of the server.
+
+        Raises OSError or TimeoutError, after which the template is unusable.
+        """
         kind = socket.SOCK_SEQPACKET if role == "template" else socket.SOCK_STREAM
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
         try:
@@ -344,12 +352,12 @@ class Template:
         return ForkedProcess(answer["pid"], ours, output)
 
     def lost_one(self) -> None:
-        """One of the processes that it forked has ended."""
+        """Record the end of a process that this template forked."""
         self._workers -= 1
         self._consider_end()
 
     def close(self) -> None:
-        """Have it end; what it has forked goes on."""
+        """End the template; the processes that it forked keep running."""
         if not self._closed:
             self._closed = True
             self._consider_end()
@@ -405,7 +413,7 @@ class Template:
     def _exited(self) -> None:
         self.close()
         if self._turn.locked():
-            # What it has forked may still hold its end: whoever waits for an answer learns of the end here, and closes.
+            # Forked processes may still hold the other end, so the pending ``_ask`` would not see EOF; it then closes.
             self._control.shutdown(socket.SHUT_RDWR)
         else:
             self._control.close()
@@ -414,7 +422,7 @@ class Template:
 
 
 class ForkedProcess:
-    """A process that a template has forked, and that nobody waits for yet; ``output`` is what it prints to."""
+    """A forked process that has no owner yet; ``output`` is the reading end of the pipe that it prints to."""
 
     def __init__(self, pid: int, connection: socket.socket, output: int) -> None:
         self._pid = pid
@@ -429,9 +437,9 @@ class ForkedProcess:
         on_exit: Callable[[], None],
         on_line: Callable[[str], None],
     ) -> tuple[ChildProcess, socket.socket]:
-        """Watch it from now on, as :data:`Spawn` says; ``template`` is told of its end as well.
+        """Take over the process, as a :data:`Spawn` with ``template`` bound; its end is reported to ``template`` too.
 
-        Raises OSError where it cannot be watched; then it has ended.
+        If it cannot be watched, kills it and raises OSError.
         """
 
         def exited() -> None:
@@ -448,7 +456,7 @@ class ForkedProcess:
             raise
 
     def discard(self) -> None:
-        """End it: nobody wants it any more."""
+        """Kill the process because it is no longer needed."""
         self._end()
         os.close(self._output)
 
@@ -460,7 +468,7 @@ class ForkedProcess:
     def _wait(self) -> int:
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        except ChildProcessError:  # somebody else in this process waits for all children
+        except ChildProcessError:  # other code in this process has waited for it
             return _UNKNOWN
 
 

@@ -1,1 +1,1 @@
-"""Search strategies: which candidate is measured next, and at which load."""
+"""Search strategies, which choose the next candidate and load to measure."""

@@ -1,4 +1,4 @@
-"""The strategy of a search, chosen once."""
+"""The search strategies full sweep, hill climb and Parzen estimator, and the selection of one by the settings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from conch.analyze.search.strategies.strategy import Strategy, Trial
 
 
 class FullSweep:
-    """Measures all; ``climb`` makes the loads of one candidate."""
+    """Measures all candidates; ``climb`` creates the loads of a candidate."""
 
     def __init__(self, exploration: Exploration, climb: Callable[[], LoadClimb]) -> None:
         self._seen, self._climb = exploration, climb
         self._swept = 0
 
     def steps(self) -> Steps:
-        """Measure one candidate after the other, each at all its loads."""
+        """Measure each candidate at all its loads."""
         best: dict[float, Point] = {}
         for candidate in candidates(self._seen):
             loads = self._climb()
@@ -44,13 +44,13 @@ class FullSweep:
             self._swept += 1
 
     def left(self) -> float:
-        """For each candidate left as many measurements as the others took on average."""
+        """Estimate the remaining measurements: for each candidate left, the average number so far."""
         each = self._seen.count / self._swept if self._swept else self._seen.climb()
         return each * max(0, self._seen.space.distinct - self._swept)
 
 
 def candidates(exploration: Exploration) -> Iterator[Candidate]:
-    """All candidates of the space once, the default first."""
+    """Yield each candidate of the space once, the default first."""
     space = exploration.space
     seen = {space.default.name}
     yield space.default
@@ -61,17 +61,17 @@ def candidates(exploration: Exploration) -> Iterator[Candidate]:
             yield candidate
 
 
-# Pure. Along each dimension steps double while they help, as in a pattern search (Hooke and Jeeves, 1961). Where no
-# neighbour is better, the widest gaps that nobody has looked into are tried, so that a dip is not taken for the end,
-# and one dimension is traded for another, as where memory bounds instances and batches together.
+# Pure. Steps along each dimension double while they improve the result, as in a pattern search (Hooke and Jeeves,
+# 1961). If no neighbour is better, the widest unexplored gaps are tried, so that a dip does not end the search. Then
+# one dimension is traded for another, for cases such as memory that limits instances and batches together.
 
 
-#: A line with at most so many values is tried in full; of a longer one, gaps narrower than this part of it stay.
+#: Lines with at most this many values are tried in full; gaps narrower than this part of a longer line stay.
 _FINE: Final = 12
 
 
 class HillClimb:
-    """One climb over the dimensions of a space; the load follows from the candidate."""
+    """A climb over the dimensions of a space; the load of each candidate is searched."""
 
     def __init__(self, exploration: Exploration) -> None:
         self._seen = exploration
@@ -86,11 +86,11 @@ class HillClimb:
             pass
 
     def left(self) -> float:
-        """What is to be looked at around home until nothing is better; a better home has other neighbours."""
+        """Estimate the remaining measurements around the current choice; a better choice has other neighbours."""
         return self._seen.unseen(self._around())
 
     def _around(self) -> Iterator[Choice]:
-        """The places that are tried while home stays: along each dimension, and one step up and another down."""
+        """Yield the choices to try around the current one: along each dimension, and one step up with another down."""
         dimensions = self._seen.space.dimensions
         for axis, dimension in enumerate(dimensions):
             if len(dimension.values) <= _FINE or not dimension.ordered:
@@ -105,20 +105,20 @@ class HillClimb:
                 yield place
 
     def _round(self) -> Generator[Trial, Point | None, bool]:
-        """Climb along each dimension in turn; whether anything was better."""
+        """Climb along each dimension in turn; return whether the result improved."""
         before = self._worth
         for axis, dimension in enumerate(self._seen.space.dimensions):
             yield from self._line(axis) if dimension.ordered else self._try_all(axis)
         return self._worth > before
 
     def _line(self, axis: int) -> Generator[Trial, Point | None, None]:
-        """Step up while that helps, twice as far each time; down where it does not."""
+        """Step up with doubled steps while that improves the result; otherwise step down."""
         for direction in (1, -1):
             step, moved = 1, False
             while (yield from self._move(self._shifted(self._home, axis, direction * step))):
                 step, moved = step * 2, True
             if moved:
-                # The last step may have gone too far.
+                # The last step may have been too large.
                 while step > 1:
                     step //= 2
                     yield from self._move(self._shifted(self._home, axis, direction * step))
@@ -129,7 +129,7 @@ class HillClimb:
             yield from self._move(_at(self._home, axis, index))
 
     def _gaps(self) -> Generator[Trial, Point | None, bool]:
-        """Try the skipped values of each dimension; whether one was better."""
+        """Try the skipped values of each dimension; return whether one was better."""
         for axis, dimension in enumerate(self._seen.space.dimensions):
             while dimension.ordered and (index := self._next_gap(axis)) is not None:
                 if (yield from self._move(_at(self._home, axis, index))):
@@ -137,8 +137,10 @@ class HillClimb:
         return False
 
     def _next_gap(self, axis: int) -> int | None:
-        """The next value to look at on the line through home: of a short line the nearest one that is not known, of a
-        long one the farthest from all that are; None where the line is known."""
+        """Return the next value to try on the line through the current choice; None if the line is known.
+
+        On a short line it is the nearest unknown value, on a long line the one farthest from all known values.
+        """
         count = len(self._seen.space.dimensions[axis].values)
         tried = [index for index in range(count) if self._seen.known(_at(self._home, axis, index))]
         distance = {index: min((abs(index - one) for one in tried), default=count) for index in range(count)}
@@ -148,7 +150,7 @@ class HillClimb:
         return max(gaps, key=lambda index: distance[index], default=None)
 
     def _diagonals(self) -> Generator[Trial, Point | None, bool]:
-        """Raise one dimension and lower another; whether that was better."""
+        """Raise one dimension and lower another; return whether that was better."""
         ordered = [axis for axis, dimension in enumerate(self._seen.space.dimensions) if dimension.ordered]
         for up, down in permutations(ordered, 2):
             higher = self._shifted(self._home, up, 1)
@@ -158,7 +160,7 @@ class HillClimb:
         return False
 
     def _move(self, place: Choice | None) -> Generator[Trial, Point | None, bool]:
-        """Look at a place and go there if it is better."""
+        """Evaluate a choice, and move to it if it is better."""
         if place is None:
             return False
         found = yield from self._seen.evaluate(self._seen.space.candidate(place))
@@ -178,17 +180,17 @@ def _at(place: Choice, axis: int, index: int) -> Choice:
     return tuple(choice)
 
 
-# Its seed is fixed, so that a search asks for the same when it goes on from a checkpoint.
+# The seed is fixed, so that a search resumed from the journal makes the same trials.
 
 
 _SEED: Final = 10
-#: How often the sampler may name a known candidate in a row before the space counts as exhausted around the best.
+#: Maximum number of successive suggestions of known candidates before the search counts as exhausted.
 _REPEATS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """How many candidates are tried at least and at most, and after how many without a better one the search ends."""
+    """Minimum and maximum number of candidates, and the number without improvement after which the search ends."""
 
     least: int
     most: int
@@ -196,17 +198,17 @@ class TrialLimits:
 
 
 class ParzenSearch:
-    """One study over the choices of a space; the load follows from the candidate."""
+    """An Optuna study over the choices of a space; the load of each candidate is searched."""
 
     def __init__(self, exploration: Exploration, limits: TrialLimits) -> None:
-        """Raises UNSUPPORTED where Optuna is missing."""
+        """Create the study; raises UNSUPPORTED if Optuna is missing."""
         self._optuna: Any = extras.load("the search mode optuna", "optuna")
         self._seen = exploration
         self._limits = limits
         self._tried = 0
 
     def steps(self) -> Steps:
-        """Try candidates until the limits are reached, or all are known."""
+        """Try candidates until a limit is reached, or all are known."""
         study = self._study()
         space = self._seen.space
         yield from self._seen.evaluate(space.default)
@@ -225,14 +227,14 @@ class ParzenSearch:
                 break
 
     def left(self) -> float:
-        """The trials that are probably still to come: halfway between the limits."""
+        """Estimate the remaining trials: up to the middle between the limits."""
         probable = (max(self._limits.least, self._tried) + self._limits.most) / 2
         return min(probable, self._seen.space.distinct) - self._tried
 
     def _study(self) -> Any:
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a multivariate sampler is experimental
+            warnings.simplefilter("ignore")  # the warning that a multivariate sampler is experimental
             sampler = self._optuna.samplers.TPESampler(seed=_SEED, multivariate=True)
         return self._optuna.create_study(direction="maximize", sampler=sampler)
 
@@ -249,7 +251,7 @@ class ParzenSearch:
 
 
 def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
-    """The strategy that ``run_config_search_mode`` names."""
+    """Return the strategy that ``run_config_search_mode`` names."""
     axis = axis_of(settings, search.models)
     steps = settings.run_config_search_max_binary_search_steps
 
@@ -269,7 +271,7 @@ def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
 
 
 def limits_of(settings: AnalyzeSettings, size: int) -> TrialLimits:
-    """How many candidates of a space of this size optuna tries: shares of the space, within numbers."""
+    """Return the limits of optuna for a space of this size: fractions of the space, within fixed bounds."""
     least = max(settings.optuna_min_trials, round(size * settings.optuna_min_percentage_of_search_space / 100))
     most = min(settings.optuna_max_trials, round(size * settings.optuna_max_percentage_of_search_space / 100))
     least = min(least, settings.optuna_max_trials)

@@ -19,13 +19,13 @@ from conch.analyze.search.space import Choice, SearchSpace
 from conch.analyze.search.strategies.loads import FLAT, GROWTH
 from conch.analyze.search.strategies.strategy import Trial
 
-#: How often a point that misses a bound by no more than noise is measured in all.
+#: Maximum number of measurements of a point that misses a bound only by noise.
 _ATTEMPTS: Final = 3
-#: How many rates a candidate is measured at, and the ratio of two rates that is not worth a measurement.
+#: Maximum number of rates per candidate, and the ratio of two rates that is not worth a measurement.
 _RATES: Final = 16
 _FINER: Final = 1.03
 
-#: The best point that keeps the constraints, and the lowest load above it that breaks a bound of latency.
+#: The best point that satisfies the constraints, and the point at the lowest higher load that breaks a latency bound.
 _Found = tuple[Point | None, Point | None]
 
 
@@ -33,13 +33,13 @@ class Exploration:
     """The points measured so far."""
 
     def __init__(self, space: SearchSpace, goals: Goals, axis: LoadAxis, steps: int) -> None:
-        """``steps`` limits the bisection between a load that keeps the bounds and one that breaks them."""
+        """Start without points; ``steps`` limits the bisection between loads that keep the bounds and break them."""
         self.space = space
         self.goals = goals
         self.axis = axis
         self.best: Candidate | None = None
         self.candidates: dict[str, Candidate] = {}
-        #: By candidate and load, repeated measurements as one.
+        #: Points by candidate and load; repeated measurements are pooled.
         self.points: dict[str, dict[float, Point]] = {}
         self._steps = steps
         self._repeated: dict[tuple[str, float], list[Point]] = {}
@@ -65,9 +65,9 @@ class Exploration:
     def measure(
         self, candidate: Candidate, load: float, *, rival: Point | None = None
     ) -> Generator[Trial, Point | None, Point | None]:
-        """Measure a candidate at a load; None if that fails.
+        """Measure a candidate at a load; return None if that fails.
 
-        A point that misses a bound by no more than noise, and could win, is measured again; then the means decide.
+        A point that misses a bound only by noise, and could win, is measured again; the mean then decides.
         """
         if candidate.name not in self.candidates:
             self.candidates[candidate.name], self.points[candidate.name] = candidate, {}
@@ -123,7 +123,7 @@ class Exploration:
     def look_higher(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
         """Measure the loads above a candidate's best again, while they are better.
 
-        Other programs may have disturbed the first measurement unnoticed.
+        Other processes may have disturbed the first measurement undetected.
         """
         best = self._best_of(candidate)
         load = self.axis.more(best.load) if best is not None and (self.axis.given or not self.axis.rates) else None
@@ -138,12 +138,15 @@ class Exploration:
             load = self.axis.more(load)
 
     def keeps(self, point: Point) -> bool:
-        """Whether a point is valid and keeps the constraints."""
+        """Return whether a point is valid and satisfies the constraints."""
         return satisfied(point, self.goals)
 
     def _loads(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
-        """Find the best load of a candidate: raise it while that is better, else lower it, then bisect between the best
-        load and one that breaks a latency bound."""
+        """Find the best load of a candidate.
+
+        Raises the load while that is better, otherwise lowers it, and then bisects between the best load and one that
+        breaks a latency bound.
+        """
         rival = self.best_point()
         start = rival.load if rival is not None else min(self.axis.given, default=self.axis.least)
         best, broken = yield from self._rise(candidate, start, rival)
@@ -161,8 +164,10 @@ class Exploration:
     def _rise(
         self, candidate: Candidate, load: float | None, rival: Point | None
     ) -> Generator[Trial, Point | None, _Found]:
-        """Raise the load from ``load`` until neither a higher load nor the one that keeps the candidate busy is better;
-        with a rival, no further than the latter."""
+        """Raise the load from ``load`` until neither a higher load nor the one that keeps the candidate busy is better.
+
+        With a rival, the climb ends at the load that keeps the candidate busy.
+        """
         best: Point | None = None
         highest: Point | None = None
         broken: Point | None = None
@@ -188,8 +193,10 @@ class Exploration:
     def _fall(
         self, candidate: Candidate, best: Point | None, broken: Point | None, rival: Point | None
     ) -> Generator[Trial, Point | None, _Found]:
-        """Lower the load from the lowest one so far, until the latency bounds are kept; if latency is an objective,
-        for as long as that is better."""
+        """Lower the load from the lowest one so far until the latency bounds are kept.
+
+        If latency is an objective, continue while that is better.
+        """
         point: Point | None = min(self.points[candidate.name].values(), key=lambda one: one.load, default=None)
         while point is not None:
             if self._too_much(point):
@@ -209,7 +216,7 @@ class Exploration:
         return any(objective.metric.startswith(WAITING) for objective in objectives)
 
     def _too_much(self, point: Point) -> bool:
-        """Whether a point breaks a bound that any higher load breaks too, such as latency or memory."""
+        """Return whether a point breaks a bound that any higher load breaks too, such as latency or memory."""
         return any(
             violation.constraint.maximum is not None and violation.constraint.metric != "cost"
             for violation in violations(point, self.goals)
@@ -219,12 +226,15 @@ class Exploration:
         return score(point, self._reference, self.goals) if self._reference is not None else 0.0
 
     def _gains(self, point: Point, over: Point) -> bool:
-        """Whether a point's score is higher by more than noise, whatever the constraints."""
+        """Return whether a point's score is higher by more than noise, regardless of the constraints."""
         return self._score(point) > self._score(over) * (1 + GROWTH)
 
     def _rates(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
-        """Find the highest rate that a candidate takes: from a little more than the best one took, which shows at once
-        who is no better, doubled until the server does not follow or breaks a bound, and then searched between."""
+        """Find the highest rate that a candidate sustains.
+
+        Starts slightly above the rival's rate, which rejects a worse candidate at once. Doubles the rate until the
+        server cannot follow or breaks a bound, and then bisects.
+        """
         rival = self.best_point()
         rate = self.axis.bounded(rival.load * _FINER if rival is not None else self.axis.least)
         kept, broken = rival.load if rival is not None else 0.0, inf
@@ -245,12 +255,12 @@ class Exploration:
                 return
 
     def best_point(self) -> Point | None:
-        """The best point of the best candidate, where it keeps the constraints."""
+        """Return the best point of the best candidate, if it satisfies the constraints."""
         point = self._best_of(self.best) if self.best is not None else None
         return point if point is not None and satisfied(point, self.goals) else None
 
     def worth(self, candidate: Candidate) -> Worth:
-        """The worth of a candidate's best point."""
+        """Return the worth of a candidate's best point."""
         point = self._best_of(candidate)
         return worth(point, self._reference, self.goals)
 
@@ -260,23 +270,23 @@ class Exploration:
         return self.height(self.best) if self.best is not None else -inf
 
     def height(self, candidate: Candidate) -> float:
-        """The worth of a candidate as one number: above 0 where it keeps the constraints, by its score."""
+        """Return the worth of a candidate as one number: by score if it satisfies the constraints, else below 0."""
         found = self.worth(candidate)
         return log(found.score) + 100 if found.satisfied and found.score > 0 else -min(found.excess, 1e6)
 
     def known(self, choice: Choice) -> bool:
-        """Whether the candidate of a choice was measured, or could not be."""
+        """Return whether the candidate of a choice was tried."""
         return self.space.named(choice) in self.candidates
 
     def unseen(self, choices: Iterable[Choice]) -> float:
-        """How many measurements it probably takes to look at those of the choices that nobody has looked at."""
+        """Estimate the number of measurements for the choices that have not been tried."""
         new = {self.space.key_of(choice) for choice in choices if not self.known(choice)}
         first = next(iter(self.points), "")
         others = sum(len(taken) for (name, _), taken in self._repeated.items() if name != first)
         return len(new) * max(1.0, others / max(1, len(self.points) - 1))
 
     def climb(self) -> float:
-        """How many measurements it probably takes to measure a candidate at all loads."""
+        """Estimate the number of measurements of a candidate at all loads."""
         best = self.best or self.space.default
         point = self._best_of(best)
         rate = point.throughput if point is not None else self.axis.least
@@ -287,7 +297,7 @@ class Exploration:
         return max(points, key=lambda point: worth(point, self._reference, self.goals), default=None)
 
     def _could_win(self, point: Point, rival: Point | None) -> bool:
-        """Whether less load, which gives no more throughput, may still be better than the best point."""
+        """Return whether a lower load, whose throughput is no higher, may still beat the best point."""
         return rival is None or self._score(point) > self._score(rival)
 
 

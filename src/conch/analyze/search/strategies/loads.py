@@ -1,7 +1,7 @@
-"""Which loads a candidate is measured at when all are asked for: as model analyzer does it.
+"""The loads of a candidate in a full sweep, as in model analyzer.
 
-Pure.  Loads double from the least until throughput grows no longer, or the constraints are violated; then, where there
-are constraints, a binary search between the last load that kept them and the first that did not.
+Pure. The load doubles from the lowest until throughput stops growing, or the constraints are violated. With
+constraints, a binary search follows between the last load that satisfied them and the first that did not.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from typing import Final
 
 from conch.analyze.search.axis import LoadAxis
 
-#: Throughput that grows by less than this share does not grow: noise is about as large.
+#: Growth of throughput below this fraction counts as none: noise is about as large.
 GROWTH: Final = 0.05
-#: So many loads in a row without growth end the climb; one may be an accident.
+#: Number of successive loads without growth that end the climb; a single one may be an accident.
 FLAT: Final = 2
 
 
 class LoadClimb:
-    """The loads of one candidate.  Where the user gave loads, there are no others."""
+    """The loads of one candidate; if the user gave loads, only those are used."""
 
     def __init__(self, axis: LoadAxis, steps: int, *, early_exit: bool = False) -> None:
-        """``steps`` bounds the binary search; ``early_exit`` lets loads that the user gave end as others do."""
+        """Start the climb.
+
+        ``steps`` limits the binary search; ``early_exit`` ends given loads like automatic ones.
+        """
         self._axis, self._steps = axis, steps
         self._all = bool(axis.given) and not early_exit
         self._rising = list(axis.given) or list(_doubled(axis.least, axis.most))
@@ -29,19 +32,19 @@ class LoadClimb:
         self._kept: dict[float, bool] = {}
 
     def next(self) -> float | None:
-        """The next load; None when no more is needed."""
+        """Return the next load; None at the end."""
         done = [load for load in self._rising if load in self._throughput]
         if len(done) < len(self._rising) and (self._all or not self._over(done)):
             return self._rising[len(done)]
         return None if self._axis.given else self._between()
 
     def add(self, load: float, throughput: float, kept: bool) -> None:
-        """Learn what a load gave: inferences a second, and whether the constraints are kept."""
+        """Record the throughput at a load (inferences per second), and whether the constraints are satisfied."""
         self._throughput[load] = throughput
         self._kept[load] = kept
 
     def _over(self, done: list[float]) -> bool:
-        """Whether more load gives no more throughput, or has broken the constraints."""
+        """Return whether a higher load gives no more throughput, or has violated the constraints."""
         if done and not self._kept[done[-1]] and any(self._kept[load] for load in done):
             return True
         rates = [self._throughput[load] for load in done]
@@ -49,7 +52,7 @@ class LoadClimb:
         return bool(before) and all(rate < max(before) * (1 + GROWTH) for rate in last)
 
     def _between(self) -> float | None:
-        """The middle between the highest load that kept the constraints and the next that did not."""
+        """Return the middle between the highest load that satisfied the constraints and the next one that did not."""
         highest = max((load for load, kept in self._kept.items() if kept), default=None)
         above = [load for load, kept in self._kept.items() if not kept and highest is not None and load > highest]
         if highest is None or not above or self._steps <= 0:

@@ -1,4 +1,4 @@
-"""Lets a search be written as one function that measures where it needs to: a generator, driven as a strategy."""
+"""Runs a search written as a generator function as a strategy, followed by the final rounds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from conch.analyze.results import Candidate, CandidateResult, Point
 from conch.analyze.search.strategies.exploration import Exploration
 from conch.analyze.search.strategies.strategy import Trial
 
-# The default is measured again at a higher load before the rounds, and at the winner's load in them, because other
-# programs may have hidden its best load at the start of the search. The winner's point is measured again because the
+# The default is measured again at higher loads before the rounds, and at the winner's load in them, because other
+# processes may have hidden its best load at the start of the search. The winner's point is measured again because the
 # best of many is partly luck.
 
 
-#: How many points that look best are measured once more at most.
+#: Maximum number of best points that are measured again.
 _LEADERS: Final = 4
-#: How many measurements are usually made before the rounds.
+#: Typical number of measurements before the rounds.
 _BEFORE: Final = 3
 
 
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class FinalSteps:
-    """``rounds`` rounds of the best candidate of a search and the default."""
+    """The final rounds: ``rounds`` rounds of the best candidate of a search and the default."""
 
     def __init__(self, exploration: Exploration, rounds: int) -> None:
         self._seen, self._rounds = exploration, rounds
@@ -38,17 +38,19 @@ class FinalSteps:
 
     @property
     def most(self) -> int:
-        """How many measurements the rounds probably take."""
+        """The estimated number of measurements of the rounds."""
         return 3 * self._rounds + _BEFORE if self._rounds else 0
 
     @property
     def left(self) -> int:
-        """How many measurements of the rounds are still to come."""
+        """The number of remaining measurements of the rounds."""
         return self._left
 
     def after(self, trial: Trial) -> list[Trial]:
-        """What probably is measured in the final rounds if the search ends after ``trial``, whose candidate may then be
-        the best one; nothing if neither it nor another could be compared with the default."""
+        """Return the probable measurements of the final rounds if the search ends after ``trial``.
+
+        Its candidate may then be the best one. The list is empty if no candidate could be compared with the default.
+        """
         trials = self._trials()
         if not trials and not trial.candidate.is_default:
             default = rank(self._seen.results, self._seen.goals).default
@@ -86,8 +88,10 @@ class FinalSteps:
             self.found = FinalRounds(trials[0].candidate.name, (*before, FinalRound(winner, tuple(defaults))))
 
     def _confirm(self) -> Generator[Trial, Point | None, None]:
-        """Measure the loads above the default's best and the winner's point again, until the winner has been measured
-        twice."""
+        """Measure the loads above the default's best, and the winner's point, again.
+
+        Ends when the current winner has been measured twice.
+        """
         if self._trials():
             yield from self._seen.look_higher(self._seen.space.default)
         confirmed = set()
@@ -99,7 +103,7 @@ class FinalSteps:
             yield from self._seen.confirm(trials[0].candidate, trials[0].load)
 
     def _trials(self) -> list[Trial]:
-        """A round: the winner, the default at its best load, and at the winner's."""
+        """Return a round: the winner, and the default at its best load and at the winner's."""
         ranking = rank(self._seen.results, self._seen.goals)
         winner, default = ranking.winner, ranking.default
         if winner is None or default is None or winner is default or not valid(default.point):
@@ -108,7 +112,7 @@ class FinalSteps:
 
 
 def _round(finalist: Candidate, load: float, default: Candidate, own: float) -> list[Trial]:
-    """A round: the finalist at its load, and the default at its own load and at the finalist's."""
+    """Return a round: the finalist at its load, and the default at its own load and at the finalist's."""
     return [
         Trial(finalist, load, finalist=finalist),
         *(Trial(default, one, finalist=finalist) for one in dict.fromkeys((own, load))),
@@ -116,20 +120,22 @@ def _round(finalist: Candidate, load: float, default: Candidate, own: float) -> 
 
 
 def _turned(of_round: Sequence[_T], number: int) -> list[_T]:
-    """What belongs to a round, in the order of round ``number``: every second one is reversed."""
+    """Return the items of a round in the order of round ``number``: every second one is reversed."""
     return list(of_round if number % 2 == 0 else reversed(of_round))
 
 
-#: Yields what to measure, and is sent what came out; None where the candidate cannot be served or measured.
+#: Yields trials, and receives their points; None if the candidate cannot be served or measured.
 Steps = Generator[Trial, Point | None, None]
 
 
 class Stepwise:
-    """A strategy (:class:`conch.analyze.search.strategies.strategy.Strategy`): the steps of a search, then those of the
-    final rounds."""
+    """A strategy (:class:`conch.analyze.search.strategies.strategy.Strategy`) of a search and its final rounds."""
 
     def __init__(self, exploration: Exploration, search: Steps, left: Callable[[], float], rounds: int) -> None:
-        """``left`` estimates how many measurements of the search are still to come; ``rounds`` are final ones."""
+        """Create the strategy.
+
+        ``left`` estimates the remaining measurements of the search; ``rounds`` is the number of final rounds.
+        """
         self._seen, self._search, self._left = exploration, search, left
         self._finals = FinalSteps(exploration, rounds)
         self._steps: Steps = search
@@ -138,23 +144,23 @@ class Stepwise:
         self._begun = False
 
     def next(self) -> Trial | None:
-        """The measurement to make now; the same until it is answered, None at the end."""
+        """Return the current trial, until its result is added; None at the end."""
         if not self._begun:
             self._begun = True
             self._advance(None)
         return self._trial
 
     def add(self, trial: Trial, point: Point) -> None:
-        """Learn what the trial measured."""
+        """Add the point of the current trial."""
         self._answer(trial, point)
 
     def fail(self, trial: Trial) -> None:
-        """Learn that its candidate cannot be served or measured."""
+        """Record that the candidate of the trial cannot be served or measured."""
         self._answer(trial, None)
 
     @property
     def ahead(self) -> Sequence[Trial]:
-        """The measurements that have to be made for the next one to be of use."""
+        """The measurements that the next one needs to be useful."""
         trial = self.next()
         if trial is None:
             return ()
@@ -173,14 +179,14 @@ class Stepwise:
 
     @property
     def expected(self) -> int:
-        """The measurements so far, and those that are probably still to come."""
+        """The number of measurements so far, and the estimated number of remaining ones."""
         searching = self._steps is self._search
         left = max(1, round(self._left())) + self._finals.most if searching else self._finals.left
         return self._done + left
 
     @property
     def results(self) -> Sequence[CandidateResult]:
-        """What the candidates measured in the search; those that could not be measured have no points."""
+        """The points of the candidates in the search; candidates that could not be measured have none."""
         return self._seen.results
 
     @property

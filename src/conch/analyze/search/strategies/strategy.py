@@ -1,7 +1,7 @@
-"""What every search strategy does: it asks for one measurement after another, and learns what came out.
+"""The interface of search strategies, which choose one measurement after another from the results so far.
 
-Pure: a strategy neither measures nor looks at a clock, and what it asks next follows from what it was told alone.  So
-an interrupted search goes on by telling a new strategy the points of the checkpoint instead of measuring them again.
+Pure: a strategy neither measures nor reads a clock, and its choices depend only on the added results. An interrupted
+search resumes when the points of its journal are added to a new strategy instead of being measured again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from conch.analyze.results import Candidate, CandidateResult, Point
 class Trial(NamedTuple):
     """A measurement to make: a candidate at a load.
 
-    ``rival`` is the point that it has to beat, where it is of use only as a winner: then measuring may end early
-    (:mod:`conch.analyze.judging.pruning`).  Without one it is to be measured to the end.  A trial that comes again is
-    measured again.  ``finalist`` is the candidate of the final rounds that a trial is part of; None in the search.
+    ``rival`` is the point to beat if only a winner is of use; the measurement may then end early
+    (:mod:`conch.analyze.judging.pruning`). Without a rival it is completed. A repeated trial is measured again.
+    ``finalist`` is the candidate of the final rounds that the trial belongs to; None in the search.
     """
 
     candidate: Candidate
@@ -28,30 +28,31 @@ class Trial(NamedTuple):
 
 
 class Strategy(Protocol):
-    """A search and its final rounds.  Every ``next`` that returned a trial is followed by one ``add`` or ``fail``."""
+    """A search and its final rounds; each trial from ``next`` is followed by one call of ``add`` or ``fail``."""
 
     def next(self) -> Trial | None:
-        """The measurement to make now; None when all is measured."""
+        """Return the next trial; None when the search and the rounds are complete."""
         ...
 
     def add(self, trial: Trial, point: Point) -> None:
-        """Learn what the trial measured."""
+        """Add the point of a trial."""
         ...
 
     def fail(self, trial: Trial) -> None:
-        """Learn that the trial's candidate cannot be served or measured; no other load of it is asked for."""
+        """Record that the trial's candidate cannot be served or measured; its other loads are skipped."""
         ...
 
     @property
     def ahead(self) -> Sequence[Trial]:
-        """The measurements that have to be made for the next one to be of use: in the search also those that would
-        compare its candidate with the default, at the beginning of a final round the whole round, and within one
-        nothing, because what has begun is finished."""
+        """The measurements that the next one needs to be useful.
+
+        In the search, they include those that would compare its candidate with the default; at the start of a final
+        round, they are the whole round. Within a round there are none, as a round is always completed.
+        """
         ...
 
     def end_phase(self) -> None:
-        """End the search, and continue with the final rounds of the best candidate so far; end those if they have
-        begun."""
+        """End the search and continue with the final rounds of the best candidate; end those if they have begun."""
         ...
 
     @property
@@ -61,11 +62,13 @@ class Strategy(Protocol):
 
     @property
     def results(self) -> Sequence[CandidateResult]:
-        """What the candidates measured in the search, the default first; those that could not be measured have no
-        points.  Their configurations are as far as they are known without a server."""
+        """The points of the candidates in the search, the default first; candidates that failed may have none.
+
+        Their configurations are included as far as they are known without a server.
+        """
         ...
 
     @property
     def final(self) -> FinalRounds | None:
-        """The final rounds so far; None where there are none."""
+        """The final rounds so far; None if there are none."""
         ...

@@ -1,4 +1,4 @@
-"""The engine ``openvino``: OpenVINO exports and GGUF files on the CPU, by OpenVINO GenAI.
+"""The engine ``openvino``: runs OpenVINO exports and GGUF files on the CPU with OpenVINO GenAI.
 
 OpenVINO is imported when ``open`` is called, in a worker.
 """
@@ -12,12 +12,15 @@ from conch.errors import invalid
 
 
 def open(spec: EngineSpec) -> GenerationEngine:
-    """Load a model.  Raises INVALID_ARG for one that cannot be loaded, UNSUPPORTED without openvino-genai."""
+    """Load a model.
+
+    Raises INVALID_ARG for a model that cannot be loaded, UNSUPPORTED if openvino-genai is not installed.
+    """
     if spec.device != "cpu":
         raise invalid("engine 'openvino' runs on the CPU only")
     if spec.draft is not None:
-        # With 2026.4 steps may not return after requests were cancelled, and a prompt that is computed in parts gets
-        # a wrong first token.
+        # In GenAI 2026.4, a step may never return after a request was cancelled, and a prompt that is read in parts
+        # gets a wrong first token.
         raise invalid("speculative decoding is not supported by engine 'openvino'")
     if spec.gguf is not None:
         if problem := openvino_problem(spec.gguf, str(spec.config.get("model_type", "")), bool(spec.adapters)):

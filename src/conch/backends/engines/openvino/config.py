@@ -1,4 +1,4 @@
-"""From ``SamplingParams`` to OpenVINO GenAI's ``GenerationConfig``."""
+"""Converts ``SamplingParams`` to OpenVINO GenAI's ``GenerationConfig``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ from conch.errors import invalid
 from conch.sampling.parameters import SamplingParams
 from conch.sampling.structures import Structure
 
-#: A token that no model has, for sequences that nothing is to end: GenAI requires an end-of-sequence token.
+#: A token id outside every vocabulary, for sequences without stop tokens: GenAI requires an end-of-sequence token.
 NO_TOKEN: Final = 2**31 - 1
 _PLACE: Final = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
-#: GenAI takes seeds of 32 bits; this is the largest prime below them.
+#: The largest prime below 2**32; GenAI's seeds have 32 bits.
 MOST_SEEDS: Final = 2**32 - 5
 
 
 def stop_tokens(sampling: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """The tokens that end a sequence; with structured output always those at the end of its grammar as well."""
+    """Return the tokens that end a sequence.
+
+    With structured output they always include the end-of-sequence tokens, which end the grammar.
+    """
     if sampling.ignore_eos and sampling.structured_outputs is None:
         return frozenset(sampling.stop_token_ids)
     return frozenset(sampling.stop_token_ids) | (frozenset(eos_ids) if sampling.end_id is None else {sampling.end_id})
 
 
 def generation_config(sampling: SamplingParams, eos_ids: Sequence[int], tokens: int = 0) -> Any:
-    """The configuration of a sequence that has ``tokens`` tokens already.  Raises INVALID_ARG as GenAI refuses it."""
+    """Return the configuration of a sequence that already has ``tokens`` generated tokens.
+
+    Raises INVALID_ARG for parameters that GenAI rejects.
+    """
     import openvino_genai
 
     stops = stop_tokens(sampling, eos_ids)
@@ -64,12 +70,12 @@ def generation_config(sampling: SamplingParams, eos_ids: Sequence[int], tokens: 
     return config
 
 
-#: Characters with a meaning in regular expressions.
+#: Special characters of regular expressions.
 _SPECIAL: Final = re.compile(r"[\\.*+?^${}()|\[\]/-]")
 
 
 def structured_output(structure: Structure) -> Any:
-    """The structure in GenAI's terms, not compiled yet."""
+    """Convert a structure to GenAI's configuration, without compiling it."""
     import openvino_genai
 
     made: Any = openvino_genai.StructuredOutputConfig
@@ -79,19 +85,19 @@ def structured_output(structure: Structure) -> Any:
         return made(regex=structure.text)
     if structure.kind == "grammar":
         return made(grammar=structure.text)
-    # Not as constant strings, in which GenAI spells U+0080 to U+00FF before a hexadecimal digit wrong.
+    # A regex, because GenAI encodes U+0080 to U+00FF before a hexadecimal digit incorrectly in constant strings.
     return made(regex="|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in json.loads(structure.text)))
 
 
 def reason(error: Exception) -> str:
-    """GenAI's message in one line, without the places in its sources."""
+    """Return GenAI's error message as one line, without source locations."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
     return _PLACE.sub("", " ".join(said)) or type(error).__name__
 
 
 def _seed(seed: int | None) -> int:
-    """A seed for GenAI, which would give every request without one the same."""
+    """Return a seed for GenAI; random without one, because GenAI would use the same seed for every request."""
     if seed is None:
         return random.randrange(MOST_SEEDS)
     return seed % MOST_SEEDS

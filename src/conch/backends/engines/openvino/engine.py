@@ -1,7 +1,7 @@
-"""The engine over OpenVINO GenAI's continuous batching: which requests wait, which run, and what each step did.
+"""The engine over OpenVINO GenAI's continuous batching: queues and admits requests, and reports their progress.
 
-Runs in the worker, on the engine's thread.  GenAI schedules, batches, pages the KV cache and preempts; which requests
-it gets is decided here, since it knows no priorities and refuses what does not fit at the moment.
+Runs in the worker, on the engine's thread.  GenAI schedules, batches, pages the KV cache and preempts.  Admission is
+decided here, because GenAI has no priorities and rejects requests that do not fit at the moment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FINISH_REASONS = {"STOP": "stop", "LENGTH": "length", "TOOL_CALL": "stop"}
 
 @dataclass(slots=True)
 class PipelineRequest:
-    """A request, its tokens so far, its place in the queue (``order``) and GenAI's ``handle`` while it runs."""
+    """A request with its generated tokens, its arrival number (``order``) and, while it runs, GenAI's ``handle``."""
 
     request: EngineRequest
     order: int
@@ -49,18 +49,18 @@ class PipelineRequest:
 
     @property
     def blocks(self) -> int:
-        """The most blocks of the cache that it takes up with its next token."""
+        """The maximum number of cache blocks that the request uses with its next token."""
         width, prompt = self.request.sampling.beam_width, len(self.request.prompt)
         if width == 1:
             return -(-(prompt + len(self.tokens) + 1) // BLOCK)
-        # GenAI does not tell how long beams are; they share the whole blocks of their prompt.
+        # GenAI does not report the length of beams.  Beams share the full blocks of their prompt.
         return prompt // BLOCK + width * -(-(prompt % BLOCK + self.request.sampling.max_tokens) // BLOCK)
 
 
 class PipelineBatch:
-    """A pipeline with a cache of ``blocks``, and its running requests by id.
+    """A pipeline with a cache of ``blocks`` blocks, and its running requests by id.
 
-    The pipeline frees the blocks of a cancelled request in the step after.
+    The pipeline frees the blocks of a cancelled request in the next step.
     """
 
     def __init__(self, pipeline: Any, blocks: int, eos_ids: Sequence[int]) -> None:
@@ -68,21 +68,24 @@ class PipelineBatch:
         self._numbers = count()
         self.entries: dict[int, PipelineRequest] = {}
         self._cancelled = 0
-        #: Blocks that the last step used, and those of requests that have come since.
+        #: Blocks in use after the last step, and blocks of requests admitted since then.
         self._measured = self._admitted = 0
 
     @property
     def used(self) -> int:
-        """An upper bound of the blocks in use; shared prefixes count once where the pipeline's own figure is lower."""
+        """An upper bound of the blocks in use: the sum over requests or the pipeline's own figure if it is lower.
+
+        The pipeline counts shared prefixes once.
+        """
         most = sum(entry.blocks for entry in self.entries.values()) + self._cancelled
         return min(most, self._measured + self._admitted, self._blocks)
 
     def fits(self, entry: PipelineRequest) -> bool:
-        """Whether the cache has room for the prompt; an empty batch takes any."""
+        """Whether the cache has room for the request; an empty batch accepts any request."""
         return not self.entries or self.used + entry.blocks <= self._blocks
 
     def admit(self, entry: PipelineRequest) -> None:
-        """Start a request, or resume a preempted one after the tokens that it has."""
+        """Start a request, or resume a preempted request after its generated tokens."""
         import openvino
 
         request = entry.request
@@ -93,20 +96,20 @@ class PipelineBatch:
         self._admitted += entry.blocks
 
     def cancel(self, id: int) -> bool:
-        """Drop a request; False where the batch does not have it."""
+        """Cancel a request; returns False if the batch does not have it."""
         entry = self.entries.pop(id, None)
         if entry is None:
             return False
         entry.handle.cancel()
         self._cancelled += entry.blocks
         if not self.entries:
-            # Nothing is computed: what was cancelled is freed.
+            # A step without requests computes nothing; it frees the blocks of the cancelled requests.
             self._advance()
             self._measured = 0
         return True
 
     def step(self) -> tuple[list[Progress], list[PipelineRequest]]:
-        """Compute a step.  Returns its progress and the requests that were preempted for want of cache."""
+        """Compute a step.  Returns its progress and the requests that were preempted because the cache is full."""
         self._advance()
         progress: list[Progress] = []
         preempted: list[PipelineRequest] = []
@@ -131,7 +134,7 @@ class PipelineBatch:
 
 
 def _read(entry: PipelineRequest) -> list[Progress]:
-    """The progress of a request since the last call: at most one object, or one for each beam."""
+    """Return the progress of a request since the last call: at most one object, or one per beam."""
     handle, sampling = entry.handle, entry.request.sampling
     if not handle.can_read():
         return []
@@ -169,7 +172,7 @@ def _beams(entry: PipelineRequest, outputs: list[Any]) -> list[Progress]:
 
 
 def _logprobs(entry: PipelineRequest, logprobs: list[float]) -> list[TokenLogprobs] | None:
-    """GenAI reports the chosen tokens only."""
+    """Return the log-probabilities of the chosen tokens, the only ones that GenAI reports; None if not requested."""
     return None if entry.request.sampling.logprobs is None else [TokenLogprobs(logprob) for logprob in logprobs]
 
 
@@ -177,20 +180,21 @@ def _exhausted(entry: PipelineRequest) -> Progress:
     return Progress(entry.request.id, error=unavailable("the KV cache is too small for the sequence"))
 
 
-#: Sequences in the batch, and tokens in a step, by default: a longer part of a prompt would delay the others.
+#: The default number of sequences in the batch and of tokens in a step.  A longer prompt chunk would delay the other
+#: sequences.
 SEQUENCES: Final = 48
 BATCHED: Final = 48
-#: Presence and frequency penalties are missing, since they are wrong in GenAI 2026.4: logits below zero rise.
+#: Without presence and frequency penalties, which are wrong in GenAI 2026.4: they raise negative logits.
 _FEATURES: Final = frozenset(
     {Feature.BEAMS, Feature.LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION, Feature.MIN_TOKENS}
 )
 
 
 class OpenVinoGenAIEngine(GenerationEngine):
-    """Pipelines of OpenVINO GenAI: one for the model, and one for each LoRA adapter with the adapter in its weights.
+    """Pipelines of OpenVINO GenAI: one for the model, and one per LoRA adapter, merged into the pipeline's weights.
 
-    They have equal parts of the KV cache and are stepped in turn.  The usage has no prefix hits and preemptions, which
-    GenAI does not report.
+    The pipelines divide the KV cache equally and step in turn.  The usage lacks prefix hits and preemptions because
+    GenAI does not report them.
     """
 
     name = "openvino"
@@ -238,7 +242,10 @@ class OpenVinoGenAIEngine(GenerationEngine):
         self._wait(PipelineRequest(request, next(self._orders)))
 
     def compile(self, structure: Structure) -> bool:
-        """Compile a structure where the pipelines find it; they have nothing of it to be given."""
+        """Validate and compile a structure.
+
+        The compiled grammar stays in the tokenizer that the pipelines share, so there is no object to return.
+        """
         if self._grammars is not None:
             check_structure(structure)
             self._grammars.check(structure)
@@ -283,7 +290,7 @@ class OpenVinoGenAIEngine(GenerationEngine):
         heapq.heappush(self._queue, entry)
 
     def _admit(self) -> None:
-        """Give the pipelines waiting requests, in order, as long as there is room."""
+        """Admit waiting requests to the pipelines, in order, until one does not fit."""
         free = self.max_sequences - self._running
         while self._queue and free > 0:
             entry = self._queue[0]

@@ -1,8 +1,8 @@
-"""Makes the graphs that OpenVINO GenAI 2026.4 builds from GGUF files compute the weights of the files.
+"""Corrects the weights in graphs that OpenVINO GenAI 2026.4 builds from GGUF files.
 
-GenAI writes a group of numbers q as s·(q − z), with s in 16 bits and a whole z.  Q4_1 and Q4_K have any minimum, so z
-is rarely whole there, and the scales of Q4_K and Q6_K are products that 16 bits do not hold.  OpenVINO's CPU plug-in
-computes with s and z in float32 as well.
+GenAI represents a group of numbers q as s·(q − z), with a 16-bit s and an integer z.  This is inexact for Q4_1 and
+Q4_K, whose groups have arbitrary minima, so z is rarely an integer, and for Q4_K and Q6_K, whose scales are products
+that do not fit in 16 bits.  OpenVINO's CPU plug-in also accepts s and z in float32, which are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conch.checkpoints.gguf.blocks import DECODERS, Blocks, read_blocks
 from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, type_name
 from conch.errors import ConchError, invalid
 
-#: A device that does not exist: GenAI writes the graph before it compiles it, and compiling is not needed.
+#: A device that does not exist.  GenAI writes the graph before it compiles it, so this skips the compilation.
 _NO_DEVICE: Final = "NONE"
 _GRAPH: Final = "openvino_model.xml"
 _FLOATS: Final[Mapping[str, Any]] = {"F32": np.float32, "F16": np.float16}
@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float32]
 def write_graph(file: GgufFile, tokenizer: Any, scratch: Path) -> Path:
     """Write the graph of a GGUF file, with the file's own weights; returns its folder in ``scratch``.
 
-    Raises INVALID_ARG if GenAI cannot load the file, or if the weights of its graph are not those of the file.
+    Raises INVALID_ARG if GenAI cannot load the file, or if the weights of its graph cannot be matched to the file.
     """
     import openvino
     import openvino_genai
@@ -59,7 +59,7 @@ def write_graph(file: GgufFile, tokenizer: Any, scratch: Path) -> Path:
 def correct(model: Any, file: GgufFile) -> bool:
     """Give the graph ``model`` the weights of the file.  Returns whether any weight has changed.
 
-    Raises INVALID_ARG if the graph has other numbers than the file, or lacks a tensor.
+    Raises INVALID_ARG if the quantised numbers of the graph differ from the file, or if the graph lacks a tensor.
     """
     tensors = _FileTensors(file)
     changed = False
@@ -84,13 +84,13 @@ def _mismatch(file: GgufFile, detail: str) -> ConchError:
 
 
 class _FileTensors:
-    """The tensors of a file by the contents of their first rows, and which of them were found in a graph."""
+    """The tensors of a file by the content of their first rows; records the tensors that were found in a graph."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self._content = np.memmap(file.path, np.uint8, "r")
         self._found: set[str] = set()
-        # No order that GenAI makes moves the first row.
+        # GenAI may reorder rows but never moves the first row.
         self._by_first_row: dict[bytes, list[TensorInfo]] = defaultdict(list)
         for tensor in file.tensors.values():
             kind = type_name(tensor.type)
@@ -104,7 +104,10 @@ class _FileTensors:
         return [name for name in self.file.tensors if name not in self._found]
 
     def blocks(self, numbers: npt.NDArray[np.uint8], bits: int, scales: Floats) -> Blocks:
-        """The matrix with these numbers, and scales close to these, with its rows in the order of ``numbers``."""
+        """Return the file's matrix with these numbers and approximately these scales.
+
+        Its rows are in the order of ``numbers``.  Raises INVALID_ARG if the file has no such matrix.
+        """
         rows, groups, size = numbers.shape
         for tensor in self._by_first_row[numbers[0].tobytes()]:
             if tensor.shape != (rows, groups * size) or type_name(tensor.type) not in DECODERS:
@@ -120,7 +123,7 @@ class _FileTensors:
         raise _mismatch(self.file, f"its graph has another matrix of {rows} x {groups * size} numbers")
 
     def floats(self, values: Any) -> Any:
-        """The tensor ``[rows, columns]`` with these values, to 16 bits; None without one."""
+        """Return the file's tensor ``[rows, columns]`` that equals ``values`` in 16 bits, or None."""
         halves = _half(values)
         for tensor in self._by_first_row[halves[:1].tobytes()]:
             if type_name(tensor.type) not in _FLOATS:
@@ -142,7 +145,7 @@ class _FileTensors:
         return raw.view(_FLOATS[type_name(tensor.type)]).reshape(-1, tensor.shape[-1])
 
     def _orders(self, tensor: TensorInfo) -> Iterator[Any]:
-        """The orders of rows that GenAI may make of a tensor's: it undoes llama.cpp's for rotary embeddings."""
+        """Yield the row orders that GenAI may apply: none, or the reverse of llama.cpp's for rotary embeddings."""
         yield None
         heads = {
             "attn_q": self.file.integer("llama.attention.head_count", 0),
@@ -160,7 +163,7 @@ class _GraphMatrix:
 
     @classmethod
     def of(cls, multiply: Any) -> _GraphMatrix | None:
-        """The matrix that ends with this node; None where it is another product."""
+        """Return the matrix whose last product is ``multiply``, or None if it is another product."""
         subtract, scales = (multiply.input_value(place).get_node() for place in (0, 1))
         if subtract.get_type_name() != "Subtract" or scales.get_type_name() != "Constant":
             return None
@@ -223,13 +226,16 @@ def _correct_floats(constant: Any, tensors: _FileTensors) -> bool:
 
 
 def _half(values: Any) -> Any:
-    """Floats in 16 bits, for comparisons: what is too large becomes infinite."""
+    """Convert floats to 16 bits for comparison; values out of range become infinite."""
     with np.errstate(over="ignore"):
         return values.astype(np.float16, copy=False)
 
 
 def _represented(scales: Floats, minima: Floats) -> tuple[Floats, Floats]:
-    """Scales and zero points of groups; one without a scale has its minimum for all numbers, to 24 bits."""
+    """Return scales and zero points of groups.
+
+    A group with scale 0 gets a tiny scale instead, so that all its numbers equal its minimum to 24 bits.
+    """
     constant = scales == 0
     factors = np.where(constant, np.abs(minima) * np.float32(2.0**-26), scales).astype(np.float32)
     zeros = np.where(factors == 0, 0, -minima / np.where(factors == 0, 1, factors))

@@ -1,6 +1,6 @@
-"""Checks that a grammar compiles and that its masks take no time, before a request gets it.
+"""Checks before use that a grammar compiles and that its masks are fast.
 
-A wrong one breaks the pipeline that runs it, and a slow one slows all other requests down.
+An invalid grammar breaks the pipeline that runs it; a slow grammar delays all other requests.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from conch.errors import invalid
 from conch.sampling.structures import Structure
 from conch.temporary import TemporaryFolder
 
-#: Numbers of tokens that a grammar is tried with, one after the other, and the processor time that they may take: once,
-#: and for each (s).
+#: The numbers of tokens of the trials, and the processor time allowed per trial and per token, in seconds.
 TRIALS: Final = (16, 64, 256)
 FIRST_SECONDS: Final = 0.5
 MASK_SECONDS: Final = 0.003
-#: Structures of which is remembered that they are good.
+#: The number of valid structures that are cached.
 _REMEMBERED: Final = 256
 
 
 class GrammarValidator:
-    """Compiles grammars in a pipeline over a minimal network, and generates by them.
+    """Compiles grammars in a pipeline over a minimal network and generates tokens with them.
 
     Masks are measured by the processor time of the threads that this pipeline starts (``processor_time``), so that a
-    busy machine does not make grammars look slow.  The model's pipeline finds the compiled grammars in the tokenizer,
-    which both pipelines share.  Used by one thread at a time; other threads continue to run.
+    busy machine does not make grammars appear slow.  Compiled grammars are stored in the tokenizer, which the model's
+    pipeline shares.  Only one thread at a time may use the validator; it does not block other threads.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, processor_time: Callable[[], float] | None = None) -> None:
@@ -44,7 +43,7 @@ class GrammarValidator:
         self._good: OrderedDict[Structure, None] = OrderedDict()
 
     def check(self, structure: Structure) -> None:
-        """Raise INVALID_ARG for a structure that does not compile, or whose masks take long."""
+        """Raise INVALID_ARG for a structure that does not compile, or whose masks take too long."""
         if structure in self._good:
             self._good.move_to_end(structure)
             return
@@ -78,10 +77,10 @@ class GrammarValidator:
             structured_output_config=structured_output(structure),
         )
         try:
-            # Unlike ``step``, this leaves the interpreter to the other threads.
+            # Unlike ``step``, this releases the interpreter lock.
             self._pipeline.generate([openvino.Tensor(np.zeros((1, 1), np.int64))], [config])
         except RuntimeError as error:
-            self._pipeline = None  # which keeps what has failed
+            self._pipeline = None  # a pipeline keeps a failed request, so build a new one
             raise invalid(f"the {structure.kind} that output must fit is not valid: {reason(error)}") from None
 
     def _build(self) -> Any:
@@ -97,7 +96,7 @@ class GrammarValidator:
 
 
 def _network(vocabulary: int) -> Any:
-    """One layer of attention with one head, over embeddings of zeros: the least that GenAI takes for a model."""
+    """Build the smallest network that GenAI accepts: one attention layer with one head, and zero embeddings."""
     import openvino
     from openvino import opset13 as ops
 

@@ -1,4 +1,4 @@
-"""Builds the pipelines of the engine ``openvino`` and the tokenizer that they need for grammars.  Runs in workers."""
+"""Builds the pipelines of the engine ``openvino`` and their tokenizer, which grammars require.  Runs in workers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from conch.temporary import TemporaryFolder
 
 
 def lora(path: Path, graph: Path) -> Any:
-    """GenAI's configuration of an adapter that it adds to the weights of ``graph`` at load.
+    """Return GenAI's configuration of an adapter that is merged into the weights of ``graph`` at load.
 
-    ``path`` is a folder or file that PEFT has saved.  Raises INVALID_ARG for an adapter that does not fit the graph.
+    ``path`` is a folder or file saved by PEFT.  Raises INVALID_ARG for an adapter that does not fit the graph.
     """
     import openvino_genai
 
@@ -39,7 +39,10 @@ def lora(path: Path, graph: Path) -> Any:
 
 
 def _scale(file: Path) -> float:
-    """The factor of an adapter's matrices: alpha / rank, from adapter_config.json."""
+    """Return the factor of an adapter's matrices from adapter_config.json: alpha / rank, or 1 without that file.
+
+    With rsLoRA the divisor is the square root of the rank.  Raises INVALID_ARG for unsupported options.
+    """
     beside = file.with_name("adapter_config.json")
     if not beside.is_file():
         return 1.0
@@ -57,7 +60,7 @@ def _scale(file: Path) -> float:
 
 
 def _check_layers(file: Path, graph: str) -> None:
-    """Raise INVALID_ARG for weights of layers that the graph does not have, which GenAI would ignore."""
+    """Raise INVALID_ARG for weights of layers that the graph lacks; GenAI would ignore them silently."""
     try:
         with file.open("rb") as content:
             (size,) = struct.unpack("<Q", content.read(8))
@@ -77,7 +80,7 @@ _logger = logging.getLogger(__name__)
 
 
 def capabilities() -> tuple[str, ...]:
-    """The number formats that the CPU computes in, by OpenVINO's names."""
+    """Return OpenVINO's names of the number formats that the CPU supports."""
     import openvino
 
     core: Any = openvino.Core()
@@ -87,7 +90,10 @@ def capabilities() -> tuple[str, ...]:
 def pipeline(
     spec: EngineSpec, tokenizer: Any, precision: Precision, blocks: int, batched: int, adapter: Path | None = None
 ) -> Any:
-    """A pipeline with a KV cache of so many ``blocks``, and ``batched`` tokens in a step.  Raises INVALID_ARG."""
+    """Build a pipeline with ``blocks`` blocks of KV cache and at most ``batched`` tokens per step.
+
+    Raises INVALID_ARG for a model or adapter that cannot be loaded.
+    """
     import openvino_genai
 
     scheduler: Any = openvino_genai.SchedulerConfig()
@@ -107,9 +113,9 @@ def pipeline(
 
 
 def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
-    """GenAI's tokenizer, and whether it knows the model's vocabulary, which only grammars need.
+    """Return GenAI's tokenizer, and whether it has the model's vocabulary, which only grammars require.
 
-    Where the folder has no tokenizer in OpenVINO's form, the one of transformers is converted, if that is installed.
+    If the folder has no tokenizer in OpenVINO format, converts that of transformers if transformers is installed.
     """
     import openvino_genai
 
@@ -118,7 +124,7 @@ def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
         try:
             made: Any = openvino_genai.Tokenizer(source or _empty(scratch))
         except RuntimeError:
-            # The model is served without grammars.
+            # Serve the model without grammars.
             source, made = None, openvino_genai.Tokenizer(_empty(scratch))
         if source is not None and (problem := _misread(spec.tokenizer, made)):
             _warn(spec, problem)
@@ -127,11 +133,11 @@ def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
 
 
 def _misread(tokenizer: TextTokenizer | None, genai_tokenizer: Any) -> str:
-    """Which token GenAI takes for another text than it is; empty where there is none."""
+    """Describe a token whose text differs in GenAI's tokenizer; empty if there is none."""
     if tokenizer is None or tokenizer.fast is None:
         return ""
     try:
-        # Of tokens with the same text, GenAI tells one.
+        # GenAI lists only one of several tokens with the same text.
         read = {id: token for token, id in genai_tokenizer.get_vocab().items()}
         difference = token_bytes(tokenizer).difference(read)
     except ConchError as error:
@@ -144,7 +150,7 @@ def _warn(spec: EngineSpec, problem: str) -> None:
 
 
 def write_tokenizer(checkpoint: Path, folder: Path, *, trust_remote_code: bool = False) -> None:
-    """Write the tokenizer of a checkpoint in OpenVINO's form.  Raises whatever transformers and OpenVINO raise."""
+    """Write the tokenizer of a checkpoint in OpenVINO format.  Raises the errors of transformers and OpenVINO."""
     import openvino
     import openvino_tokenizers
     from transformers import AutoTokenizer
@@ -157,7 +163,7 @@ def write_tokenizer(checkpoint: Path, folder: Path, *, trust_remote_code: bool =
 
 
 def _fitting(spec: EngineSpec, scratch: Path) -> Path | None:
-    """The folder of a tokenizer in OpenVINO's form that fits the model; None without one."""
+    """Return the folder of a tokenizer in OpenVINO format that fits the model, or None."""
     given = all((spec.directory / file).is_file() for file in TOKENIZER)
     folder = spec.directory if given else _converted(spec, scratch)
     if folder is None:
@@ -169,14 +175,14 @@ def _fitting(spec: EngineSpec, scratch: Path) -> Path | None:
 
 
 def _converted(spec: EngineSpec, scratch: Path) -> Path | None:
-    """``scratch`` with a tokenizer converted from tokenizer.json, beside the model or above it; None without one."""
+    """Convert tokenizer.json of the model's folder or its parent to ``scratch``; returns ``scratch``, or None."""
     found = [folder for folder in (spec.directory, spec.directory.parent) if (folder / "tokenizer.json").is_file()]
     if not found:
         return None
     try:
         write_tokenizer(found[0], scratch, trust_remote_code=spec.trust_remote_code)
     except Exception:
-        # Not installed, or of a kind that cannot be converted.
+        # A library is not installed, or the tokenizer cannot be converted.
         return None
     return scratch
 

@@ -1,4 +1,4 @@
-"""The number formats of the engine ``openvino``, for arithmetic and for the KV cache, and the size of the cache."""
+"""Number formats of the engine ``openvino`` for arithmetic and for the KV cache, and the size of the cache."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from conch.backends.generation.engine import EngineSpec
 from conch.errors import invalid
 from conch.telemetry.memory import free_memory
 
-#: Tokens in a block of the KV cache; OpenVINO's CPU plug-in has no other size.
+#: Tokens per block of the KV cache; fixed in OpenVINO's CPU plug-in.
 BLOCK: Final = 32
-#: By default the cache holds this many tokens of every sequence, if they fit into this fraction of the free memory.
+#: The default cache holds this many tokens per sequence, limited to 1 / ``PART_OF_MEMORY`` of the free memory.
 TOKENS_EACH: Final = 4096
 PART_OF_MEMORY: Final = 8
 _QUANTISED: Final = re.compile(rb'element_type="[iu][48]"')
@@ -24,7 +24,7 @@ _BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Number formats by OpenVINO's names; ``exact`` forbids quantised activations."""
+    """Number formats with OpenVINO's names; ``exact`` disables quantised activations."""
 
     arithmetic: str
     cache: str
@@ -32,12 +32,12 @@ class Precision:
 
     @classmethod
     def of(cls, spec: EngineSpec, capabilities: tuple[str, ...]) -> Precision:
-        """The formats for ``spec.dtype`` on a CPU with these ``capabilities`` (OpenVINO's names).  Raises INVALID_ARG.
+        """Choose the formats for ``spec.dtype`` on a CPU with these ``capabilities`` (OpenVINO's names).
 
-        With ``auto``, quantised weights are multiplied in int8, which decodes small batches 1.5 times as fast as
-        bf16 even where there is AMX, and agrees with float32 about as often; other weights in bf16 where the CPU has
-        it.  The cache has 16 bits, with which greedy tokens were those of float32; with OpenVINO's default of 8 bits
-        some were not.
+        With ``auto``, quantised weights are multiplied in int8.  This decodes small batches 1.5 times as fast as bf16,
+        even with AMX, and agrees with float32 about as often.  Other weights use bf16 if the CPU supports it.  The
+        cache has 16 bits: greedy tokens were then equal to those of float32, unlike with OpenVINO's default of 8 bits.
+        Raises INVALID_ARG for an unsupported dtype.
         """
         if spec.dtype == "float32":
             return cls("f32", "f32", exact=True)
@@ -52,17 +52,17 @@ class Precision:
         return cls("f32", "f16")
 
     def token_bytes(self, config: Mapping[str, Any]) -> int:
-        """The bytes of a token in the KV cache of the network with this configuration."""
+        """Return the bytes per token in the KV cache of a network with this configuration."""
         return token_bytes(config, _BYTES[self.cache])
 
     def properties(self, threads: int) -> dict[str, Any]:
-        """OpenVINO's properties for compiling a model."""
+        """Return OpenVINO's properties for compiling a model; 0 ``threads`` means all usable cores."""
         threads = threads or usable_cores()
         chosen = {
             "INFERENCE_PRECISION_HINT": self.arithmetic,
             "KV_CACHE_PRECISION": self.cache,
             "INFERENCE_NUM_THREADS": threads,
-            # Pinned threads of two models, or of a model and the server, would compete for the same core.
+            # Pinned threads of two models, or of a model and the server, would compete for the same cores.
             "ENABLE_CPU_PINNING": False,
             "sampler_num_threads": threads,
         }
@@ -77,7 +77,7 @@ def quantised(spec: EngineSpec) -> bool:
 
 
 def cache_blocks(spec: EngineSpec, precision: Precision, sequences: int, context: int) -> int:
-    """The number of blocks in the KV cache."""
+    """Return the number of blocks in the KV cache."""
     if spec.cache_tokens:
         return max(1, spec.cache_tokens // BLOCK)
     each = min(context, TOKENS_EACH)

@@ -1,6 +1,6 @@
-"""Refuses structures that OpenVINO GenAI's grammar compiler would ignore in part, or compile for minutes.
+"""Rejects structures that OpenVINO GenAI's grammar compiler would partly ignore or take minutes to compile.
 
-Pure.
+An expression such as ``.*a.{20}`` must track which of the last twenty characters were an ``a``: a million states.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from typing import Any, Final
 from conch.errors import invalid, unsupported
 from conch.sampling.structures import Structure
 
-# An expression such as ``.*a.{20}`` must know which of the last twenty characters were an ``a``: a million states.
-# Pure.
-
-
-#: Characters that one edge matches: pairs of first and last code point, apart and in order.
+#: The characters that an edge matches: disjoint, sorted pairs of first and last code point.
 Ranges = tuple[tuple[int, int], ...]
 
 _LAST: Final = 0x10FFFF
-#: Steps after which an expression counts as too large, whatever it turns out to be: a tenth of a second.
+#: The maximum number of steps before an expression counts as too large; takes about 0.1 s.
 _MOST_STEPS: Final = 100_000
 _CLASSES: Final[dict[str, Ranges]] = {
     "CATEGORY_DIGIT": ((48, 57),),
@@ -33,9 +29,9 @@ _CLASSES: Final[dict[str, Ranges]] = {
 
 
 def has_at_most(states: int, expression: str) -> bool:
-    """Whether the deterministic automaton of an expression has at most so many states.
+    """Whether the deterministic automaton of an expression has at most ``states`` states.
 
-    True for one that Python cannot read, which is for the compiler to say.
+    True for an expression that Python cannot parse; the compiler reports the error.
     """
     try:
         with warnings.catch_warnings():
@@ -52,11 +48,14 @@ def has_at_most(states: int, expression: str) -> bool:
 
 
 class _TooLarge(Exception):
-    """There are more states, or more work, than was allowed."""
+    """The automaton has more states than allowed."""
 
 
 class _Nfa:
-    """States by number; 0 is the first.  ``edges`` consume a character, ``jumps`` none."""
+    """A nondeterministic automaton with numbered states; 0 is the initial state.
+
+    ``edges`` consume a character, ``jumps`` do not.
+    """
 
     def __init__(self, most: int) -> None:
         self.edges: list[list[tuple[Ranges, int]]] = [[]]
@@ -65,13 +64,13 @@ class _Nfa:
         self._most = most
 
     def add(self, tree: Any, start: int) -> int:
-        """Add what an expression matches from ``start`` on; returns the state behind it."""
+        """Add the states of an expression that begins in state ``start``; returns its end state."""
         for operation, value in tree:
             start = self._add(str(operation), value, start)
         return start
 
     def determined(self, most: int) -> bool:
-        """Whether at most ``most`` sets of states can be reached together."""
+        """Whether the deterministic automaton has at most ``most`` states (reachable sets of states)."""
         bounds = sorted({bound for edges in self.edges for ranges, _ in edges for low, high in ranges
                          for bound in (low, high + 1)})  # fmt: skip
         atoms: dict[Ranges, range | list[int]] = {}
@@ -143,7 +142,7 @@ class _Nfa:
             case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
                 least, most, tree = value
                 return self._repeated(least, most, tree, start)
-        return start  # places, such as the beginning of a line
+        return start  # assertions, such as the beginning of a line
 
     def _repeated(self, least: int, most: Any, tree: Any, start: int) -> int:
         for _ in range(least):
@@ -182,7 +181,7 @@ def _class(members: Any) -> Ranges:
 
 
 def _without(ranges: Ranges) -> Ranges:
-    """All characters but these."""
+    """Return the complement of ``ranges``."""
     rest: list[tuple[int, int]] = []
     low = 0
     for first, last in sorted(ranges):
@@ -192,29 +191,30 @@ def _without(ranges: Ranges) -> Ranges:
     return (*rest, (low, _LAST)) if low <= _LAST else tuple(rest)
 
 
-#: The characters of a structure, with all of its repetitions spelt out: compiling takes 1 ms each.
+#: The maximum number of characters of a structure with repetitions expanded; compiling takes 1 ms each.
 MOST_STATES: Final = 2000
-#: The lengths of strings in a JSON schema, which take a third of that.
+#: The maximum sum of string lengths in a JSON schema; compiling takes a third of that per character.
 MOST_LENGTH: Final = 8000
-#: Properties that an object may leave out: compiling takes 25 us for each pair of them.
+#: The maximum number of optional properties of an object; compiling takes 25 us per pair of them.
 MOST_OPTIONAL: Final = 300
-#: States of an expression's automaton that need not be in proportion to its characters: 10 ms each, at worst.
+#: The number of automaton states allowed regardless of the expression's length; at worst 10 ms each.
 MOST_EXTRA_STATES: Final = 128
-#: What a large class of characters counts as.
+#: The number of characters that a large character class counts as.
 _LARGE: Final = 10
 
-#: Keywords of JSON schemas that the compiler ignores (of ``allOf``, all schemas but one).
+#: JSON schema keywords that the compiler ignores; it also ignores all but one of the schemas in ``allOf``.
 _IGNORED: Final = (
     "not", "if", "dependentRequired", "dependentSchemas", "multipleOf", "uniqueItems", "contains", "minContains",
     "maxContains",
 )  # fmt: skip
-#: Keywords whose values are schemas: objects of schemas by name, and lists or single schemas.
+#: Keywords that contain schemas: objects of schemas by name (``_BY_NAME``), and lists or single schemas.
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _WITHIN: Final = (
     "allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "unevaluatedProperties",
     "unevaluatedItems", "propertyNames",
 )  # fmt: skip
-#: What the compiler of 2026.4 takes for one character: it writes the first one as an escape of any length.
+#: Sequences that the compiler of 2026.4 reads as a single character, because it escapes the first character without a
+#: fixed length.
 _MISSPELT: Final = re.compile(r"(?:[\u0080-\u00ff]|\\u00[89a-fA-F][0-9a-fA-F])[0-9a-fA-F]")
 _PIECES: Final = re.compile(
     r"""(?P<open>\()|(?P<close>\))|\{(?P<least>\d*),?(?P<most>\d*)\}|(?P<large>\\[wWDSpP])|\\.|"(?:\\.|[^"\\])*"|"""
@@ -224,7 +224,7 @@ _PIECES: Final = re.compile(
 
 
 def check_structure(structure: Structure) -> None:
-    """Raise UNSUPPORTED for a structure that the compiler would ignore in part, INVALID_ARG for too large a one."""
+    """Raise UNSUPPORTED for a structure that the compiler would partly ignore, INVALID_ARG for one too large."""
     if structure.kind in ("json", "grammar") and _MISSPELT.search(structure.text):
         raise unsupported(
             "engine 'openvino' does not have structures with a character of U+0080 to U+00FF before a hexadecimal digit"
@@ -233,7 +233,7 @@ def check_structure(structure: Structure) -> None:
         try:
             schema = json.loads(structure.text)
         except ValueError:
-            return  # for the compiler to say
+            return  # the compiler reports the error
         _check_schema(schema)
     elif structure.kind != "choice":
         _check_states(structure.kind, structure.text)
@@ -267,14 +267,14 @@ def _check_schema(schema: Any) -> None:
 
 
 def _optional(node: Mapping[str, Any]) -> int:
-    """How many properties an object may leave out."""
+    """Return the number of optional properties of an object."""
     properties, required = node.get("properties"), node.get("required")
     named = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     return len(properties.keys() - named) if isinstance(properties, dict) else 0
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """A schema and all schemas within it."""
+    """Yield a schema and all nested schemas."""
     left = [schema]
     while left:
         node = left.pop()
@@ -302,7 +302,7 @@ def _check_states(kind: str, text: str) -> None:
 
 
 def _states(text: str) -> int:
-    """The characters of a regular expression or grammar, with each repetition spelt out."""
+    """Return the number of characters of a regular expression or grammar with repetitions expanded."""
     sums, last = [0], 0
     for piece in _PIECES.finditer(text):
         if piece["open"]:

@@ -1,7 +1,7 @@
-"""The list of tokens in a tokenizer of OpenVINO's form, from which OpenVINO GenAI makes the masks of grammars.
+"""The token list of tokenizers in OpenVINO format, from which OpenVINO GenAI computes the masks of grammars.
 
-The list must have tokens as they appear in a text.  Tokenizers like SentencePiece's write ``▁`` for a space and
-``<0x41>`` for a byte instead, so that GenAI would find no token for a space.
+The list must contain tokens as they appear in a text.  Tokenizers such as SentencePiece's write ``▁`` for a space and
+``<0x41>`` for a byte, so that GenAI would find no token for a space.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, Final
 
 import numpy as np
 
-#: OpenVINO's form of a tokenizer, beside the graph.
+#: The files of a tokenizer in OpenVINO format, next to the graph.
 TOKENIZER: Final = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
 _SPACE: Final = "▁".encode()
 _BYTE: Final = re.compile(rb"<0x([0-9A-F]{2})>")
 
 
 def misfit(folder: Path, vocabulary: int) -> str:
-    """Why the tokenizer in ``folder`` does not fit a network with ``vocabulary`` logits; empty where it does.
+    """Return why the tokenizer in ``folder`` does not fit a network with ``vocabulary`` logits; empty if it fits.
 
-    GenAI does not check: with more tokens than logits, its masks write beyond the memory of the logits.
+    GenAI does not check this: with more tokens than logits, its masks write past the end of the logits.
     """
     import openvino
-    import openvino_tokenizers  # noqa: F401  (its operators)
+    import openvino_tokenizers  # noqa: F401  (registers its operators)
 
     core: Any = openvino.Core()
     try:
@@ -40,7 +40,7 @@ def misfit(folder: Path, vocabulary: int) -> str:
 
 
 def spell(detokenizer: Any) -> None:
-    """Rewrite the list of a detokenizer with spaces and bytes as they appear in a text; it decodes as before."""
+    """Rewrite the token list of a detokenizer with plain spaces and bytes; decoding does not change."""
     node = _decoder(detokenizer)
     tokens = _tokens(node)
     if b" " in tokens or _SPACE not in tokens:
@@ -55,7 +55,7 @@ def _spelt(token: bytes) -> bytes:
 
 
 def _decoder(detokenizer: Any) -> Any:
-    """The operator with the list; None in a detokenizer of another kind."""
+    """Return the operator with the token list, or None in a detokenizer of another kind."""
     return next((node for node in detokenizer.get_ops() if node.get_type_name() == "VocabDecoder"), None)
 
 

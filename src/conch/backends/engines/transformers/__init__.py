@@ -1,4 +1,4 @@
-"""The engine ``transformers``: any causal language model that transformers loads, on the CPU or a GPU.
+"""The engine ``transformers``: runs any causal language model of transformers, on the CPU or a GPU.
 
 torch and transformers are imported when ``open`` is called, in a worker.
 """
@@ -11,7 +11,10 @@ from conch.errors import invalid
 
 
 def open(spec: EngineSpec) -> GenerationEngine:
-    """Load a model.  Raises INVALID_ARG for one that cannot be loaded, UNSUPPORTED without torch and transformers."""
+    """Load a model.
+
+    Raises INVALID_ARG for a model that cannot be loaded, UNSUPPORTED if torch or transformers is not installed.
+    """
     if spec.draft is not None:
         raise invalid("speculative decoding is not supported by engine 'transformers'")
     extras.require("engine 'transformers'", "torch", "transformers", *(("gguf",) if spec.gguf is not None else ()))

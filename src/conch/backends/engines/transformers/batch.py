@@ -1,4 +1,4 @@
-"""The batches of the engine ``transformers``, and the requests in them."""
+"""The running batches of the engine ``transformers`` and their rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
 
-#: Columns of padding that a batch may always have; beyond them at most as many as tokens.
+#: The number of padding positions that is always allowed in a batch; a larger number must not exceed the tokens.
 _PADDING: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
 class BatchRow:
-    """A request under way: its parameters, its ``tokens`` with the prompt, and its batch (None while it waits).
+    """An in-flight request: its parameters, its ``tokens`` including the prompt, and its batch (None while it waits).
 
-    ``rank`` orders waiting rows, lowest first: priority, then arrival.  ``max_length`` is the length limit with the
-    prompt, ``end_ids`` are the tokens that end it.  ``generator`` is its own source of random numbers, ``matcher`` the
-    state of its grammar, ``search`` that of its beam search.
+    ``rank`` orders waiting rows, lowest first: priority, then arrival.  ``max_length`` is the length limit including
+    the prompt; ``end_ids`` are the tokens that end the row.  ``generator`` is its random number generator, ``matcher``
+    the state of its grammar, and ``search`` the state of its beam search.
     """
 
     id: int
@@ -40,20 +40,20 @@ class BatchRow:
 
     @property
     def width(self) -> int:
-        """The number of rows that it takes up in a batch."""
+        """The number of rows that the request uses in a batch."""
         return self.sampling.beam_width
 
     @property
     def size(self) -> int:
-        """The tokens that it takes up in the KV cache once its prompt has been read."""
+        """The number of tokens that the request uses in the KV cache after its prompt has been read."""
         made = self.search.length if self.search is not None else len(self.tokens) - self.prompt_length
         return self.width * (self.prompt_length + made)
 
 
 class RunningBatch:
-    """Rows that step together under one adapter.
+    """Rows that step together with the same adapter.
 
-    The beams of a request, and a row of a model whose state cannot be padded, have a batch to themselves.
+    The beams of a request, and a row of a model whose state cannot be padded, get a batch of their own.
     """
 
     def __init__(self, network: DecoderNetwork, members: list[BatchRow], *, padded: bool) -> None:
@@ -66,9 +66,9 @@ class RunningBatch:
             row.batch = self
 
     def read(self, tokens: list[list[int]], *, last: bool) -> Tensor:
-        """Read a part of each prompt; returns the logits ``[rows, vocabulary]`` after it.
+        """Read a chunk of each prompt; returns the logits ``[rows, vocabulary]`` after it.
 
-        ``last`` says that it is the last part: a prompt with beam search then becomes as many rows as beams.
+        ``last`` marks the last chunk, after which a prompt with beam search expands to one row per beam.
         """
         [first, *_] = self.members
         self._network.use(self.adapter)
@@ -82,7 +82,7 @@ class RunningBatch:
         return logits.expand(first.width, -1)
 
     def step(self) -> Tensor:
-        """Read the last token of every row; returns the logits ``[rows, vocabulary]`` of the next ones."""
+        """Read the last token of each row; returns the logits ``[rows, vocabulary]`` of the next tokens."""
         self._network.use(self.adapter)
         search = self.members[0].search
         if search is not None:
@@ -90,12 +90,12 @@ class RunningBatch:
         return self._rows.feed([[row.tokens[-1]] for row in self.members])
 
     def select(self, rows: list[int]) -> None:
-        """Continue with these rows, which are beams; a row may be there several times."""
+        """Continue with these rows (beams); a row may occur several times."""
         if rows != list(range(len(rows))):
             self._rows.select(rows)
 
     def remove(self, row: BatchRow) -> None:
-        """Take a row out; the last one takes its place."""
+        """Remove a row; the last row moves to its position."""
         index = self.members.index(row)
         row.batch = None
         last = self.members.pop()
@@ -116,7 +116,7 @@ class RunningBatch:
         return columns - tokens <= max(_PADDING, tokens)
 
     def adopt(self, other: RunningBatch) -> None:
-        """Take over all rows of a batch, which is useless afterwards."""
+        """Move all rows of ``other`` into this batch; ``other`` must not be used afterwards."""
         assert self.padded is not None and other.padded is not None
         self.padded.cache.adopt(other.padded.cache)
         for row in other.members:
@@ -125,7 +125,7 @@ class RunningBatch:
 
 
 class Reading:
-    """Prompts that are read into a new batch, at most ``columns`` at a time; the first ``known`` tokens are cached."""
+    """Reads the prompts of a new batch in chunks; the first ``known`` tokens are already in the cache."""
 
     def __init__(self, batch: RunningBatch, known: int = 0) -> None:
         self.batch = batch
@@ -136,9 +136,9 @@ class Reading:
         return max(map(len, self._left))
 
     def advance(self, columns: int) -> Tensor | None:
-        """Read at most so many columns; returns the logits once everything is read, else None.
+        """Read at most ``columns`` columns; returns the logits after the last chunk, else None.
 
-        Several prompts are read in one go, and so is one whose state cannot be padded.
+        Several prompts, and a prompt whose state cannot be padded, are read in a single chunk.
         """
         whole = len(self._left) > 1 or self.batch.padded is None or self.columns <= columns
         chunks = self._left if whole else [tokens[:columns] for tokens in self._left]

@@ -1,4 +1,4 @@
-"""Beam search over the rows of one request, step for step as ``transformers.generate(num_beams=…)`` does it."""
+"""Beam search over the rows of a request, with the algorithm of ``transformers.generate(num_beams=…)``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
 
-#: The score of beams that must not be chosen; added, so that their order is kept.
+#: The score of beams that must not be chosen; finite, so that their order is preserved.
 _NEVER: Final = -1e9
 
 
 @dataclass(slots=True)
 class Beam:
-    """A hypothesis: its tokens after the prompt, the sum of their log-probabilities, and whether a token ended it."""
+    """A hypothesis: its tokens after the prompt, their total log-probability, and whether an end token stopped it."""
 
     tokens: list[int]
     total: float
     stopped: bool = False
-    #: ``total`` under the length penalty, of a finished one.
+    #: ``total`` with the length penalty, for a finished beam.
     score: float = _NEVER
 
 
@@ -36,23 +36,26 @@ class _History:
 
 
 class BeamSearch:
-    """The running and the finished beams; ``max_tokens`` limits their length, ``end_ids`` end a beam."""
+    """The state of a beam search; ``max_tokens`` limits the length of beams and ``end_ids`` end a beam."""
 
     def __init__(self, prompt: list[int], sampling: SamplingParams, end_ids: frozenset[int], max_tokens: int) -> None:
         self._prompt, self._sampling, self._end_ids, self._max_tokens = prompt, sampling, end_ids, max_tokens
         self.width = sampling.beam_width
-        # All beams begin alike, so only the first may be continued in the first step.
+        # All beams are equal at first, so the first step continues only one of them.
         self.running = [Beam([], 0.0 if index == 0 else _NEVER) for index in range(self.width)]
         self._finished: list[Beam] = []
         self.done = False
 
     @property
     def length(self) -> int:
-        """Tokens of each running beam."""
+        """The number of tokens in each running beam."""
         return len(self.running[0].tokens)
 
     def advance(self, logits: Tensor) -> list[int]:
-        """Take the logits ``[width, vocabulary]`` after the running beams; returns those that the new ones continue."""
+        """Advance by the logits ``[width, vocabulary]`` of the running beams.
+
+        Returns the index of the beam that each new beam continues; empty if the search ended.
+        """
         values = logits.log_softmax(dim=-1)
         adjust(
             values,
@@ -82,7 +85,7 @@ class BeamSearch:
         return [parent for _, parent in going]
 
     def results(self) -> list[Beam]:
-        """The best beams, once ``done``."""
+        """Return the ``n`` best beams; valid when ``done``."""
         return self._finished[: self._sampling.n]
 
     def _finish(self, ended: list[Beam]) -> None:

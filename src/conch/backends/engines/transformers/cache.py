@@ -1,8 +1,8 @@
 """The KV cache of the engine ``transformers``: rows of different lengths that end in the same column.
 
-Rows are padded on the left, so that a step writes one column for all rows and the distances between tokens are those
-without padding: rotary, learned and ALiBi positions and sliding windows come out right.  Buffers have room to spare in
-both directions; a step copies nothing of what they hold.
+Rows are padded on the left.  A step therefore writes one column for all rows, and distances between tokens are the
+same as without padding, so rotary, learned and ALiBi positions and sliding windows are correct.  Buffers have spare
+rows and columns, so that a step does not copy existing content.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 Tensor = Any
 
-#: The least number of columns that are added when a buffer is full.
+#: The minimum number of columns added when a buffer is full.
 _ROOM: Final = 128
 
 
 class PaddedLayer(CacheLayerMixin):
-    """Keys and values of one layer, ``[rows, heads, columns, size]`` each, of which ``columns`` says what is in use."""
+    """Keys and values of a layer, ``[rows, heads, columns, size]``; the cache ``columns`` defines the used part."""
 
     is_sliding = False
     is_croppable = False
@@ -53,12 +53,12 @@ class PaddedLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make room for so many rows and columns; the content stays where it is."""
+        """Grow the buffers to at least this many rows and columns; the content keeps its position."""
         for index, buffer in enumerate(self.buffers):
             height, heads, width, size = buffer.shape
             if rows <= height and columns <= width:
                 continue
-            # The first allocation is exact: nothing is added to a prompt that is read in one piece.
+            # The first allocation has the exact size, without spare columns for a prompt that is read at once.
             wider = columns + max(width // 4, _ROOM) if width else columns
             made = buffer.new_zeros(
                 height if rows <= height else max(rows, height + height // 2), heads, max(width, wider), size
@@ -77,7 +77,7 @@ class PaddedLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """The cache of a batch.  ``starts`` is the first column of each row; all rows end before column ``end``."""
+    """The cache of a batch.  ``starts`` has the first column of each row; all rows end before column ``end``."""
 
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=partial(PaddedLayer, self))
@@ -86,7 +86,7 @@ class PaddedCache(Cache):
 
     @property
     def start(self) -> int:
-        """The first column in use."""
+        """The first used column."""
         return min(self.starts, default=self.end)
 
     @property
@@ -94,24 +94,24 @@ class PaddedCache(Cache):
         return self.end - self.start
 
     def lengths(self) -> list[int]:
-        """The number of tokens of each row."""
+        """Return the number of tokens of each row."""
         return [self.end - start for start in self.starts]
 
     def mask(self, new: int, device: Any) -> tuple[Tensor, Tensor]:
-        """The attention mask (1: a token) and the positions of the new tokens, for a step over ``new`` columns."""
+        """Return the attention mask (1: token) and the positions of the new tokens for a step of ``new`` columns."""
         columns = torch.arange(self.start, self.end + new, device=device)
         starts = torch.tensor(self.starts, device=device)[:, None]
         return (columns >= starts).long(), (columns[-new:] - starts).clamp(min=0)
 
     def advance(self, new: int) -> None:
-        """Count ``new`` columns that a network has written."""
+        """Add ``new`` columns that the network has written to the used part."""
         self.end += new
         for layer in self.layers:
             layer.pending = 0
             layer.keys = layer.values = None
 
     def remove(self, row: int) -> None:
-        """Drop a row; the last one takes its place."""
+        """Remove a row; the last row moves to its position."""
         last = len(self.starts) - 1
         if row != last:
             for buffer in self._buffers():
@@ -122,7 +122,7 @@ class PaddedCache(Cache):
         self._compact()
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows in this order; a row may be there several times."""
+        """Keep these rows in this order; a row may occur several times."""
         columns = slice(self.start, self.end)
         for layer in self.layers:
             for index, buffer in enumerate(layer.buffers):
@@ -132,7 +132,7 @@ class PaddedCache(Cache):
         self.starts = [self.starts[row] for row in rows]
 
     def adopt(self, other: PaddedCache) -> None:
-        """Append the rows of another cache, which is useless afterwards."""
+        """Append the rows of another cache, which must not be used afterwards."""
         columns = other.width
         if columns > self.end:
             self._shift(columns - self.end)
@@ -152,7 +152,7 @@ class PaddedCache(Cache):
         self.starts += [self.end - length for length in other.lengths()]
 
     def piece(self, row: int, start: int, stop: int) -> list[list[Tensor]]:
-        """Copies of the keys and values of tokens ``start`` to ``stop`` of a row, ``[1, heads, tokens, size]``."""
+        """Copy the keys and values of tokens ``start`` to ``stop`` of a row, ``[1, heads, tokens, size]``."""
         first = self.starts[row]
         return [
             [buffer[row : row + 1, :, first + start : first + stop].clone() for buffer in layer.buffers]
@@ -160,7 +160,7 @@ class PaddedCache(Cache):
         ]
 
     def restore(self, pieces: Sequence[list[list[Tensor]]], tokens: int) -> None:
-        """Fill an empty cache with one row of ``tokens`` tokens, from consecutive pieces."""
+        """Fill an empty cache with a row of ``tokens`` tokens from consecutive pieces."""
         self.layers = [PaddedLayer(self) for _ in pieces[0]]
         for index, layer in enumerate(self.layers):
             if pieces[0][index]:
@@ -174,7 +174,7 @@ class PaddedCache(Cache):
         return [buffer for layer in self.layers for buffer in layer.buffers]
 
     def _shift(self, columns: int) -> None:
-        """Move the content to the right, or to the left by a negative number."""
+        """Move the content to the right; a negative number moves it to the left."""
         here = slice(self.start, self.end)
         there = slice(self.start + columns, self.end + columns)
         rows = len(self.starts)
@@ -186,7 +186,7 @@ class PaddedCache(Cache):
         self.end += columns
 
     def _compact(self) -> None:
-        """Free unused columns on the left, when there are many."""
+        """Free unused columns on the left if there are many."""
         if not self.starts:
             self.end = 0
         elif self.start > self.width + _ROOM:

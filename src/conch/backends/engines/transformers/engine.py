@@ -1,11 +1,11 @@
-"""In-flight batching over a model of transformers: requests join and leave the batch at every step.
+"""In-flight batching for models of transformers: requests join and leave the batch at every step.
 
 A step decodes one token for every running row, then prefills at most one chunk of prompts.  ``cache_tokens`` limits the
-tokens of rows; the padding of batches (``batch.py``) and prefixes that are kept come on top.
+tokens of rows, excluding the padding of batches (``batch.py``).  Before each step, cached prefixes are reduced to the
+rest of that limit.
 
-The same code runs on the CPU and on a GPU.  transformers' own continuous batching has paged attention, but neither
-beams nor per-request seeds and penalties, structured output or exact results for every architecture, which is what
-this engine is for.
+The same code runs on the CPU and on a GPU.  transformers' own continuous batching has paged attention, but no beam
+search, per-request seeds and penalties, or structured output, and its results are not exact for every architecture.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sample(rows: list[BatchRow], logits: Tensor) -> list[Progress]:
 def sample_beams(row: BatchRow, logits: Tensor) -> tuple[list[int], list[Progress]]:
     """Advance a beam search by the logits ``[beams, vocabulary]``.
 
-    Returns the beams that the new ones continue, or the progress of all beams once the search is done.
+    Returns the indices of the beams that the new beams continue, or the progress of all beams when the search is done.
     """
     search = row.search
     assert search is not None
@@ -85,14 +85,15 @@ def sample_beams(row: BatchRow, logits: Tensor) -> tuple[list[int], list[Progres
 
 _logger = logging.getLogger(__name__)
 
-#: Requests of the comparison, which no other request is under way beside.
+#: The first request id of the comparison; ids count down, and no other requests run at that time.
 _FIRST_ID: Final = -1
 
 
 def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[list[int]]) -> None:
-    """Answer ``prompts`` (token ids) together on the engine and each alone by ``generate``, greedily.
+    """Compare the engine's greedy tokens for a batch of ``prompts`` (token ids) with ``generate`` for each prompt.
 
-    Raises INVALID_ARG where an answer differs or ``generate`` fails.  Nothing is compared where it is not cheap.
+    Raises INVALID_ARG if tokens differ or ``generate`` fails.  Skips the comparison if a step takes longer than
+    ``SLOW_STEP``.
     """
     served = _served(engine, prompts)
     if served is None:
@@ -110,7 +111,7 @@ def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[
 
 
 def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list[int]] | None:
-    """The engine's tokens after each prompt; None where the first step took too much."""
+    """Return the engine's tokens after each prompt, or None if the first step took too much processor time."""
     answers: dict[int, list[int]] = {}
     for place, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=VERIFIED_TOKENS, ignore_eos=True)
@@ -119,7 +120,7 @@ def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list
         engine.add(EngineRequest(_FIRST_ID - place, prompt, sampling))
         answers[_FIRST_ID - place] = []
     try:
-        # Not by the clock: a busy machine is no reason to leave the comparison out.
+        # Processor time, so that a busy machine does not skip the comparison.
         before = process_time()
         for step in engine.step():
             answers[step.id] += step.tokens
@@ -135,7 +136,7 @@ def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list
 
 
 def _generated(network: DecoderNetwork, prompt: list[int]) -> tuple[list[int], list[Any]]:
-    """The greedy tokens of ``generate`` after a prompt, and the logits ``[vocabulary]`` of each."""
+    """Return the greedy tokens of ``generate`` after a prompt, and the logits ``[vocabulary]`` of each."""
     ids = torch.tensor([prompt], device=network.device)
     with torch.inference_mode(), _plain(network.model):
         given = network.model.generate(
@@ -151,7 +152,7 @@ def _generated(network: DecoderNetwork, prompt: list[int]) -> tuple[list[int], l
 
 @contextmanager
 def _plain(model: Any) -> Iterator[None]:
-    """Without what generation_config.json says of penalties, beams and ends, which are not the network's."""
+    """Replace generation_config.json temporarily, because its penalties, beams and stop tokens affect the output."""
     kept = model.generation_config
     model.generation_config = transformers.GenerationConfig(use_cache=kept.use_cache)
     try:
@@ -166,12 +167,12 @@ _ALWAYS: Final = frozenset(
         *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
     }
 )
-#: Bytes of prefixes that are kept at most.
+#: The maximum size of cached prefixes in bytes.
 _PREFIXES: Final = 1 << 30
 
 
 class TransformersEngine(GenerationEngine):
-    """Batches of rows over one network; a request is a row, or with beam search as many rows as beams."""
+    """Batches of rows over a network; a request is one row, or one row per beam with beam search."""
 
     name = "transformers"
 
@@ -196,10 +197,10 @@ class TransformersEngine(GenerationEngine):
         self._eos_ids = frozenset(spec.eos_ids)
         self._chunk = spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048)
         support = probe_batch_support(self._network, self.context)
-        #: Whether rows of different lengths share a batch; else each runs with a cache of its own.
+        #: Whether rows of different lengths share a batch; otherwise each row has its own cache.
         self.padded = support.padding
         if not support.several_rows:
-            # The model itself holds the state, of one sequence.
+            # The model itself holds the state of a single sequence.
             self.max_sequences = 1
         if not support.beam_search or not support.several_rows:
             self.features -= {Feature.BEAMS}
@@ -236,7 +237,7 @@ class TransformersEngine(GenerationEngine):
         if sampling.structured_outputs is not None and self._grammars is not None:
             compiled = request.compiled or self._grammars.compile(sampling.structured_outputs)
             matcher = structure.Matcher(compiled)
-            # After the last token of a structure only an end-of-sequence token is allowed.
+            # When a structure is complete, only an end-of-sequence token is allowed.
             end_ids |= self._eos_ids
         end_ids = frozenset(end for end in {*end_ids, *sampling.stop_token_ids} if 0 <= end < self.vocabulary)
         row = BatchRow(
@@ -291,7 +292,7 @@ class TransformersEngine(GenerationEngine):
 
     def verify(self, prompts: Sequence[list[int]]) -> None:
         verify(self, self._network, [prompt[: self.context - VERIFIED_TOKENS - 1] for prompt in prompts])
-        # Nobody asked for these prompts.
+        # Discard the prefixes of the comparison.
         self._prefixes = Prefixes(_PREFIXES) if self._keeps_prefixes else None
 
     def close(self) -> None:
@@ -306,7 +307,7 @@ class TransformersEngine(GenerationEngine):
             torch.cuda.empty_cache()
 
     def _use_threads(self, threads: int) -> None:
-        # PyTorch keeps the size of a pool with the thread that calls it.
+        # PyTorch keeps the size of its pool per calling thread.
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         self._threads = threads
@@ -319,7 +320,7 @@ class TransformersEngine(GenerationEngine):
         insort(self._waiting, row, key=lambda other: other.rank)
 
     def _make_room(self) -> None:
-        """Before a step: preempt the least important rows until every running row can grow by a token."""
+        """Preempt the rows of lowest priority until every running row can grow by a token."""
         if not self.cache_tokens:
             return
         running = [row for row in self._rows.values() if row.batch is not None]
@@ -335,13 +336,13 @@ class TransformersEngine(GenerationEngine):
             self._prefixes.shrink(max(0, self.cache_tokens - need))
 
     def _leave(self, row: BatchRow) -> None:
-        """Take a row out of the queue or its batch."""
+        """Remove a row from the queue or its batch."""
         if row.batch is None:
             self._waiting.remove(row)
             return
         batch = row.batch
         if self._reading is not None and self._reading.batch is batch:
-            # Only a single row is read in several parts.
+            # Only a single row is read in several chunks.
             row.batch = self._reading = None
             return
         batch.remove(row)
@@ -349,7 +350,7 @@ class TransformersEngine(GenerationEngine):
             self._batches.remove(batch)
 
     def _read(self) -> list[Progress]:
-        """Prefill waiting prompts, one chunk at most."""
+        """Prefill at most one chunk of waiting prompts."""
         progress: list[Progress] = []
         left = self._chunk
         while left > 0:
@@ -370,7 +371,7 @@ class TransformersEngine(GenerationEngine):
         return progress
 
     def _start(self, columns: int) -> Reading | None:
-        """Put the first waiting row into a new batch, with others whose prompts fit into ``columns`` beside it."""
+        """Move the first waiting row into a new batch, with further rows as long as their prompts fit ``columns``."""
         members: list[BatchRow] = []
         known: list[Any] = []
         width = sum(row.width for row in self._rows.values() if row.batch is not None)
@@ -390,7 +391,7 @@ class TransformersEngine(GenerationEngine):
                 if longest * (len(members) + 1) > columns:
                     break
             elif columns < min(longest, self._chunk // 2):
-                # Too little is left of this step's chunk to be worth a run of its own.
+                # The rest of this step's chunk is too small for a run of its own.
                 break
             if self._prefixes is not None:
                 known = self._prefixes.find(row.sampling.lora_name, row.tokens)
@@ -414,7 +415,7 @@ class TransformersEngine(GenerationEngine):
         return Reading(batch, BLOCK * len(known))
 
     def _advance(self, batch: RunningBatch, logits: Tensor) -> list[Progress]:
-        """Choose the next tokens, and take finished rows out of the batch."""
+        """Choose the next tokens and remove finished rows from the batch."""
         [first, *_] = batch.members
         if first.search is not None:
             going, progress = sample_beams(first, logits)
@@ -429,13 +430,13 @@ class TransformersEngine(GenerationEngine):
         return progress
 
     def _keep(self, batch: RunningBatch, row: BatchRow) -> None:
-        """Keep what a row has in the cache, for later prompts that begin alike."""
+        """Store the cached tokens of a row for later prompts with the same prefix."""
         if self._prefixes is not None and batch.padded is not None and row.search is None:
             cache, index = batch.padded.cache, batch.members.index(row)
             self._prefixes.keep(batch.adapter, row.tokens[: cache.lengths()[index]], cache, index)
 
     def _join(self) -> None:
-        """Merge batches that may be merged."""
+        """Merge compatible batches."""
         for batch in self._batches[1:]:
             for other in self._batches:
                 if other is batch:

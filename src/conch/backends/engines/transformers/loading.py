@@ -1,4 +1,4 @@
-"""Loads a causal language model with transformers, for the engine of that name."""
+"""Loads a causal language model for the engine ``transformers``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conch.errors import ConchError, invalid, one_line
 
 _logger = logging.getLogger(__name__)
 
-#: Flags of CPUs that multiply bfloat16 in hardware; others are several times slower with it than with float32.
+#: Flags of CPUs with bfloat16 multiplication; other CPUs are several times slower in bfloat16 than in float32.
 _NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
 #: The buffers with rotary frequencies; Gemma 3 has others for its sliding windows, which are not scaled.
 _FREQUENCIES: Final = ("inv_freq", "full_attention_inv_freq")
@@ -29,7 +29,7 @@ _ENDLESS: Final = 2**31 - 1
 
 
 def load(spec: EngineSpec) -> DecoderNetwork:
-    """The model of a checkpoint on its device.  Raises INVALID_ARG for one that cannot be loaded."""
+    """Load the model of a checkpoint, with its adapters, on its device.  Raises INVALID_ARG if it cannot be loaded."""
     transformers.utils.logging.disable_progress_bar()
     device = torch.device("cpu" if spec.device == "cpu" else f"{spec.device}:{spec.device_id}")
     try:
@@ -58,7 +58,7 @@ def _model(spec: EngineSpec) -> Any:
         trust_remote_code=spec.trust_remote_code,
         local_files_only=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # refused by name, if they matter
+        ignore_mismatched_sizes=True,  # require_tensors rejects those that affect outputs, by name
         **arguments,
     )
     require_tensors(model, report, lambda: _scores(model), spec.source)
@@ -99,7 +99,7 @@ def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
 
 
 def _scores(model: Any) -> Any:
-    """The logits after an example."""
+    """Return the logits of an example."""
     with torch.inference_mode():
         return model.eval()(input_ids=example_ids(model.config)).logits
 
@@ -122,8 +122,11 @@ def _native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def context(spec: EngineSpec, config: Any) -> int:
-    """The length limit of a sequence (tokens).  Raises INVALID_ARG for a context beyond the model's positions."""
-    # XLNet's configuration has -1 for no limit.
+    """Return the length limit of a sequence in tokens.
+
+    Raises INVALID_ARG for a context beyond the model's positions.
+    """
+    # XLNet's configuration uses -1 for no limit.
     known = max(getattr(config, "max_position_embeddings", None) or 0, 0)
     if known and spec.context > known:
         raise invalid(f"max_model_len {spec.context} is more than the {known} positions of the model")

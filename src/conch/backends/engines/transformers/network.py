@@ -1,4 +1,4 @@
-"""A causal language model of transformers as the engine runs it: from token ids and a cache to the next logits."""
+"""Runs a causal language model of transformers: from token ids and a cache to the next logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cache_argument(model: Any) -> str | None:
 
 
 class DecoderNetwork:
-    """The model on its device, and its LoRA adapters by name; used from one thread."""
+    """A model on its device with its LoRA adapters; not thread-safe."""
 
     def __init__(self, model: Any, device: Any, adapters: Iterable[str] = ()) -> None:
         self.model = model
@@ -29,11 +29,11 @@ class DecoderNetwork:
         self._cache_argument = cache_argument(model)
         self.cached = self._cache_argument is not None and "attention_mask" in taken
         self._positions = "position_ids" in taken
-        #: Arguments that ask for the logits of the last position alone.
+        #: Arguments that request only the logits of the last position.
         self.last = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
 
     def use(self, adapter: str) -> None:
-        """Switch to a LoRA adapter, or to none (``""``)."""
+        """Switch to a LoRA adapter; ``""`` selects none."""
         if adapter == self._adapter or not self.adapters:
             return
         if adapter:
@@ -44,7 +44,7 @@ class DecoderNetwork:
         self._adapter = adapter
 
     def run(self, ids: Tensor, cache: PaddedCache) -> Tensor:
-        """Read ``ids`` ``[rows, new]`` into a cache; returns the FP32 logits ``[rows, vocabulary]`` after them."""
+        """Read ``ids`` ``[rows, new]`` into a cache; returns the last FP32 logits, ``[rows, vocabulary]``."""
         new = ids.shape[1]
         mask, positions = cache.mask(new, self.device)
         arguments: dict[str, Any] = {self._cache_argument or "past_key_values": cache}

@@ -1,4 +1,4 @@
-"""Prefix caching: keys and values of earlier prompts, in blocks, for prompts that begin alike."""
+"""Prefix caching: stores keys and values of earlier prompts in blocks, for prompts with the same prefix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from conch.backends.engines.transformers.cache import PaddedCache
 
-#: Tokens of a block.
+#: Tokens per block.
 BLOCK: Final = 32
 
 _Piece = list[list[Any]]
@@ -30,7 +30,7 @@ class Prefixes:
         return BLOCK * len(self._blocks)
 
     def find(self, adapter: str, tokens: list[int]) -> list[_Piece]:
-        """The blocks that ``tokens`` begin with; at least one token remains to be read."""
+        """Return the cached blocks at the beginning of ``tokens``; leaves at least one token to read."""
         keys = []
         for key, stop in _keys(adapter, tokens):
             if stop >= len(tokens) or key not in self._blocks:
@@ -40,12 +40,12 @@ class Prefixes:
         return [self._blocks[key] for key in keys]
 
     def count(self, tokens: int, hits: int) -> None:
-        """Count a prompt of ``tokens`` tokens, of which ``hits`` are cached."""
+        """Add a prompt of ``tokens`` tokens with ``hits`` cached tokens to the statistics."""
         self.queries += tokens
         self.hits += hits
 
     def keep(self, adapter: str, tokens: list[int], cache: PaddedCache, row: int) -> None:
-        """Copy the whole blocks of ``tokens``, with which ``row`` of a cache begins."""
+        """Store copies of the full blocks of ``tokens``, the first tokens of ``row`` in ``cache``."""
         keys = []
         for key, stop in _keys(adapter, tokens):
             keys.append(key)
@@ -58,12 +58,12 @@ class Prefixes:
             self._drop()
 
     def shrink(self, tokens: int) -> None:
-        """Drop the least recently used blocks until at most ``tokens`` tokens are left."""
+        """Drop the least recently used blocks until at most ``tokens`` tokens remain."""
         while self._blocks and self.tokens > tokens:
             self._drop()
 
     def _touch(self, keys: list[bytes]) -> None:
-        # A block is useless without those before it, which therefore are dropped later.
+        # A block is useless without its predecessors, so the predecessors must be dropped later.
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 

@@ -1,4 +1,4 @@
-"""How the rows of a network can be batched: known reasons against it, then a trial when the model is loaded."""
+"""Determines at load how the rows of a network can be batched, from its configuration and a trial run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ Tensor = Any
 
 _logger = logging.getLogger(__name__)
 
-#: Rotary frequencies of these kinds depend on the longest row of a batch once it has outgrown the original context.
+#: Rotary types whose frequencies depend on the longest row of a batch if it exceeds the original context.
 _SHARED: Final = frozenset({"dynamic", "longrope"})
-#: Layers of a cache that a padded one can stand for: sliding windows are left to the mask.
+#: Cache layers that a padded layer can replace; the mask implements sliding windows.
 _LAYERS: Final = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
-#: Tokens of the texts of a trial: what a network does beyond a window of a few tokens shows with padding, too.
+#: The lengths of the trial texts in tokens; effects of windows of a few tokens show with padding, too.
 _LENGTHS: Final = (10, 17, 5)
-#: Different tokens in them; texts repeat theirs, and a network may choose among equals by their place.
+#: The number of distinct tokens in the trial texts.  Repeated tokens reveal networks that choose among equal tokens by
+#: position.
 _DIFFERENT: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSupport:
-    """What a network supports.
+    """The batching that a network supports.
 
-    ``padding``: rows of different lengths may share a batch.  ``several_rows``: rows may at least take turns, each with
-    a state of its own.  ``beam_search``: the state of a row can be copied.
+    ``padding``: rows of different lengths may share a batch.  ``several_rows``: several rows may run alternately, each
+    with its own state.  ``beam_search``: the state of a row can be copied.
     """
 
     padding: bool
@@ -41,9 +42,9 @@ class BatchSupport:
 
 
 def probe_batch_support(network: DecoderNetwork, context: int) -> BatchSupport:
-    """Find out how rows can be batched so that each gets the logits that it gets alone.
+    """Determine how rows can be batched without changing their logits.
 
-    ``context`` is the length limit of a row (tokens).
+    ``context`` is the length limit of a row in tokens.
     """
     with torch.inference_mode():
         trial = _Trial(network)
@@ -78,7 +79,7 @@ def _stretched(config: Any, context: int) -> bool:
 
 
 class _Trial:
-    """A few random texts with the logits that each gets alone, and other ways to compute the same."""
+    """Random texts with the logits of each text alone, and other ways to compute the same logits."""
 
     def __init__(self, network: DecoderNetwork) -> None:
         self._network = network
@@ -91,7 +92,7 @@ class _Trial:
         self._alone = [self._steps(text, length) for text, length in self._prompts()]
 
     def holds(self, way: Callable[[], list[tuple[int, int, Tensor]]]) -> bool:
-        """Whether ``way``, which returns (text, step, logits), gives every text the logits that it gets alone."""
+        """Whether ``way``, which returns (text, step, logits), gives the same logits as each text alone."""
         tolerance = 1e-3 if self._network.model.dtype == torch.float32 else 0.05
         try:
             for text, step, logits in way():
@@ -105,7 +106,7 @@ class _Trial:
         return True
 
     def together(self) -> list[tuple[int, int, Tensor]]:
-        """Two prompts in one go, a third in two pieces which joins them."""
+        """Compute two prompts in one batch, and a third in two chunks that then joins them."""
         early, late = PaddedRows(self._network), PaddedRows(self._network)
         first = early.feed([text[:length] for text, length in self._prompts()[:2]])
         late.feed([self._texts[2][:3]])
@@ -115,7 +116,7 @@ class _Trial:
         return [(text, step, logits[text]) for step, logits in enumerate(steps) for text in range(3)]
 
     def in_turns(self) -> list[tuple[int, int, Tensor]]:
-        """The texts in turn, each with a state of its own."""
+        """Compute the texts alternately, each with its own state."""
         rows = [OwnRows(self._network) for _ in self._texts]
         results = []
         for step in range(3):
@@ -125,7 +126,7 @@ class _Trial:
         return results
 
     def copied(self) -> list[tuple[int, int, Tensor]]:
-        """Of two rows the second goes on twice."""
+        """Compute two rows, then continue two copies of the second row."""
         [_, (text, length), *_] = self._prompts()
         rows = OwnRows(self._network)
         rows.feed([text[1 : length + 1], text[:length]])

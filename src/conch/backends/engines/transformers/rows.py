@@ -1,6 +1,6 @@
-"""The rows of a batch with their state: padded rows over a KV cache of ours, or rows whose state transformers keeps.
+"""The rows of a batch with their state: padded rows over conch's KV cache, or rows whose state transformers keeps.
 
-All rows of an object take every step together.
+All rows of an object step together.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _ARGUMENTS: Final[Mapping[str, Any]] = {
     "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1,
     "cache_implementation": "dynamic",
 }  # fmt: skip
-#: What ``generate`` gives a loop over tokens besides the network's own arguments.
+#: Arguments that ``generate`` passes to a decoding loop besides the network's own.
 _OF_THE_LOOP: Final = ("logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer")
 
 
 class Rows(ABC):
-    """Rows of one length, or of several where an implementation pads them."""
+    """The rows of a batch; they have the same length unless an implementation pads them."""
 
     @abstractmethod
     def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Read the next tokens, equally many for each row; returns the logits ``[rows, vocabulary]`` after them."""
+        """Read the next tokens, the same number for each row; returns the logits ``[rows, vocabulary]`` after them."""
 
     @abstractmethod
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows in this order; a row may be there several times."""
+        """Keep these rows in this order; a row may occur several times."""
 
 
 class PaddedRows(Rows):
-    """Rows over a :class:`PaddedCache`, whose prompts may have different lengths."""
+    """Rows over a :class:`PaddedCache`; their prompts may have different lengths."""
 
     def __init__(self, network: DecoderNetwork) -> None:
         self._network = network
@@ -59,9 +59,9 @@ class PaddedRows(Rows):
 
 
 class OwnRows(Rows):
-    """Rows of one length, run as ``generate`` runs them, with the state of any architecture.
+    """Rows of the same length, run as in ``generate``, for any architecture.
 
-    ``generate`` itself prepares the state: which cache a network has, and the inputs that only it takes.
+    ``generate`` itself prepares the state: the type of cache, and the inputs that are specific to a network.
     """
 
     def __init__(self, network: DecoderNetwork) -> None:
@@ -101,7 +101,7 @@ class OwnRows(Rows):
                 self._carried[name] = state[chosen]
 
     def _begin(self, model: Any, ids: Tensor, **carried: Any) -> Tensor:
-        """Take over, in place of a loop over tokens, what ``generate`` has prepared for one."""
+        """Store the state that ``generate`` has prepared; called by ``generate`` in place of its decoding loop."""
         for name in _OF_THE_LOOP:
             carried.pop(name, None)
         self._ids, self._carried = ids, carried

@@ -1,7 +1,7 @@
-"""Choosing tokens from logits, for all rows of a batch at once; the semantics are those of vLLM.
+"""Chooses tokens from logits for all rows of a batch at once, with vLLM's semantics.
 
-The order: structure, ``logit_bias``, bad words, ``min_tokens``, penalties; then temperature, ``min_p``, ``top_k``,
-``top_p``.  Log-probabilities are those of the raw logits.
+The order is: structure, ``logit_bias``, bad words, ``min_tokens``, penalties; then temperature, ``min_p``, ``top_k``,
+``top_p``.  Log-probabilities are computed from the raw logits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
 
-#: Up to here ``top_k`` finds its candidates without sorting the vocabulary.
+#: The largest ``top_k`` whose candidates are found without sorting the vocabulary.
 _NARROW: Final = 1024
 
 
 class History(Protocol):
-    """What ``adjust`` must know of a row."""
+    """The data of a row that ``adjust`` reads."""
 
     sampling: SamplingParams
-    #: The prompt and what has been generated, and the number of tokens of the prompt.
+    #: The prompt and the generated tokens, and the length of the prompt in tokens.
     tokens: list[int]
     prompt_length: int
     #: Ids that end the row.
@@ -32,21 +32,21 @@ class History(Protocol):
 
 
 class Drawn(History, Protocol):
-    """What ``choose`` must know of a row besides: its own source of random numbers, if it has one."""
+    """The data of a row that ``choose`` reads: also its own random number generator, or None."""
 
     generator: Any
 
 
 def generator(seed: int | None, device: Any) -> Any:
-    """A row's own source of random numbers; None for the common one."""
+    """Return a random number generator for a seed; None without a seed, for the shared generator."""
     if seed is None:
         return None
-    # Seeds are unsigned, of 64 bits.
+    # PyTorch's seeds are unsigned 64-bit integers.
     return torch.Generator(device=device).manual_seed(seed & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 def adjust(logits: Tensor, rows: Sequence[History]) -> None:
-    """Apply everything that changes which token is the likeliest to ``logits`` ``[rows, vocabulary]``, in place."""
+    """Apply biases, bans, ``min_tokens`` and penalties to ``logits`` ``[rows, vocabulary]`` in place."""
     for index, row in enumerate(rows):
         sampling, scores = row.sampling, logits[index]
         if sampling.logit_bias:
@@ -60,7 +60,7 @@ def adjust(logits: Tensor, rows: Sequence[History]) -> None:
         if row.end_ids and len(made) < sampling.min_tokens:
             longer = scores.clone()
             longer[list(row.end_ids)] = -torch.inf
-            # A structure may be complete before that.
+            # A structure may be complete before ``min_tokens``; then only an end token is allowed.
             if not bool(longer.isneginf().all()):
                 scores.copy_(longer)
         if (penalty := sampling.repetition_penalty) != 1:
@@ -95,7 +95,7 @@ def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
         return torch.tensor(values, device=logits.device, dtype=torch.float32)[:, None]
 
     logits = logits / column([max(row.sampling.temperature, 1e-5) for row in rows])
-    # Of the likeliest token's probability, so that it needs no more than the logits' differences.
+    # min_p is relative to the probability of the best token, so differences of logits suffice.
     if any(row.sampling.min_p > 0 for row in rows):
         least = column([row.sampling.min_p for row in rows]).log()
         logits = logits.masked_fill(logits - logits.amax(dim=-1, keepdim=True) < least, -torch.inf)
@@ -110,11 +110,11 @@ def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
         cut = (before >= column([row.sampling.top_p for row in rows])) & (ranks > 0)
         logits = logits.masked_fill(cut, -torch.inf)
     probabilities = logits.softmax(dim=-1)
-    # The largest of p / e with e exponential is a draw from p.
+    # With exponential e, the argmax of p / e is a sample from p.
     noise = torch.empty_like(probabilities).exponential_()
     for index, row in enumerate(rows):
         if row.generator is not None:
-            # As many numbers as the row would draw alone: its tokens do not depend on the others in the batch.
+            # Draw as many numbers as the row alone would, so that its tokens do not depend on the rest of the batch.
             size = sizes[index] if ordered else vocabulary
             noise[index, :size] = torch.empty(size, device=logits.device).exponential_(generator=row.generator)
     best = (probabilities / noise.clamp(min=1e-30)).argmax(dim=-1, keepdim=True)
@@ -123,9 +123,9 @@ def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
 
 
 def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
-    """The log-probabilities, by raw ``logits``, of each row's chosen token and its ``wanted`` likeliest ones.
+    """Return the log-probabilities, from raw ``logits``, of each row's chosen token and of its ``wanted`` best tokens.
 
-    None where a row wants none.
+    None for rows whose ``wanted`` is None.
     """
     results: list[TokenLogprobs | None] = [None] * len(chosen)
     indices = [index for index, count in enumerate(wanted) if count is not None]

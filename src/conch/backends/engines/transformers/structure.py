@@ -1,4 +1,4 @@
-"""Structured output: which tokens a grammar allows next, by llguidance (an optional package)."""
+"""Structured output: masks the tokens that a grammar does not allow, with llguidance (an optional package)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Tensor = Any
 
 _logger = logging.getLogger(__name__)
 
-#: The processor time that a mask may take per step of a sequence, and the excess allowed for all of its masks (s).
+#: Seconds of processor time: the limit per mask of a sequence, and the total excess allowed for all of its masks.
 #: Masks delay the other sequences of the batch.
 USUAL_SECONDS: Final = 0.02
 OVERTIME_SECONDS: Final = 2.0
 
 
 def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | None:
-    """The compiler for a network with ``vocabulary`` logits; None if the package or the tokenizer is missing.
+    """Return the compiler for a network with ``vocabulary`` logits, or None if structured output is not available.
 
-    Raises UNSUPPORTED for a package that is there and cannot be imported.
+    Raises UNSUPPORTED if llguidance is installed but cannot be imported.
     """
     tokenizer = spec.tokenizer
     if tokenizer is None or tokenizer.fast is None:
         return None
     if find_spec("llguidance") is None:
-        # Clients are told that a library is missing; the command has paths of the server.
+        # Logged only: clients learn that a library is missing, but the command contains paths of the server.
         command = extras.command_for("llguidance")
         _logger.info("no structured output for %s without llguidance: %s", spec.source, command)
         return None
@@ -51,9 +51,10 @@ def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | Non
 
 
 class GrammarCompiler:
-    """Compiles structures for a tokenizer with these ``tokens``; llguidance's copy of them is made with the first one.
+    """Compiles structures for a tokenizer with these ``tokens``.
 
-    llguidance would guess the text of tokens by the kind of the tokenizer's decoder, often wrongly.
+    llguidance copies ``tokens`` when the first structure is compiled.  Without them it would guess the text of tokens
+    from the tokenizer's decoder type, often wrongly.
     """
 
     def __init__(self, tokenizer: TextTokenizer, tokens: TokenBytes, vocabulary: int, eos_ids: tuple[int, ...]) -> None:
@@ -61,16 +62,16 @@ class GrammarCompiler:
         self._known: Any = None
 
     def compile(self, structure: Structure) -> Any:
-        """The matcher of a sequence at its beginning, to be copied for each.
+        """Compile a structure to a matcher in its initial state, which is copied for each sequence.
 
-        Called in any thread, one call at a time.  Raises INVALID_ARG for a structure that does not compile.
+        May be called from any thread, one call at a time.  Raises INVALID_ARG for a structure that does not compile.
         """
         import llguidance
 
         matchers = llguidance.LLMatcher
         try:
             grammar = _grammar(matchers, structure)
-        except Exception as error:  # a grammar's conversion raises several kinds, and none of its own
+        except Exception as error:  # converting a grammar raises errors of many types
             raise _refusal(structure, str(error)) from None
         if self._known is None:
             self._known = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=list(self._eos_ids))
@@ -79,7 +80,7 @@ class GrammarCompiler:
             raise _refusal(structure, made.get_error())
         return made
 
-    # What llguidance reads of a tokenizer: these names, and a call with a text that returns its ids.
+    # The tokenizer interface of llguidance: these attributes, and a call that converts a text to ids.
 
     @property
     def tokens(self) -> list[bytes]:
@@ -102,34 +103,37 @@ class GrammarCompiler:
 
 
 class Matcher:
-    """A sequence's position in its structure, and the excess processor time of its masks (s)."""
+    """The position of a sequence in its structure, and the excess processor time of its masks in seconds."""
 
     def __init__(self, compiled: Any) -> None:
         self._matcher = compiled.deep_copy()
         self._overtime = 0.0
 
     def mask(self) -> bytearray:
-        """A byte for each token: 0 where it is not allowed next."""
+        """Return a byte per token; 0 if the token is not allowed next."""
         before = thread_time()
         bias = bytearray(self._matcher.compute_logit_bias())
         self._overtime += max(0.0, thread_time() - before - USUAL_SECONDS)
         return bias
 
     def accept(self, token: int) -> ConchError | None:
-        """Go on by the chosen token; returns an error where it or nothing fits, or where masks take too long."""
+        """Advance by the chosen token.
+
+        Returns an error if the token is not allowed, if no token is, or if masks have taken too long.
+        """
         if self._overtime > OVERTIME_SECONDS:
             return invalid(
                 "the structured output cannot be continued: finding the tokens that its structure allows takes too "
                 "much processor time"
             )
-        # A failed matcher allows the end of the text, as if the structure were complete.
+        # A failed matcher allows the end of the text as if the structure were complete, so check for errors first.
         if not self._matcher.is_error() and self._matcher.consume_token(token):
             return None
         return invalid(f"the structured output cannot be continued: {_line(self._matcher.get_error())}")
 
 
 def restrict(logits: Tensor, matchers: list[Matcher | None]) -> None:
-    """Mask the logits ``[rows, vocabulary]``, in place, by the matchers of the rows (None: no structure)."""
+    """Mask the logits ``[rows, vocabulary]`` in place with the matchers of the rows (None: no structure)."""
     for index, matcher in enumerate(matchers):
         if matcher is not None:
             allowed = torch.frombuffer(matcher.mask(), dtype=torch.uint8)

@@ -1,1 +1,1 @@
-"""The backend ``onnxruntime``: an ONNX graph, tensors in and tensors out."""
+"""The backend ``onnxruntime``: runs an ONNX graph, tensors in, tensors out."""

@@ -1,6 +1,6 @@
-"""The backend ``onnxruntime``: the model is ``model.onnx``, a file or a folder with the weights beside it.
+"""The backend ``onnxruntime``: serves ``model.onnx``, a file, or a folder with the graph and external weights.
 
-Its instances on one device are threads over one session.
+Its instances on one device are threads that share one session.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from conch.backends.graphs.onnxruntime.session import (
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import invalid
 
-# Used by the backend ``onnxruntime`` when it loads. Names and messages are those of Triton's ONNX Runtime backend.
+# Names and messages are those of Triton's ONNX Runtime backend.
 
 
-#: By ``optimization.graph.level``; 0 is what a configuration without one has.
+#: Optimization levels by ``optimization.graph.level``; the default is 0.
 _GRAPH_LEVELS: Final = {-1: "basic", 0: "all", 1: "extended", 2: "disable_all"}
-#: Parameters of a model that are options of the CUDA provider.
+#: Model parameters that are options of the CUDA provider.
 _CUDA_OPTIONS: Final = (
     Parameter(
         "cudnn_conv_algo_search",
@@ -50,7 +50,7 @@ _CUDA_OPTIONS: Final = (
 )
 _CONVOLUTIONS: Final = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
 _ARENAS: Final = {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}
-#: Accelerators of Triton that ONNX Runtime knows nothing of.
+#: Triton's accelerators that ONNX Runtime does not have; ignored.
 _WITHOUT_EFFECT: Final = ("auto_mixed_precision", "gpu_io")
 _TENSORRT_OPTIONS: Final = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
@@ -92,9 +92,9 @@ def session_settings(
     instances: int,
     cores: int,
 ) -> SessionSettings:
-    """The settings of the session that ``instances`` threads on a device of ``kind`` (``CPU``, ``GPU``) share.
+    """Return settings for the session that ``instances`` threads on a device of ``kind`` (``CPU``, ``GPU``) share.
 
-    Raises INVALID_ARG for a value that has no meaning, naming it.
+    Raises INVALID_ARG with the name of an invalid value.
     """
     parameters = {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
     threads, inter_op = (
@@ -139,7 +139,7 @@ def _threads(name: str, count: int) -> int:
 
 
 def _providers(accelerators: Mapping[str, Any], parameters: Mapping[str, str], kind: str, device: int) -> Providers:
-    """The execution providers, those of the accelerators first, the CPU last."""
+    """Return the execution providers in order of preference: accelerators first, the CPU last."""
     on_gpu = list(_on_gpu(accelerators.get("gpu_execution_accelerator", ()), device))
     on_cpu = list(_on_cpu(accelerators.get("cpu_execution_accelerator", ())))
     if kind != "GPU":
@@ -186,7 +186,7 @@ def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
-    """The model's parameters for the CUDA provider, with ONNX Runtime's words in place of Triton's numbers."""
+    """Return the options of the CUDA provider, with Triton's numbers replaced by ONNX Runtime's names."""
     options = {one.name: parameters[one.name] for one in _CUDA_OPTIONS if one.name in parameters}
     for name, words in (("cudnn_conv_algo_search", _CONVOLUTIONS), ("arena_extend_strategy", _ARENAS)):
         if name in options:
@@ -201,7 +201,7 @@ class OnnxRuntimeBackend(GraphBackend):
         return model_file(self.model["version_directory"], self.model["filename"])
 
     def inspect(self, path: Path) -> Graph:
-        # Weights are neither repacked nor folded.
+        # Prepacking weights and folding constants takes time and is not needed to read the tensors.
         entries = {"session.disable_prepacking": "1"}
         return Session(path, SessionSettings(threads=1, graph="disable_all", entries=entries))
 

@@ -1,7 +1,7 @@
-"""An ONNX graph in ONNX Runtime: opening it, its tensors, and running it.
+"""Opens and runs ONNX graphs with ONNX Runtime.
 
-Used by the backend ``onnxruntime`` and by the Hugging Face backend's engine of that name, in workers, and by
-``conch convert``.  A session may run in several threads at once.
+Used in workers by the backend ``onnxruntime`` and by the engine ``onnxruntime`` of the Hugging Face backend, and by
+``conch convert``. Several threads may run a session concurrently.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CPU: Final = "CPUExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"
 TENSORRT: Final = "TensorrtExecutionProvider"
 OPENVINO: Final = "OpenVINOExecutionProvider"
-#: The package of PyPI whose ONNX Runtime has the provider.
+#: PyPI packages of ONNX Runtime by the provider that they include.
 _PACKAGES: Final = {CUDA: "onnxruntime-gpu", TENSORRT: "onnxruntime-gpu", OPENVINO: "onnxruntime-openvino"}
 
-#: Protocol names of the types that ONNX Runtime calls ``tensor(...)``.
+#: Protocol datatypes by ONNX Runtime's name in ``tensor(...)``.
 DATATYPES: Final[dict[str, str]] = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "bfloat16": "BF16", "float": "FP32",
@@ -40,11 +40,11 @@ _ERROR: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTA
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """The settings with which a graph is opened and run.
+    """Settings for opening and running a graph.
 
-    ``threads`` is the size of the intra-op pool, the caller of a run included, and 0 ONNX Runtime's choice.  ``graph``
-    is the optimisation level: ``all``, ``extended``, ``basic`` or ``disable_all``.  ``entries`` are session options by
-    key, ``run_entries`` those of each run, ``providers`` the execution providers with their options, best first.
+    ``threads`` is the size of the intra-op pool, including the calling thread; 0 is ONNX Runtime's choice. ``graph`` is
+    the optimization level: ``all``, ``extended``, ``basic`` or ``disable_all``. ``entries`` are session options by key,
+    ``run_entries`` run options by key, and ``providers`` the execution providers with their options, best first.
     """
 
     threads: int = 0
@@ -61,8 +61,8 @@ class SessionSettings:
 class Session(Graph):
     """An open ONNX graph.
 
-    Raises UNAVAILABLE for a file that is not there, UNSUPPORTED without what it needs, INTERNAL with ONNX Runtime's
-    words otherwise.
+    Raises UNAVAILABLE if the file does not exist, UNSUPPORTED if a library or provider is missing or the graph cannot
+    be run, and otherwise INTERNAL with ONNX Runtime's message.
     """
 
     def __init__(self, path: Path, settings: SessionSettings) -> None:
@@ -91,13 +91,13 @@ class Session(Graph):
         self._bfloat16_out = any(tensor.datatype == "BF16" for tensor in self.outputs)
         self._strings = any(tensor.datatype == "BYTES" for tensor in (*takes, *self.outputs))
         if self._bfloat16_out and self._strings:
-            # One way of running gives BF16, the other takes strings.
+            # Only ``run_with_ort_values`` returns BF16, and only ``run`` accepts strings.
             raise unsupported(f"'{path.name}' has BF16 outputs and strings, which cannot be run together")
 
     def run(self, names: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
-        """Run once, for the outputs ``names``; for graphs whose types numpy has."""
+        """Run once and return the outputs ``names``; only for graphs with numpy datatypes."""
         try:
-            # With numpy arrays both ways: 5 us of overhead, where an io_binding made anew takes 10 and OrtValues 40.
+            # numpy arrays have the lowest overhead: 5 µs; a new io_binding takes 10 µs, OrtValues take 40 µs.
             return self._session.run(names, arrays, self._run_options)  # type: ignore[no-any-return]
         except Exception as error:
             raise runtime_error(error) from None
@@ -119,7 +119,7 @@ class Session(Graph):
             raise runtime_error(error) from None
 
     def _feed(self, name: str, value: Array | Strings) -> Any:
-        """A numpy array, or an OrtValue of what numpy has no type for."""
+        """Return an input as a numpy array, or as an OrtValue if numpy lacks its datatype."""
         if isinstance(value, Strings):
             return _texts(name, value)
         if name not in self._bfloat16_in:
@@ -129,7 +129,7 @@ class Session(Graph):
 
 
 def runtime_error(error: Exception) -> ConchError:
-    """An error with the text that Triton reports for an exception of ONNX Runtime's."""
+    """Convert an ONNX Runtime exception to an error with Triton's message."""
     if isinstance(error, ConchError):
         return error
     found = _ERROR.match(str(error))
@@ -137,14 +137,14 @@ def runtime_error(error: Exception) -> ConchError:
 
 
 def model_file(version_directory: str | Path, filename: str) -> Path:
-    """The graph's file: ``filename``, or ``model.onnx`` in a folder of that name, with its weights beside it."""
+    """Return the path of the graph: ``filename``, or ``model.onnx`` in a folder of that name, next to its weights."""
     path = Path(version_directory) / (filename or "model.onnx")
     return path / "model.onnx" if path.is_dir() else path
 
 
 def _options(runtime: Any, settings: SessionSettings) -> Any:
     options = runtime.SessionOptions()
-    options.log_severity_level = 4  # what is wrong is raised
+    options.log_severity_level = 4  # fatal only: errors are raised
     options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = settings.inter_op_threads
     options.execution_mode = getattr(runtime.ExecutionMode, "ORT_PARALLEL" if settings.parallel else "ORT_SEQUENTIAL")
@@ -154,8 +154,8 @@ def _options(runtime: Any, settings: SessionSettings) -> Any:
     )
     options.enable_cpu_mem_arena = settings.memory_arena
     options.enable_mem_pattern = settings.memory_pattern
-    # The pool's threads spin while something runs, which saves a third of a short run, but not after it: they would
-    # take the cores from the threads that receive, tokenise and send.
+    # The pool's threads spin during a run, which makes short runs a third faster, but not after it: spinning threads
+    # would take cores from the threads that receive, tokenize and send.
     entries = {"session.force_spinning_stop": "1", **settings.entries}
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
@@ -193,7 +193,7 @@ def _with_strings(array: Array) -> Array | Strings:
 
 
 def _bits(value: Any) -> Array:
-    """An OrtValue as a numpy array, BF16 as its bits."""
+    """Convert an OrtValue to a numpy array, BF16 to its 16-bit values."""
     if value.element_type() != _BFLOAT16:
         array: Array = value.numpy()
         return array

@@ -1,1 +1,1 @@
-"""The backend ``openvino``: an OpenVINO or ONNX graph, tensors in and tensors out."""
+"""The backend ``openvino``: runs an OpenVINO or ONNX graph, tensors in, tensors out."""

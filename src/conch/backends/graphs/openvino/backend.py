@@ -1,6 +1,6 @@
-"""The backend ``openvino``: the model is ``model.xml``, or another format that OpenVINO reads, on the CPU.
+"""The backend ``openvino``: serves ``model.xml``, or a file in another format that OpenVINO reads, on the CPU.
 
-Its instances are threads over one compiled graph.
+Its instances are threads that share one compiled graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettin
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import unsupported
 
-#: OpenVINO's properties, as Triton's OpenVINO backend takes them.
+#: OpenVINO properties that Triton's OpenVINO backend accepts as parameters.
 PARAMETERS: Final = ParameterTable(
     "openvino",
     (
@@ -38,7 +38,7 @@ class OpenVinoBackend(GraphBackend):
 
     def model_file(self) -> Path:
         path = Path(self.model["version_directory"]) / (self.model["filename"] or "model.xml")
-        return path / path.name if path.is_dir() else path  # model.onnx/model.onnx, with its weights beside it
+        return path / path.name if path.is_dir() else path  # model.onnx/model.onnx, next to its weights
 
     def inspect(self, path: Path) -> Graph:
         return CompiledGraph(path, CompileSettings())

@@ -1,6 +1,6 @@
-"""A graph in OpenVINO: compiling it, its tensors, and running it.
+"""Compiles and runs graphs with OpenVINO.
 
-Used by the backend ``openvino`` and by the Hugging Face backend's engine of that name, in workers.
+Used in workers by the backend ``openvino`` and by the engine ``openvino`` of the Hugging Face backend.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
 from conch.errors import ConchError, internal, unavailable
 
-#: Protocol names of OpenVINO's element types.
+#: Protocol datatypes by OpenVINO's element type.
 DATATYPES: Final[dict[str, str]] = {
     "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
     "i32": "INT32", "i64": "INT64", "f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64", "string": "BYTES",
 }  # fmt: skip
-#: What the arithmetic is done in, with int8 that of the parts that are not quantised: left to itself OpenVINO takes
-#: bf16 for them, which is no faster here, and with 2026.4 wrong for sequences of 32 tokens.
+#: Inference precision by ``precision``; for int8, the precision of the parts that are not quantized. By default,
+#: OpenVINO runs those in bf16, which is no faster here, and with 2026.4 gives wrong results for sequences of 32 tokens.
 _HINTS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 
 
 @dataclass(frozen=True, slots=True)
 class CompileSettings:
-    """The settings for a graph that ``instances`` threads run at once, on ``threads`` cores together.
+    """Settings for a graph that ``instances`` threads run concurrently and that uses ``threads`` cores in total.
 
-    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``, anything else OpenVINO's choice, which is bf16 where the
-    CPU has such arithmetic.  ``properties`` are OpenVINO's own and go before the rest.
+    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``. Any other value leaves the choice to OpenVINO, which uses
+    bf16 if the CPU supports it. ``properties`` are OpenVINO properties that override the others.
     """
 
     threads: int = 1
@@ -43,7 +43,7 @@ class CompileSettings:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def compiled(self) -> dict[str, str]:
-        """OpenVINO's properties for compiling a model."""
+        """Return OpenVINO properties for compiling a model."""
         chosen = {
             "NUM_STREAMS": str(min(self.instances, self.threads)),
             "INFERENCE_NUM_THREADS": str(self.threads),
@@ -56,11 +56,11 @@ class CompileSettings:
 
 
 class CompiledGraph(Graph):
-    """A graph that OpenVINO has compiled.
+    """A graph compiled by OpenVINO.
 
-    The first run with shapes that are new to it takes some 15 ms more than the others, while kernels are made for
-    them.  Raises UNAVAILABLE for a file that is not there, UNSUPPORTED without openvino, INTERNAL with OpenVINO's
-    words otherwise.
+    The first run with new shapes takes about 15 ms longer, because OpenVINO creates kernels for them. Raises
+    UNAVAILABLE if the file does not exist, UNSUPPORTED if openvino is not installed, and otherwise INTERNAL with
+    OpenVINO's message.
     """
 
     def __init__(self, path: Path, settings: CompileSettings) -> None:
@@ -72,7 +72,8 @@ class CompiledGraph(Graph):
             self._compiled = core.compile_model(core.read_model(path), "CPU", settings.compiled())
         except Exception as error:
             raise runtime_error(error) from None
-        # With several streams a run on the caller's thread would take their cores; texts it would copy twice.
+        # With several streams, a run on the calling thread would take cores from the streams. A synchronous run would
+        # also copy texts twice.
         several = min(settings.instances, settings.threads) > 1
         self._elsewhere = several or any(_tensor(port).datatype == "BYTES" for port in self._compiled.outputs)
         self.inputs = tuple(map(_tensor, self._compiled.inputs))
@@ -80,7 +81,7 @@ class CompiledGraph(Graph):
         self._at = {tensor.name: index for index, tensor in enumerate(self.inputs)}
         self._output_at = {tensor.name: index for index, tensor in enumerate(self.outputs)}
         self._of_bfloat16 = frozenset(tensor.name for tensor in self.inputs if tensor.datatype == "BF16")
-        #: Requests that nobody uses, the last used on top; there come to be as many as callers at once.
+        #: Free infer requests, the most recently used last; their number grows to that of concurrent callers.
         self._free: deque[Any] = deque()
 
     def infer(self, names: Sequence[str], values: Mapping[str, Array | Strings]) -> list[Array | Strings]:
@@ -93,12 +94,12 @@ class CompiledGraph(Graph):
                 request.start_async()
                 request.wait()
             else:
-                # On this thread: waking up another takes 150 µs.
+                # On this thread, because waking up another thread takes 150 µs.
                 request.infer({}, share_outputs=True)
             results = [self._result(request, name) for name in names]
         except Exception as error:
             raise runtime_error(error) from None
-        # A request that failed is not used again.
+        # Only after success: a failed request is not reused.
         self._free.append(request)
         return results
 
@@ -109,7 +110,7 @@ class CompiledGraph(Graph):
             return self._compiled.create_infer_request()
 
     def _feed(self, name: str, value: Array | Strings) -> Any:
-        """A tensor over the caller's memory, or of a copy where OpenVINO cannot read it as it is."""
+        """Return a tensor that shares the caller's memory, or a copy if OpenVINO cannot use that memory."""
         openvino = self._openvino
         if isinstance(value, Strings):
             texts = [element if isinstance(element, bytes) else element.encode() for element in value.elements]
@@ -134,7 +135,7 @@ class CompiledGraph(Graph):
 
 
 def runtime_error(error: Exception) -> ConchError:
-    """An error with the message of an OpenVINO exception on one line, without the places in OpenVINO's sources."""
+    """Convert an OpenVINO exception to an error with a one-line message, without OpenVINO's source locations."""
     if isinstance(error, ConchError):
         return error
     lines = [line.strip() for line in str(error).splitlines()]
@@ -143,7 +144,7 @@ def runtime_error(error: Exception) -> ConchError:
 
 
 def _tensor(port: Any) -> GraphTensor:
-    # A port may have several names: what a graph was made from, and numbers that the conversion gave.
+    # A port may have several names: those of the source graph, and numbers assigned by the conversion.
     names = sorted(port.get_names(), key=lambda name: (name.isdecimal(), name))
     datatype = port.element_type.get_type_name()
     shape = port.get_partial_shape()

@@ -1,1 +1,1 @@
-"""The backend ``pytorch``: a TorchScript file or a ``torch.export`` program, tensors in and tensors out."""
+"""The backend ``pytorch``: runs a TorchScript file or a ``torch.export`` program, tensors in, tensors out."""

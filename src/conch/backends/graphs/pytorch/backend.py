@@ -1,6 +1,6 @@
-"""The backend ``pytorch``: the model is ``model.pt``, TorchScript, or ``model.pt2``, a ``torch.export`` program.
+"""The backend ``pytorch``: serves ``model.pt`` (TorchScript) or ``model.pt2`` (a ``torch.export`` program).
 
-Its instances on one device are threads over one program.
+Its instances on one device are threads that share one program.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import ConchError, internal, invalid, one_line, unavailable, unsupported
 from conch.tensors import CONFIG_NAME
 
-# Inputs are named as arguments, or ``<name>__<index>``, or stand in the order of the arguments; outputs likewise,
-# except that results have no names unless they are a dictionary's.
+# Inputs are named like the arguments of forward, or ``<name>__<index>``, or have the order of the arguments. The same
+# applies to outputs, but results have names only if forward returns a dictionary.
 
 
 _INDEXED: Final = re.compile(r".+__(\d+)")
 
 
 def indices(names: Sequence[str], known: Sequence[str]) -> list[int]:
-    """The place of each of ``names``: among the ``known`` ones, by its number, or its place among ``names``.
+    """Return the index of each of ``names``: its index in ``known``, or the number in its suffix, or its position.
 
-    All names must follow one rule; where they do not, their order counts.
+    All names must follow the same rule; otherwise their positions apply.
     """
     if known and all(name in known for name in names):
         return [known.index(name) for name in names]
@@ -75,14 +75,14 @@ PARAMETERS: Final = ParameterTable(
         Parameter("ENABLE_TENSOR_FUSER", _BOOLEANS, "PyTorch's", "its fuser"),
         Parameter("ENABLE_CACHE_CLEANING", _BOOLEANS, "`false`", "give a GPU's cached memory back after each run"),
     ),
-    # Instances share weights anyway; NvFuser is no part of PyTorch any more.
+    # Instances always share weights; NvFuser has been removed from PyTorch.
     accepted=frozenset({"ENABLE_WEIGHT_SHARING", "ENABLE_NVFUSER"}),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
-    """How a program runs; ``None`` leaves PyTorch's own choice."""
+    """Settings for running a program; ``None`` and 0 leave the choice to PyTorch or, for ``threads``, to conch."""
 
     inference_mode: bool = True
     optimized: bool = True
@@ -95,7 +95,7 @@ class TorchSettings:
 
 
 def torch_settings(config: Mapping[str, Any]) -> TorchSettings:
-    """The settings that a configuration's parameters ask for.  Raises INVALID_ARG for a value that has no meaning."""
+    """Read the settings from a configuration's parameters. Raises INVALID_ARG for an invalid value."""
     given = {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
     return TorchSettings(
         inference_mode=_flag(given, "INFERENCE_MODE", True),
@@ -132,9 +132,9 @@ def _count(given: Mapping[str, str], name: str) -> int:
 
 #: The suffix of ``torch.export`` programs; all other files are TorchScript.
 EXPORTED: Final = ".pt2"
-#: What a package of AOTInductor's has among its files.
+#: Part of the file names in a package compiled by AOTInductor.
 _COMPILED: Final = "/aotinductor/"
-#: Protocol names of PyTorch's types, without ``torch.``.
+#: Protocol datatypes by the name of the PyTorch type, without ``torch.``.
 DATATYPES: Final[dict[str, str]] = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "bfloat16": "BF16", "float32": "FP32",
@@ -143,17 +143,17 @@ DATATYPES: Final[dict[str, str]] = {
 
 
 def datatype(dtype: object) -> str:
-    """The protocol's name of a ``torch.dtype``, or the type's own where there is none."""
+    """Return the protocol datatype of a ``torch.dtype``, or its PyTorch name if the protocol lacks it."""
     name = str(dtype).removeprefix("torch.")
     return DATATYPES.get(name, name)
 
 
 class TorchProgram(ABC):
-    """A loaded program, which several threads may run at once.
+    """A loaded program, which several threads may run concurrently.
 
-    ``arguments`` are the names of forward's; ``keyed`` says that it takes one dictionary of tensors in their place, and
-    ``texts`` are those of the arguments that are lists of strings.  ``inputs`` and ``outputs`` are its tensors where
-    the file describes them, else empty.
+    ``arguments`` are the names of forward's arguments. ``keyed``: forward takes one dictionary of tensors instead.
+    ``texts`` are the arguments that are lists of strings. ``inputs`` and ``outputs`` are its tensors if the file
+    describes them, else empty.
     """
 
     arguments: tuple[str, ...]
@@ -164,13 +164,13 @@ class TorchProgram(ABC):
 
     @abstractmethod
     def run(self, values: Mapping[str, Any]) -> Any:
-        """What forward returns for its arguments by name, or for one dictionary where it is ``keyed``."""
+        """Call forward with its arguments by name, or with one dictionary if it is ``keyed``."""
 
 
 def open_program(path: Path, device: str) -> TorchProgram:
-    """Load the file to ``device`` (``cpu``, ``cuda:0``; empty for that which it was saved with).
+    """Load a program to ``device`` (``cpu``, ``cuda:0``; empty: the device that it was saved with).
 
-    Raises UNSUPPORTED without PyTorch, INVALID_ARG for a file that is none.
+    Raises UNSUPPORTED if PyTorch is not installed or the program cannot be served, INVALID_ARG for an invalid file.
     """
     torch = extras.load("backend 'pytorch'", "torch")
     try:
@@ -182,7 +182,7 @@ def open_program(path: Path, device: str) -> TorchProgram:
 
 
 class _Script(TorchProgram):
-    """TorchScript, traced or scripted."""
+    """A TorchScript program, traced or scripted."""
 
     def __init__(self, torch: Any, path: Path, device: str) -> None:
         self._module = torch.jit.load(str(path), map_location=device or None)
@@ -203,7 +203,7 @@ class _Script(TorchProgram):
 
 
 class _Exported(TorchProgram):
-    """A program of ``torch.export.save``."""
+    """A program saved by ``torch.export.save``."""
 
     def __init__(self, torch: Any, path: Path, device: str) -> None:
         with zipfile.ZipFile(path) as archive:
@@ -241,7 +241,7 @@ def _described(name: str, value: Any) -> GraphTensor:
 
 
 def failed(error: Exception) -> ConchError:
-    """The error with the text that Triton reports for an exception of PyTorch's."""
+    """Convert a PyTorch exception to an error with Triton's message."""
     return error if isinstance(error, ConchError) else internal(f"PyTorch execute failure: {str(error).strip()}")
 
 
@@ -251,21 +251,24 @@ class PyTorchBackend(TensorBackend):
     _torch: Any
     _program: TorchProgram
     _settings: TorchSettings
-    #: Where runs take place: ``cpu``, ``cuda:0``, or empty for where the program is.
+    #: The device of the inputs: ``cpu``, ``cuda:0``, or empty if the program keeps the device that it was saved with.
     _device = ""
-    #: The datatype of each input, those that schedulers make among them, by name.
+    #: Datatypes by input name, including batch inputs and sequence tensors.
     _inputs: dict[str, str]
-    #: The argument of forward that each of them is.
+    #: Arguments of forward by input name.
     _arguments: dict[str, str]
-    #: The index or key of each output among forward's results, by the output's name.
+    #: Index of each output in forward's results, by output name; unused if forward returns a dictionary.
     _results: dict[str, int]
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
-        """What the worker imports and may share with others, and variables for it."""
+        """Return the modules to import, which workers may share, and the environment variables to set before."""
         return ("torch",), openmp(usable_cores(), instance["count"])
 
     def complete(self) -> str:
-        """The batch size, tensors and scheduler of a ``torch.export`` program; TorchScript does not tell them."""
+        """Fill in batch size, tensors and scheduler from a ``torch.export`` program.
+
+        Raises INVALID_ARG for TorchScript, which does not describe its tensors, if inputs or outputs are missing.
+        """
         if self.config.get("input") and self.config.get("output"):
             return json.dumps(self.config)
         path = self._path()
@@ -302,7 +305,7 @@ class PyTorchBackend(TensorBackend):
 
     def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
         if not hasattr(self._prepared, "done"):
-            self._torch.set_num_threads(self._threads)  # holds for the thread that calls it
+            self._torch.set_num_threads(self._threads)  # applies to the calling thread
             self._prepared.done = True
         try:
             with ExitStack() as modes:
@@ -327,7 +330,7 @@ class PyTorchBackend(TensorBackend):
         return path
 
     def _matched(self, datatypes: Mapping[str, str]) -> dict[str, str]:
-        """The argument that each input is.  Raises INVALID_ARG where forward has no such argument."""
+        """Return the argument of forward for each input. Raises INVALID_ARG if an input matches no argument."""
         program, names = self._program, list(datatypes)
         if program.keyed:
             return {name: name for name in names}
@@ -348,7 +351,7 @@ class PyTorchBackend(TensorBackend):
         return matched
 
     def _given(self, name: str, value: Array | Strings) -> Any:
-        """An input as forward takes it."""
+        """Convert an input to an argument of forward."""
         if isinstance(value, Strings):
             return [
                 element if isinstance(element, str) else element.decode("utf-8", "replace")
@@ -361,7 +364,10 @@ class PyTorchBackend(TensorBackend):
         return tensor.to(self._device) if self._device.startswith("cuda") else tensor
 
     def _result(self, name: str, returned: Any) -> Array | Strings:
-        """An output among what forward has returned.  Raises for one that is not there, or of another datatype."""
+        """Return an output from the results of forward.
+
+        Raises INTERNAL or INVALID_ARG if it is missing or has another datatype.
+        """
         if isinstance(returned, dict):
             if name not in returned:
                 raise internal(f"the model returned no '{name}', only {', '.join(map(str, returned))}")
@@ -396,7 +402,7 @@ class PyTorchBackend(TensorBackend):
 
 
 def _set_up_jit(torch: Any, settings: TorchSettings) -> None:
-    """Tell TorchScript's runtime of this process what the parameters ask for."""
+    """Apply the settings to this process's TorchScript runtime."""
     for function, value in (
         (torch._C._jit_set_profiling_executor, settings.jit_executor),
         (torch._C._jit_set_profiling_mode, settings.jit_profiling),

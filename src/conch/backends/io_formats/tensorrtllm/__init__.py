@@ -1,1 +1,1 @@
-"""Token ids in, token ids out: the model ``tensorrt_llm`` of the in-flight batcher."""
+"""The I/O format ``tensorrtllm``: token ids in, token ids out, like the in-flight batcher's model ``tensorrt_llm``."""

@@ -1,6 +1,6 @@
-"""The backend ``tensorrtllm``: the model ``tensorrt_llm`` of the in-flight batcher on one of the engines here.
+"""The backend ``tensorrtllm``: serves the in-flight batcher's model ``tensorrt_llm`` on any of conch's engines.
 
-Parameters that name a compiled engine there name a checkpoint here.  Runs in workers.
+Parameters that name a compiled engine in Triton name a checkpoint here. Runs in workers.
 Source: triton-inference-server/tensorrtllm_backend.
 """
 
@@ -29,31 +29,31 @@ from conch.config.reading import read_json
 from conch.errors import invalid, unsupported
 from conch.sampling import TEXT_GENERATION
 
-# Keys and defaults are those of Triton's TensorRT-LLM backend; a value that is still a template's ``${…}`` is not
-# set. Runs in workers, when a model is loaded.
+# Keys and defaults are those of Triton's TensorRT-LLM backend. A value that is an unfilled placeholder ``${…}`` of a
+# template counts as not set. Runs in workers at load.
 
 
 _PLACEHOLDER: Final = re.compile(r"\s*\$\{[^{}]*\}\s*")
 
-#: Where the checkpoint is; the first that is set counts.
+#: Parameters that name the checkpoint; the first one that is set applies.
 _PATHS: Final = ("gpt_model_path", "engine_dir", "model")
 _MODEL_TYPES: Final = ("v1", "inflight_batching", "inflight_fused_batching")
 _DECODING: Final = ("auto", "top_k", "top_p", "top_k_top_p", "beam_search")
 _SPECULATIVE: Final = ("medusa", "redrafter", "lookahead", "eagle", "explicit_draft_tokens")
 
-#: Those that a text model of this server has under the same name.
+#: Parameters with the same name and meaning as in conch's other text generation backends.
 _OWN: Final = tuple(
     parameter
     for parameter in (*CHECKPOINT_PARAMETERS, *GENERATION_PARAMETERS)
     if parameter.name not in ("model", "task", "max_tokens", "chat_template")
 )
-#: Those that are read here.
+#: Parameters of Triton's backend that are supported.
 _READ: Final = frozenset({
     *_PATHS, "gpt_model_type", "max_beam_width", "exclude_input_in_output", "normalize_log_probs", "decoding_mode",
     "encoder_model_path", "kv_cache_free_gpu_mem_fraction", "enable_chunked_context", "enable_kv_cache_reuse",
     "max_tokens_in_paged_kv_cache",
 })  # fmt: skip
-#: Parameters that tune TensorRT-LLM alone; ignored.
+#: Ignored parameters: they tune only TensorRT-LLM.
 _IGNORED: Final = frozenset({
     "max_attention_window_size", "sink_token_length", "kv_cache_host_memory_bytes", "kv_cache_onboard_blocks",
     "cross_kv_cache_fraction", "cancellation_check_period_ms", "stats_check_period_ms", "iter_stats_max_iterations",
@@ -70,10 +70,11 @@ PARAMETERS: Final = ParameterTable("tensorrtllm", _OWN, _READ | _IGNORED)
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The parameters of a model, read.
+    """The parsed parameters of a model.
 
-    ``options`` are those of a text model; ``arguments`` are meant for vLLM; ``unknown`` are names that have no effect
-    and resemble none that has.  Without ``normalize`` the score of a beam is not divided by its length.
+    ``options`` are those of a text generation model. ``arguments`` are engine arguments for vLLM. ``unknown`` are names
+    that have no effect and do not resemble a known parameter. Without ``normalize``, the score of a beam is not divided
+    by its length.
     """
 
     options: Options
@@ -85,9 +86,9 @@ class Parameters:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], version_directory: Path) -> Parameters:
-        """The parameters of a configuration as JSON has it.
+        """Parse the parameters of a configuration (JSON object).
 
-        Raises INVALID_ARG, naming the parameter, for what is wrong, and UNSUPPORTED for what no engine here has.
+        Raises INVALID_ARG with the name of an invalid parameter, and UNSUPPORTED for features that no engine has.
         """
         texts = set_parameters(config)
         _check(texts)
@@ -110,7 +111,7 @@ class Parameters:
 
 
 def set_parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters that have a value: neither empty nor an unfilled placeholder."""
+    """Return the parameters that have a value, neither empty nor an unfilled placeholder."""
     parameters = config.get("parameters") or {}
     texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
     return {name: text.strip() for name, text in texts.items() if text.strip() and not _PLACEHOLDER.fullmatch(text)}
@@ -138,7 +139,7 @@ def _check(texts: Mapping[str, str]) -> None:
 
 
 def _arguments(given: Options) -> dict[str, Any]:
-    """Engine arguments for vLLM; no other engine divides the memory of a GPU."""
+    """Return engine arguments for vLLM; no other engine divides the memory of a GPU."""
     arguments: dict[str, Any] = {}
     if "kv_cache_free_gpu_mem_fraction" in given.given:
         fraction = given.number("kv_cache_free_gpu_mem_fraction")
@@ -151,9 +152,10 @@ def _arguments(given: Options) -> dict[str, Any]:
 
 
 def checkpoint_path(text: str, version_directory: Path) -> str:
-    """The checkpoint that a path to a compiled engine stands for: ``text`` itself, unless an engine is there.
+    """Return the checkpoint for a path to a compiled engine, or ``text`` unchanged if it is no compiled engine.
 
-    The one checkpoint below a compiled engine is what it was built from.  Raises INVALID_ARG without one.
+    If the subfolders of a compiled engine contain exactly one checkpoint, that is its source; otherwise INVALID_ARG is
+    raised.
     """
     path = Path(text.replace(MODEL_DIRECTORY, str(version_directory.parent)))
     for folder in (version_directory / path, version_directory.parent / path):
@@ -189,7 +191,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 class TensorRtLlmBackend(GenerationBackend):
-    """A checkpoint behind the tensors of the in-flight batcher: token ids in, token ids out."""
+    """A checkpoint with the tensors of the in-flight batcher: token ids in, token ids out."""
 
     def complete(self) -> str:
         return json.dumps(complete_config(self.config))
@@ -219,6 +221,6 @@ class TensorRtLlmBackend(GenerationBackend):
         self.serve(engine, contract, reserve=settings.reserve)
 
     def _warn(self, parameters: Parameters) -> None:
-        """Log the parameters and inputs of the configuration that mean nothing here."""
+        """Log the parameters and inputs of the configuration that have no effect."""
         self.log_without_effect("parameters", parameters.unknown)
         self.log_without_effect("inputs", unknown_inputs(self.config))

@@ -1,4 +1,4 @@
-"""What the tensors of a request for backend ``tensorrtllm`` mean.  Used by the threads that read frames."""
+"""Reads the input tensors of requests for backend ``tensorrtllm``. Used by the threads that read frames."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from conch.errors import invalid
 from conch.sampling.parameters import MAX_BAD_WORDS, MAX_STOPS, SamplingParams
 from conch.sampling.structures import GUIDE_TYPES, Structure, structure_of
 
-#: Kinds of structured output by the in-flight batcher's name; ``json`` is any object where there is no schema.
+#: Kinds of structured output by the in-flight batcher's name; ``json`` without a schema allows any object.
 _GUIDES: Final = {"json": "json", **{guide: kind for kind, guide in GUIDE_TYPES.items()}}
 
 
 class _Rows:
-    """The rows of a request.  An input has a value for each of them, or one for all."""
+    """The rows of a request. An input has one value per row, or one value for all rows."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -42,13 +42,16 @@ class _Rows:
         self._lengths = self.values("input_lengths") or [self._ids.shape[1]] * self.count
 
     def values(self, name: str) -> list[Any]:
-        """The values of an input, one for each row; empty without the input.  Raises INVALID_ARG for another number."""
+        """Return the values of an input, one per row; empty if the input is absent.
+
+        Raises INVALID_ARG if the number of values is not a multiple of the number of rows.
+        """
         if name not in self._values:
             self._values[name] = self._read(name) if self.request.has(name) else []
         return self._values[name]
 
     def value(self, name: str, row: int) -> Any:
-        """The value of an input for a row, None without the input."""
+        """Return the value of an input for a row; None if the input is absent."""
         values = self.values(name)
         return values[row] if values else None
 
@@ -61,7 +64,7 @@ class _Rows:
         return values[:: len(values) // self.count] if values else []
 
     def prompt(self, row: int) -> list[int]:
-        """The token ids of a row, without its padding."""
+        """Return the token ids of a row without padding."""
         length, width = int(self._lengths[row]), self._ids.shape[1]
         if not 1 <= length <= width:
             raise invalid(f"input 'input_lengths' is {length} in row {row}, where 'input_ids' has {width} tokens")
@@ -69,9 +72,9 @@ class _Rows:
         return prompt
 
     def words(self, name: str, row: int, most: int) -> list[list[int]]:
-        """The token sequences in an input ``[rows or 1, 2, ids]``: the ids, and below them where each sequence ends.
+        """Return the token sequences in an input ``[rows or 1, 2, ids]``: token ids, and the end of each sequence.
 
-        Raises INVALID_ARG for another shape, for ends that do not increase, and for more than ``most`` sequences.
+        Raises INVALID_ARG for another shape, for decreasing ends, and for more than ``most`` sequences.
         """
         if not self.request.has(name) or not len(self.request.inputs[name].data):
             return []
@@ -98,9 +101,8 @@ class _Rows:
 class TokenInterface:
     """Reads the requests of a model.
 
-    ``decoupled`` tells whether a request may have several responses, ``batched`` whether tensors have a batch
-    dimension.  ``exclude_input`` is the default of ``exclude_input_in_output``.  :class:`TokenOutputOptions` explains
-    the others.
+    ``decoupled``: a request may have several responses. ``batched``: tensors have a batch dimension. ``exclude_input``
+    is the default of ``exclude_input_in_output``. See :class:`TokenOutputOptions` for the others.
     """
 
     limits: Limits
@@ -112,7 +114,7 @@ class TokenInterface:
     padded: frozenset[str] = frozenset()
 
     def response_builder(self, request: Request) -> ResponseBuilder:
-        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
         if request.option("stop", False):
             if not request.id:
                 raise invalid("A request id must be provided for request cancellation")
@@ -163,7 +165,7 @@ class TokenInterface:
         return RequestRow(prompt, sampling, 1 if beams > 1 else n or 1, StopWords(stops), pad)
 
     def _bias(self, rows: _Rows, row: int) -> dict[int, float]:
-        """``embedding_bias``, ``[rows or 1, vocabulary]``, as biases by token id."""
+        """Return the biases of ``embedding_bias`` ``[rows or 1, vocabulary]`` by token id."""
         request = rows.request
         if not request.has("embedding_bias") or not len(request.inputs["embedding_bias"].data):
             return {}
@@ -188,7 +190,10 @@ class TokenInterface:
 
 
 def _overrides(rows: _Rows, number: int) -> SamplingOverrides:
-    """The sampling parameters of a row.  Zero leaves top-k and top-p open, a negative ``end_id`` ends nothing."""
+    """Collect the sampling parameters of a row.
+
+    Top-k and top-p of 0 count as absent; a negative ``end_id`` sets ``ignore_eos``.
+    """
     overrides = SamplingOverrides()
     for name, parameter in VALUES.items():
         key, value = parameter.name, rows.value(name, number)
@@ -201,7 +206,7 @@ def _overrides(rows: _Rows, number: int) -> SamplingOverrides:
 
 
 def _sampling(overrides: SamplingOverrides) -> SamplingParams:
-    """The parameters as TensorRT-LLM understands them: without top-k and top-p, decoding is greedy."""
+    """Create sampling parameters with TensorRT-LLM's meaning: without top-k and top-p, decoding is greedy."""
     sampling = SamplingParams(**overrides.values)
     sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
     beams = sampling.beam_width

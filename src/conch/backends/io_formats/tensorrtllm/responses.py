@@ -1,4 +1,4 @@
-"""From tokens to the tensors of backend ``tensorrtllm``.  Used by the service's thread."""
+"""Builds the output tensors of backend ``tensorrtllm`` from tokens. Used by the service's thread."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conch.backends.generation.engine import Progress
 from conch.backends.generation.request_state import ResponseBuilder
 from conch.sampling.parameters import SamplingParams
 
-#: Outputs that every response had before there was ``batch_index``, zeros unless asked for, and their numbers of dims.
+#: Number of dims of the outputs that every response had before releases with ``batch_index``; zeros if not requested.
 ALWAYS: Final = {"cum_log_probs": 1, "output_log_probs": 2, "context_logits": 2, "generation_logits": 3}
 
 
 class StopWords:
-    """Token sequences that end a text and stay a part of it."""
+    """Token sequences that end a completion and remain part of it."""
 
     def __init__(self, words: Sequence[Sequence[int]] = ()) -> None:
         self._by_last: dict[int, list[list[int]]] = {}
@@ -26,18 +26,18 @@ class StopWords:
             self._by_last.setdefault(word[-1], []).append(list(word))
 
     def end(self, tokens: list[int]) -> bool:
-        """Whether ``tokens``, at least one, end with one of the words."""
+        """Whether the non-empty ``tokens`` end with one of the words."""
         return any(tokens[-len(word) :] == word for word in self._by_last.get(tokens[-1], ()))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputOptions:
-    """How the responses of a request are made.
+    """Options for the responses of a request.
 
-    ``stream`` asks for a response at every step.  ``together`` is one response for all rows and sequences, as a
-    model gives that is not decoupled.  ``batched`` tensors have a batch dimension.  With ``prompt``, ``output_ids``
-    begin with the prompt.  ``log_probs`` asks for log-probabilities; ``normalize`` divides the score of a beam by its
-    length.  ``padded`` are those of ``ALWAYS`` that every response has.
+    ``stream``: send a response at every step. ``together``: send one response for all rows and sequences, as models
+    that are not decoupled do. ``batched``: tensors have a batch dimension. ``prompt``: ``output_ids`` begin with the
+    prompt. ``log_probs``: return log-probabilities. ``normalize``: divide the score of a beam by its length.
+    ``padded``: the outputs of ``ALWAYS`` that every response has.
     """
 
     stream: bool = False
@@ -51,7 +51,7 @@ class TokenOutputOptions:
 
 @dataclass(slots=True)
 class RequestRow:
-    """A row of a request: its prompt, how many samples it gets and how; ``pad`` fills shorter sequences up."""
+    """A row of a request: its prompt, sampling parameters and number of samples; ``pad`` is the padding token id."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -62,7 +62,7 @@ class RequestRow:
 
 @dataclass(slots=True)
 class _Sequence:
-    """A continuation of a row, of whose tokens ``sent`` have been sent; ``finish`` is how it has ended."""
+    """A completion of a row; ``sent`` is the number of tokens already sent, ``finish`` the finish reason."""
 
     row: RequestRow
     tokens: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Item:
-    """A sample of a row, or all of its beams: what has responses of its own."""
+    """A sample of a row, or all of its beams: the unit that has its own responses."""
 
     row: int
     index: int
@@ -91,7 +91,7 @@ class _Item:
 
 
 class TokenResponseBuilder(ResponseBuilder):
-    """Makes the responses of a request for token ids."""
+    """Builds the responses of a request in the I/O format ``tensorrtllm``."""
 
     def __init__(self, rows: Sequence[RequestRow], options: TokenOutputOptions) -> None:
         self.prompts = []
@@ -106,7 +106,7 @@ class TokenResponseBuilder(ResponseBuilder):
 
     def add(self, index: int, progress: Progress) -> str:
         sequence = self._sequences[index]
-        # What ends a text is not part of it.
+        # The stop token is not part of the output.
         tokens = progress.tokens[:-1] if progress.finish == "stop" else progress.tokens
         if progress.cumulative_logprob is not None:
             sequence.score = progress.cumulative_logprob
@@ -123,7 +123,7 @@ class TokenResponseBuilder(ResponseBuilder):
         return sequence.finish
 
     def responses(self, final: bool) -> list[Result]:
-        """The responses that are due; ``final`` ones are the last, also for sequences that have not finished."""
+        """Return the due responses; with ``final``, the last ones, also for sequences that have not finished."""
         if self._options.together:
             return [self._result(self._items)] if final else []
         results = []
@@ -148,7 +148,7 @@ class TokenResponseBuilder(ResponseBuilder):
         return Result({name: array if self._options.batched else array[0] for name, array in outputs.items()})
 
     def _tensors(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
-        """The outputs for a grid of sequences ``[rows, sequences]``."""
+        """Return the outputs for a grid of sequences ``[rows, sequences]``."""
         options = self._options
         prompts = options.prompt and not options.stream
         tokens = [[(each.row.prompt if prompts else []) + each.tokens[each.sent :] for each in line] for line in grid]
@@ -164,7 +164,7 @@ class TokenResponseBuilder(ResponseBuilder):
         return outputs
 
     def _log_probs(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
-        """The log-probabilities of the tokens that are sent, under both names of the output; empty without any."""
+        """Return the log-probabilities of the tokens to send, under both output names; empty if some are unknown."""
         if self._options.log_probs and any(each.tokens and not each.logprobs for line in grid for each in line):
             return {}
         known = [
@@ -181,7 +181,7 @@ class TokenResponseBuilder(ResponseBuilder):
 
 
 class StopResponseBuilder(ResponseBuilder):
-    """The one, empty response of a request that ends all others with its id."""
+    """Builds the empty response of a request with ``stop``, which ends all other requests with its id."""
 
     prompts = ()
 
@@ -196,7 +196,7 @@ class StopResponseBuilder(ResponseBuilder):
 
 
 def _filled(grid: Sequence[Sequence[Sequence[float]]], pads: Sequence[float], dtype: type) -> Array:
-    """Lists of different lengths as an array ``[rows, sequences, longest]``, each row filled up with its pad."""
+    """Convert lists of different lengths to an array ``[rows, sequences, longest]``, with one pad value per row."""
     width = max(len(values) for line in grid for values in line)
     filled = [
         [[*values, *[pad] * (width - len(values))] for values in line] for line, pad in zip(grid, pads, strict=True)

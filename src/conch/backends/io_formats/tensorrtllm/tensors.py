@@ -1,7 +1,7 @@
-"""The tensors of backend ``tensorrtllm``: those that a configuration without any gets, and those that are refused.
+"""The tensors of backend ``tensorrtllm``: defaults for configurations, and ignored and refused inputs.
 
-Names are those of the in-flight batcher's model ``tensorrt_llm``.  A model has the tensors that its configuration
-lists, with the types and dims given there: both have changed from release to release.
+The names are those of the in-flight batcher's model ``tensorrt_llm``. A model has the tensors of its configuration,
+with the datatypes and dims given there, because both have changed between releases.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from conch.errors import unsupported
 from conch.sampling.parameters import PARAMETERS, SamplingParameter
 from conch.tensors import CONFIG_NAME
 
-#: Inputs of one value that are sampling parameters, by name.
+#: One-value inputs that are sampling parameters, by name.
 VALUES: Final[Mapping[str, SamplingParameter]] = {
     name: parameter for parameter in PARAMETERS for name in parameter.inflight_inputs
 }
-#: Inputs that matter to TensorRT-LLM alone, or not to models without an encoder; ignored.
+#: Ignored inputs: they concern only TensorRT-LLM, or only models with an encoder.
 _IGNORED: Final = frozenset({
     "decoder_input_ids", "decoder_input_lengths", "draft_acceptance_threshold", "prompt_vocab_size",
     "prompt_table_extra_ids", "runtime_top_p_min", "runtime_top_p_reset_ids", "retention_token_range_starts",
@@ -27,7 +27,7 @@ _IGNORED: Final = frozenset({
     "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
 })  # fmt: skip
 _LORA: Final = "LoRA weights in a request (rather than in parameter 'lora_modules', by their lora_task_id)"
-#: Inputs that are refused unless they are empty, and what they ask for.
+#: Inputs that are refused unless they are empty, and the features that they request.
 _REFUSED: Final[Mapping[str, str]] = {
     "prompt_embedding_table": "prompt tables",
     "draft_input_ids": "draft tokens in a request",
@@ -41,7 +41,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "lora_weights": _LORA,
     "lora_config": _LORA,
 }
-#: Flags that are refused where they are true, and what they ask for.
+#: Flag inputs that are refused if true, and the features that they request.
 _REFUSED_FLAGS: Final[Mapping[str, str]] = {
     "return_context_logits": "context logits",
     "return_generation_logits": "generation logits",
@@ -55,7 +55,7 @@ _READ: Final = frozenset({
     "output_log_probs", "exclude_input_in_output", "stop", "streaming", "lora_task_id", "guided_decoding_guide_type",
     "guided_decoding_guide",
 })  # fmt: skip
-#: Optional inputs of one value, where a configuration lists none: sampling parameters (by one name), and the others.
+#: Default optional one-value inputs: sampling parameters (by one of their names) and others.
 _OPTIONAL: Final[Mapping[str, str]] = {
     **{known.inflight_inputs[0]: known.type.datatype for known in VALUES.values() if known.name != "max_tokens"},
     "pad_id": "INT32",
@@ -65,7 +65,7 @@ _OPTIONAL: Final[Mapping[str, str]] = {
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration (as JSON) with tensors where it lists none."""
+    """Return a configuration (JSON object) with default inputs and outputs if it lists none."""
     completed = dict(config)
     completed["input"] = config.get("input") or [
         _tensor("input_ids", "INT32", -1),
@@ -93,13 +93,13 @@ def _tensor(name: str, datatype: str, *dims: int, optional: bool = False) -> dic
 
 
 def unknown_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The inputs of a configuration that have no meaning here."""
+    """Return the inputs of a configuration that have no effect, sorted by name."""
     names = {str(tensor["name"]) for tensor in config.get("input", ())}
     return tuple(sorted(names - _READ - _IGNORED - set(_REFUSED) - set(_REFUSED_FLAGS)))
 
 
 def refuse_unsupported(request: Request) -> None:
-    """Raise UNSUPPORTED for the first input of a request that asks for something that no engine does."""
+    """Raise UNSUPPORTED for the first input of a request that needs a feature no engine has."""
     for name, what in _REFUSED.items():
         if request.has(name) and len(request.inputs[name].data):
             raise unsupported(f"input '{name}' is given, but {what} are not supported")

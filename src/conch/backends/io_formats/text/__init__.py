@@ -1,1 +1,1 @@
-"""Text in, text out."""
+"""The I/O format ``text``: text in, text out."""

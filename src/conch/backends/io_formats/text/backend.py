@@ -1,4 +1,4 @@
-"""The text contract: a checkpoint, its tokenizer and an engine behind tensors of text.  Runs in workers."""
+"""The backend of the I/O format ``text``: a checkpoint, its tokenizer and an engine. Runs in workers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from conch.workers.child.channel import Channel, Header
 
 
 def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration (as JSON) with tensors, ``decoupled`` and the task, where it leaves them open.
+    """Return a configuration (JSON object) with missing tensors, ``decoupled`` and task filled in.
 
-    Requests have no batch dimension, since each joins the running batch.  Raises INVALID_ARG for
-    tensors that such a model does not have, and for a ``max_batch_size``.
+    Requests have no batch dimension, because each joins the running batch. Raises INVALID_ARG for tensors that such a
+    model does not have, and for a ``max_batch_size`` above 0.
     """
     if int(config.get("max_batch_size") or 0) > 0:
         raise invalid(
@@ -50,29 +50,29 @@ def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TextBackend(GenerationBackend):
-    """A checkpoint that writes text, with the tensors of the text contract."""
+    """A text generation checkpoint with the I/O format ``text``."""
 
     def __init__(self, channel: Channel, init: Header, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(channel, init)
         self._checkpoint = checkpoint or self.open_checkpoint()
 
     def open_checkpoint(self) -> Checkpoint:
-        """The checkpoint that the configuration names.  Raises INVALID_ARG."""
+        """Open the checkpoint that the configuration names. Raises INVALID_ARG."""
         return Checkpoint.open(Path(self.model["version_directory"]), Options.from_config(self.config))
 
     def complete(self) -> str:
         return json.dumps(complete_text_config(self.config))
 
     def defaults(self, generation: Mapping[str, Any], settings: ServingOptions) -> Defaults:
-        """The parameters of requests that leave them open; ``generation`` is generation_config.json."""
+        """Return the default sampling parameters; ``generation`` is generation_config.json."""
         return Defaults.of_checkpoint(generation, settings.max_tokens)
 
     def arguments(self, engine: str) -> Mapping[str, Any]:
-        """The arguments that an engine by that name gets unchanged."""
+        """Return arguments that are passed unchanged to the library of the named engine."""
         return {}
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
-        """The modules that ``load`` is going to import for ``instance``, and the variables that it sets before."""
+        """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
         if self.choose_engine(self._checkpoint, instance) != "transformers":
             return (), {}
         return TRANSFORMERS, openmp(self._checkpoint.options.threads or usable_cores(), 1)
@@ -94,4 +94,4 @@ class TextBackend(GenerationBackend):
             truncate=settings.truncate,
         )
         self.serve(engine, contract, reserve=settings.reserve)
-        del self._checkpoint  # the vocabulary of a GGUF file takes tens of megabytes
+        del self._checkpoint  # frees the vocabulary of a GGUF file, tens of megabytes

@@ -1,7 +1,7 @@
-"""The tensors of a model that writes text, and what they mean in a request.
+"""The tensors of the I/O format ``text`` and their meaning in a request.
 
 Sources: Triton's vLLM backend for ``sampling_parameters`` and the outputs on request, the ensemble of the in-flight
-batcher for the inputs of one value.  Used by the threads that read the server's frames.
+batcher for the one-value inputs. Used by the threads that read the server's frames.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from conch.inference import TensorSpec
 from conch.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
 from conch.sampling.structures import parsed
 
-#: Tokens at the end of a prompt on which the spelling of the first tokens after it may depend.
+#: Number of tokens at the end of a prompt that may affect the text of the first generated tokens.
 _CONTEXT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TextOutputOptions:
-    """How the responses of a request are made; ``outputs`` are those that it asks for besides the text.
+    """Options for the responses of a request; ``outputs`` are the requested outputs besides the text.
 
-    ``prefix`` goes before the text: the prompt, where it is wanted back.  ``stream`` asks for a response at every step.
+    ``prefix`` precedes the text: the prompt, if the request asks for it. ``stream``: send a response at every step.
     """
 
     stream: bool = False
@@ -48,10 +48,10 @@ class TextOutputOptions:
 
 @dataclass(slots=True)
 class _Sample:
-    """A continuation of a prompt.
+    """A completion of a prompt.
 
     ``text``, ``count`` (of tokens), ``tokens`` and ``logprobs`` have not been sent yet; ``total`` counts all tokens.
-    Stop strings have no effect in the first ``min_tokens`` of them.
+    Stop strings have no effect in the first ``min_tokens`` tokens.
     """
 
     stream: TextStream
@@ -67,7 +67,7 @@ class _Sample:
 
 
 class TextResponseBuilder(ResponseBuilder):
-    """Makes the responses of a request for text."""
+    """Builds the responses of a request in the I/O format ``text``."""
 
     def __init__(
         self, prompts: Sequence[tuple[list[int], SamplingParams]], options: TextOutputOptions, tokenizer: TextTokenizer
@@ -102,7 +102,7 @@ class TextResponseBuilder(ResponseBuilder):
         elif progress.cumulative_logprob is not None:
             sample.cumulative = progress.cumulative_logprob
         if progress.finish == "stop" and not options.include_stop:
-            tokens = tokens[:-1]  # what ends a text is not part of it
+            tokens = tokens[:-1]  # the stop token is not part of the text
         piece = sample.stream.add(tokens)
         if progress.finish:
             piece += sample.stream.flush()
@@ -138,7 +138,7 @@ class TextResponseBuilder(ResponseBuilder):
         return (Result(outputs),)
 
     def _described(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        """The alternatives of a position by token id, as vLLM returns them: the chosen token comes first."""
+        """Return the logprobs of a position by token id, in vLLM's format: the sampled token comes first."""
         described = {str(token): self._alternative(token, logprobs.logprob, logprobs.rank)}
         for rank, (other, logprob) in enumerate(logprobs.top, 1):
             described.setdefault(str(other), self._alternative(other, logprob, rank))
@@ -152,10 +152,10 @@ def _strings(texts: list[str]) -> Strings:
     return Strings((len(texts),), texts)
 
 
-#: Parameters with an input of their own: single values, and lists of words.
+#: Sampling parameters that are inputs: single values, and lists of words.
 _VALUES: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims == (1,))
 _WORDS: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims != (1,))
-#: Flags, and the outputs that each asks for.
+#: Flag inputs, and the outputs that each of them requests.
 _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "return_finish_reason": ("finish_reason",),
     "return_cumulative_logprob": ("cumulative_logprob",),
@@ -165,7 +165,7 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "return_token_ids": ("token_ids",),
     "return_log_probs": ("cumulative_logprob", "logprobs"),
 }
-#: Words that a request may forbid; each is tokenised twice.
+#: Maximum number of ``bad_words``; each word is tokenized twice.
 _MOST_WORDS: Final = 4096
 _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
 
@@ -197,7 +197,7 @@ OUTPUTS: Final = (
 class TextInterface:
     """Reads the requests of a model.
 
-    ``decoupled`` tells whether responses may be streamed, ``truncate`` whether prompts that exceed the context are cut.
+    ``decoupled`` allows streaming of responses. ``truncate`` shortens prompts that exceed the context.
     """
 
     tokenizer: TextTokenizer
@@ -207,7 +207,7 @@ class TextInterface:
     truncate: bool = False
 
     def response_builder(self, request: Request) -> ResponseBuilder:
-        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
         overrides = _overrides(request)
         stream = bool(request.option("stream", False))
         if stream and not self.decoupled:
@@ -231,12 +231,12 @@ class TextInterface:
         if sampling.logprobs is None and not options.outputs.isdisjoint(("logprobs", "cumulative_logprob")):
             sampling.logprobs = 0
             self.limits.check_features(sampling)
-        # The beams of a search are one sequence for the engine, samples are one each.
+        # A beam search is one engine request; samples are one engine request each.
         sequences = [sampling] if sampling.beam_width > 1 else [sampling.for_sample(i) for i in range(sampling.n)]
         return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer)
 
     def _prompt(self, request: Request) -> tuple[str, list[int]]:
-        """The prompt as text and as token ids.  Raises INVALID_ARG without one."""
+        """Return the prompt as text and as token ids. Raises INVALID_ARG if it is missing or empty."""
         text = request.option("text_input")
         messages = request.option("messages")
         if (text is None) == (messages is None):
@@ -263,7 +263,7 @@ class TextInterface:
     def _sampling(
         self, overrides: SamplingOverrides, prompt: list[int], chat: bool
     ) -> tuple[list[int], SamplingParams]:
-        """The prompt, cut where it may be, and how it is to be continued.  Raises what :meth:`Limits.check` raises."""
+        """Return the prompt, truncated if allowed, and its sampling parameters. Raises as :meth:`Limits.check` does."""
         if (last := overrides.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]
         if self.truncate:
@@ -275,7 +275,10 @@ class TextInterface:
         return prompt, sampling
 
     def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """The token ids of the ways to write each word: as it is, and after a space.  Raises INVALID_ARG for many."""
+        """Return the token ids of each word, with and without a space before it.
+
+        Raises INVALID_ARG for too many words.
+        """
         if len(words) > _MOST_WORDS:
             raise invalid(f"'bad_words' has {len(words)} words; at most {_MOST_WORDS} are allowed")
         forms = [
@@ -285,7 +288,7 @@ class TextInterface:
 
 
 def _overrides(request: Request) -> SamplingOverrides:
-    """The sampling parameters of a request: of its JSON document, or else its parameters, and of its inputs."""
+    """Collect the sampling parameters of a request from its inputs and its JSON document, or else its parameters."""
     overrides = SamplingOverrides()
     document = request.option("sampling_parameters")
     if document is not None:
@@ -305,7 +308,7 @@ def _overrides(request: Request) -> SamplingOverrides:
 
 
 def _document(request: Request, name: str, kind: type) -> Any:
-    """The value of a JSON input, None without it.  Raises INVALID_ARG where it is not of ``kind``."""
+    """Return the value of a JSON input; None if it is absent. Raises INVALID_ARG if it is not of ``kind``."""
     text = request.option(name)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Stop strings, found in text that arrives in pieces.  Pure; used by the service's thread."""
+"""Finds stop strings in streamed text. No I/O; used by the service's thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The stop strings of a request, shared by all of its continuations."""
+    """The stop strings of a request, shared by all of its completions."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
@@ -15,7 +15,7 @@ class StopStrings:
         self._longest = max(len(string) for string in strings)
 
     def search(self, text: str) -> tuple[int, int] | None:
-        """Start and end of the leftmost stop string in ``text``; None without one."""
+        """Return the start and end of the leftmost stop string in ``text``; None if there is none."""
         match = None
         for string in self._strings:
             start = text.find(string)
@@ -24,10 +24,10 @@ class StopStrings:
         return match
 
     def partial_match(self, text: str) -> int:
-        """How many characters at the end of ``text`` may begin a stop string."""
+        """Return how many characters at the end of ``text`` may be the beginning of a stop string."""
         for count in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[len(text) - count :]
-            # The strings that begin with it follow it in their order.
+            # In sorted order, the strings that begin with ``end`` follow it.
             place = bisect_left(self._sorted, end)
             if place < len(self._sorted) and self._sorted[place].startswith(end):
                 return count
@@ -35,19 +35,19 @@ class StopStrings:
 
 
 class StoppingText:
-    """The text of a continuation: released as soon as it cannot be part of a stop string."""
+    """The text of a completion, released as soon as it cannot be part of a stop string."""
 
     __slots__ = ("_included", "_pending", "_stops", "stopped")
 
     def __init__(self, stops: StopStrings | None, *, included: bool = False) -> None:
         self._stops = stops
-        self._included = included  # the string that stops is part of the text
+        self._included = included  # whether the stop string is part of the text
         self._pending = ""
         #: Whether a stop string has been found, which ends the text.
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """Add a piece; returns the text that is released."""
+        """Add text; return the text that is released."""
         if self._stops is None or not piece:
             return piece
         text = self._pending + piece
@@ -62,6 +62,6 @@ class StoppingText:
         return text[: len(text) - count]
 
     def flush(self) -> str:
-        """Release the rest of the text, at its end."""
+        """Release the remaining text at the end of the completion."""
         pending, self._pending = self._pending, ""
         return pending

@@ -1,1 +1,1 @@
-"""The tasks over encoders: text in, and vectors, classes, spans or tokens out."""
+"""Tasks of encoder models: from text to vectors, classes, spans or tokens."""

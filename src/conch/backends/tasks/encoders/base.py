@@ -1,6 +1,6 @@
-"""What all tasks over an encoder share: requests are tokenised on arrival and computed in runs of similar length.
+"""The base class of encoder tasks: tokenises requests on arrival and runs sequences of similar length together.
 
-``prepare`` is called by the thread that received a request, ``execute`` by the threads of the instances.
+The thread that receives a request calls ``prepare``; the threads of the instances call ``execute``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ PAIR: Final = TensorSpec("text_pair", "BYTES", (1,))
 class EncodedRequest(PreparedRequest):
     """A request as token sequences, in the order of its rows.
 
-    ``truncated`` counts the rows that were cut to the greatest length; ``state`` is whatever the task needs later.
+    ``truncated`` is the number of truncated rows; ``state`` is data that the task keeps for ``extract`` and
+    ``assemble``.
     """
 
     __slots__ = ("sequences", "state", "truncated")
@@ -48,19 +49,19 @@ class EncodedRequest(PreparedRequest):
 class EncoderTask(Task):
     """A task whose network reads token ids.
 
-    A subclass encodes a request as sequences (``prepare``), takes what it needs of each sequence from the outputs of a
-    run (``extract``), and makes a request's result of that (``assemble``).
+    A subclass encodes a request as sequences (``prepare``), extracts a value per sequence from the outputs of a run
+    (``extract``), and builds the result of a request from these values (``assemble``).
     """
 
     #: The class of transformers that loads the network with the task's head.
     head: ClassVar[str]
     #: The outputs of the network that ``extract`` reads.
     reads: ClassVar[tuple[str, ...]] = ("logits",)
-    #: Whether each sequence is made of two texts.
+    #: Whether each sequence is a pair of texts.
     pair: ClassVar[bool] = False
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        self.describe(checkpoint, options)  # refuses wrong options before weights are read
+        self.describe(checkpoint, options)  # rejects invalid options before weights are read
         self.checkpoint = checkpoint
         self.options = options
         self.engine = open_engine(self.choose_head(checkpoint))
@@ -92,11 +93,14 @@ class EncoderTask(Task):
 
     @abstractmethod
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
-        """What ``assemble`` needs of each sequence of a run; little, as a request may have any number of sequences."""
+        """Extract the values for ``assemble``, one per sequence of a run.
+
+        Keep them small, because a request may have any number of sequences.
+        """
 
     @abstractmethod
     def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
-        """A request's result from what ``extract`` took of its sequences, in their order."""
+        """Build the result of a request from the values of its sequences, in order."""
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         encoded: Sequence[EncodedRequest] = batch  # type: ignore[assignment]
@@ -128,7 +132,7 @@ class EncoderTask(Task):
         return results
 
     def _divided(self, lengths: Sequence[int]) -> list[list[int]]:
-        """The indices of sequences that run together, the longest first."""
+        """Return the indices of the sequences of each run, the longest first."""
         if self.sharing is Sharing.PADDED:
             return runs(lengths, budget=self.budget)
         return equal_runs(lengths, budget=self.budget, limit=1 if self.sharing is Sharing.ALONE else 0)
@@ -138,12 +142,12 @@ class EncoderTask(Task):
             return PaddedBatch(sequences, requests, self.encoder.pad_id)
         longest = len(sequences[0].ids)
         rows, length = self.engine.padded_shape(len(sequences), longest)
-        # Beyond the maximum a network may have no positions.
+        # The network may have no positions beyond the maximum.
         shape = rows, min(length, max(longest, self.encoder.max_length))
         return PaddedBatch(sequences, requests, self.encoder.pad_id, shape)
 
     def _outputs(self, outputs: dict[str, Array], batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
-        """The engine's ``outputs`` for a batch without rows of padding, ``[sequences, …]`` by name; counts the run."""
+        """Count the run and return ``outputs`` without padding rows, ``[sequences, …]`` by name."""
         count = len(batch.sequences)
         work.add(sum([len(sequence.ids) for sequence in batch.sequences]), batch.ids.size, count)
         return outputs if len(batch.ids) == count else batch.without_padding_rows(outputs)
@@ -160,28 +164,31 @@ class EncoderTask(Task):
         return result
 
     def option(self, request: Request, name: str, default: Any = None) -> Any:
-        """The value of a request's input, else of the model's parameter of that name, else ``default``."""
+        """Return the request's input ``name``, else the model parameter of that name, else ``default``."""
         if name in request.inputs:
             return request.option(name)
         return self.options.extra.get(name, default)
 
     def flag(self, request: Request, name: str) -> bool:
-        """The truth value of a request's input, else of the model's parameter of that name, else False."""
+        """Return the boolean input ``name`` of the request, else the model parameter of that name, else False."""
         return bool(request.option(name)) if name in request.inputs else self.options.flag(name)
 
     def function(self, request: Request) -> str | None:
-        """``function_to_apply`` of a request, else of the model's parameters, else None.  Raises INVALID_ARG."""
+        """Return ``function_to_apply`` of the request, else of the model's parameters, else None.
+
+        Raises INVALID_ARG for an unknown function.
+        """
         value = self.option(request, FUNCTION)
         return None if value is None else checked_function(value)
 
 
 def stacked(rows: Sequence[Array]) -> Array:
-    """Arrays of one shape as the rows of a single array; where there is only one, it is not copied."""
+    """Stack arrays of equal shape as rows; a single array is not copied."""
     return rows[0][None] if len(rows) == 1 else np.stack(rows)
 
 
 def texts_of(request: Request, name: str) -> list[str]:
-    """One text per row; INVALID_ARG when the input has another number of them."""
+    """Return one text per row.  Raises INVALID_ARG if the number of texts differs from the number of rows."""
     texts = request.texts(name)
     if len(texts) != request.rows:
         raise invalid(f"input '{name}' has {len(texts)} texts for {request.rows} rows; it takes one for each row")

@@ -1,6 +1,6 @@
-"""Token sequences as the arrays of one run of an engine.
+"""Pads token sequences to the arrays of one engine run.
 
-Made by the tasks over encoders, in the threads of the instances, and by the trial at load.
+Used by encoder tasks in the threads of the instances, and by the checks at load.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from conch.checkpoints.tokenizers.tokenizer import Tokens
 
 
 class PaddedBatch:
-    """The sequences of one run of the engine, with the request of each, as INT64 ``ids`` and ``mask``.
+    """The sequences of one engine run and their requests, as INT64 ``ids`` and ``mask``.
 
-    Both arrays are ``[rows, length]``: ``shape``, or that of the sequences themselves.  ``padded`` says whether any
-    place is padding.
+    Both arrays are ``[rows, length]``: ``shape`` if given, else the number of sequences and the longest length.
+    ``padded`` is true if any position is padding.
     """
 
     __slots__ = ("ids", "mask", "padded", "requests", "sequences")
@@ -31,7 +31,7 @@ class PaddedBatch:
         pad: int,
         shape: tuple[int, int] | None = None,
     ) -> None:
-        """Pad at the end with ``pad``; the first of ``sequences`` is the longest."""
+        """Pad at the end with the token ``pad``; the first sequence must be the longest."""
         self.sequences = sequences
         self.requests = requests
         count = len(sequences)
@@ -48,18 +48,19 @@ class PaddedBatch:
         self.ids = np.full((rows, length), pad, np.int64)
         self.ids[real] = flat
         self.mask = real.astype(np.int64)
-        self.mask[count:, 0] = 1  # a row without any token would be divided by the sum of nothing
+        self.mask[count:, 0] = 1  # avoids a division by zero in rows without tokens
 
     def without_padding_rows(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """``outputs`` without the rows, which ``mask`` forgets too, that are nothing but padding."""
+        """Return ``outputs`` without the rows that are only padding; removes these rows from ``mask`` too."""
         count = len(self.sequences)
         self.mask = self.mask[:count]
         return {name: array[:count] for name, array in outputs.items()}
 
     def arrays(self, wanted: Collection[str], *, types: bool) -> dict[str, Array]:
-        """What the network is given, of which ``wanted`` are the names that it takes.
+        """Return the network's inputs; ``wanted`` has the input names of the network.
 
-        ``types``: the tokenizer gives the types of tokens; some networks take others than no types for words.
+        ``types`` is true if the tokenizer produces token types.  Without them ``token_type_ids`` is omitted, because
+        zeros are not the default of every network.
         """
         arrays = {"input_ids": self.ids, "attention_mask": self.mask}
         if types and TYPES in wanted:
@@ -69,7 +70,7 @@ class PaddedBatch:
         return arrays
 
     def types(self) -> Array:
-        """INT64 ``token_type_ids``, 0 for padding."""
+        """Return INT64 ``token_type_ids``, 0 for padding."""
         types = np.zeros_like(self.ids)
         for row, sequence in enumerate(self.sequences):
             if sequence.types is not None:
@@ -77,5 +78,5 @@ class PaddedBatch:
         return types
 
     def rows(self, array: Array) -> list[Array]:
-        """Each sequence's part of ``[n, length, …]``, without padding."""
+        """Return each sequence's part of ``[n, length, …]``, without padding."""
         return [array[row, : len(sequence.ids)] for row, sequence in enumerate(self.sequences)]

@@ -1,4 +1,4 @@
-"""Text to one vector: sentence embeddings, and ``feature-extraction`` for checkpoints without modules."""
+"""The task ``feature-extraction``: from text to an embedding, with or without sentence-transformers modules."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from conch.checkpoints.pooling import Pooling, PoolingPlan, masked
 from conch.errors import invalid, unsupported
 from conch.inference import TensorSpec
 
-#: Outputs of exported graphs that hold the vectors of all tokens, and the vector of the text.
+#: Output names of exported graphs: the vectors of all tokens, and the vector of the text.
 HIDDEN: Final = ("last_hidden_state", "token_embeddings")
 POOLED: Final = "sentence_embedding"
 
-#: Encoder-decoders of which sentence-transformers uses the encoder alone.
+#: Encoder-decoder models; sentence-transformers uses only their encoder.
 ENCODER_DECODERS: Final = frozenset({"t5", "mt5", "umt5", "longt5"})
 
 
@@ -29,7 +29,7 @@ class Embedding(EncoderTask):
     """The embedding of each row; ``prompt_name`` chooses one of the checkpoint's prompts."""
 
     head = "AutoModel"
-    reads = ()  # one of several, see below
+    reads = ()  # one of several; the constructor checks them
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, options, open_engine)
@@ -45,7 +45,7 @@ class Embedding(EncoderTask):
         self.prompts: dict[str, str] = dict(prompts.get("prompts") or {})
         self.default_prompt = self.prompts.get(prompts.get("default_prompt_name") or "", "")
         self.include_prompt = plan.include_prompt
-        # sentence-transformers strips texts, transformers does not.
+        # sentence-transformers strips texts; transformers does not.
         self.strip = plan.modules
         self.lower = bool((checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
 
@@ -85,7 +85,7 @@ class Embedding(EncoderTask):
             raise invalid(f"prompt_name is '{name}'; the checkpoint has {', '.join(self.prompts)}") from None
 
     def _length(self, prompt: str) -> int:
-        """How many tokens at the start of a sequence belong to the prompt, special tokens included."""
+        """Return the number of prompt tokens at the start of a sequence, including special tokens."""
         item = self.encoder.encode([prompt], offsets=True)[0][0]
         return len(item.ids) - (1 if item.special and item.special[-1] else 0)
 

@@ -1,4 +1,4 @@
-"""Text with masked tokens to the likeliest tokens in their place: the pipeline ``fill-mask``."""
+"""The task ``fill-mask``: from text with mask tokens to the most probable tokens in their place."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from conch.inference import TensorSpec
 
 TOP_K: Final = 5
 
-#: Bytes that the logits of one run may take: a whole vocabulary for each token.
+#: The maximum size in bytes of the logits of one run, which cover the whole vocabulary for each token.
 LOGITS: Final = 64 << 20
 
 
 class FillMask(EncoderTask):
-    """The ``top_k`` tokens for each mask, one mask after the other, and the text with the best ones filled in.
+    """Returns the ``top_k`` tokens for each mask, in the order of the masks, and the text with the best token in each.
 
-    All rows of a request must have the same number of masked places, as their results share a shape.
+    All rows of a request must have the same number of masks, because their results share a shape.
     """
 
     head = "AutoModelForMaskedLM"
@@ -98,7 +98,7 @@ class FillMask(EncoderTask):
 
 
 def best(scores: Array, k: int) -> tuple[Array, Array]:
-    """The ``k`` best of each row of ``[n, size]``: their indices and scores, best first, both ``[n, k]``."""
+    """Return the indices and scores of the ``k`` best of each row of ``[n, size]``, best first, both ``[n, k]``."""
     if k < scores.shape[1]:
         some = np.argpartition(-scores, k - 1, axis=1)[:, :k]
     else:

@@ -1,6 +1,7 @@
-"""Extractive question answering: from a question and a context to the part of the context that answers.
+"""The task ``question-answering``: from a question and a context to the span of the context that answers it.
 
-Source: ``QuestionAnsweringPipeline`` of transformers 4 (5 has none); see ``spans.py``.
+Runs in workers.  Source: ``QuestionAnsweringPipeline`` of transformers 4 (removed in 5).  Results are equal, except
+for a word at the edge of a window: here it stays whole.
 """
 
 from __future__ import annotations
@@ -24,13 +25,10 @@ from conch.checkpoints.tokenizers.tokenizer import CHUNK, Tokens
 from conch.errors import invalid, unsupported
 from conch.inference import TensorSpec
 
-# Runs in workers. Source: ``QuestionAnsweringPipeline`` of transformers 4, whose results these equal, but for a word
-# that the edge of a window cuts: it stays whole here.
-
 
 @dataclass(slots=True)
 class AnswerSpan:
-    """Part of a context, from character ``start`` to before ``end``."""
+    """An answer: the characters of a context from ``start`` up to, not including, ``end``."""
 
     text: str
     score: float
@@ -40,10 +38,11 @@ class AnswerSpan:
 
 @dataclass(slots=True)
 class Window:
-    """A question with a part of its context: what the network reads.
+    """A question with a part of its context: one sequence for the network.
 
-    Tokens ``first`` to before ``last`` are the context's; each is token ``index + shift`` of ``encoding``, which holds
-    the whole context.  ``allowed`` marks the tokens that a span may begin or end with.
+    Tokens from ``first`` up to, not including, ``last`` belong to the context.  Token ``index`` of the window is token
+    ``index + shift`` of ``encoding``, which has the whole context.  ``allowed`` marks the tokens that may begin or end
+    a span.
     """
 
     tokens: Tokens
@@ -55,9 +54,9 @@ class Window:
 
 
 def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: InputEncoder) -> list[Window]:
-    """The windows of at most ``length`` tokens over a question with its context, of which ``stride`` tokens overlap.
+    """Divide a question and its context into windows of at most ``length`` tokens that overlap by ``stride`` tokens.
 
-    ``encoding`` is the whole pair.  Raises INVALID_ARG when the question leaves no room for the context.
+    ``encoding`` is the whole pair.  Raises INVALID_ARG if the question leaves too few tokens for the context.
     """
     sequences = encoding.sequence_ids
     first = next((index for index, sequence in enumerate(sequences) if sequence == 1), -1)
@@ -73,7 +72,7 @@ def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Inp
             f"input 'question' leaves {max(room, 0)} of {length} tokens for the context in row {row}; "
             f"windows that overlap by doc_stride={stride} need more: shorten the question or set a smaller doc_stride"
         )
-    # A network that may refuse to answer points at its first token.
+    # A network marks a question without an answer by its first token.
     cls_id = encoder.tokenizer.special.cls_id
     start = ids == cls_id if cls_id is not None else np.zeros(len(ids), bool)
     found: list[Window] = []
@@ -92,9 +91,10 @@ def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Inp
 def answers(
     context: str, read: Sequence[tuple[Window, Array, Array]], k: int, longest: int, *, empty: bool
 ) -> list[AnswerSpan]:
-    """The ``k`` best answers, best first, from the windows with the FP32 ``[length]`` logits of their start and end.
+    """Return the ``k`` best answers, best first.
 
-    The same text found twice counts once, with the sum of the scores; ``longest`` is in tokens.
+    ``read`` has the windows with their FP32 ``[length]`` start and end logits; ``longest`` is in tokens.  Spans with
+    the same text count as one answer whose score is the sum of theirs.
     """
     found: dict[str, AnswerSpan] = {}
     nothing = 1e6
@@ -103,7 +103,7 @@ def answers(
         end = _probabilities(end_logits, window.allowed)
         nothing = min(nothing, float(start[0] * end[0]))
         start[0] = end[0] = 0.0
-        # More than asked for, since several spans may lie in the same words.
+        # More than k, because several spans may lie in the same words.
         for one, two, score in _spans(start, end, 2 * k + 10, longest, window.allowed):
             begin, stop = _characters(window, one, two)
             text = context[begin:stop]
@@ -125,7 +125,7 @@ def _probabilities(logits: Array, allowed: Array) -> Array:
 
 
 def _spans(start: Array, end: Array, k: int, longest: int, allowed: Array) -> list[tuple[int, int, float]]:
-    """The ``k`` best spans of at most ``longest`` tokens: first token, last token and score."""
+    """Return the ``k`` best spans of at most ``longest`` tokens: first token, last token and score."""
     scores = np.tril(np.triu(np.outer(start, end)), longest - 1).ravel()
     if len(scores) <= k:
         order = np.argsort(-scores)
@@ -141,7 +141,7 @@ def _spans(start: Array, end: Array, k: int, longest: int, allowed: Array) -> li
 
 
 def _characters(window: Window, one: int, two: int) -> tuple[int, int]:
-    """The characters of whole words from token ``one`` to token ``two``."""
+    """Return the character range of the words from token ``one`` to token ``two``."""
     encoding: Any = window.encoding
     shift = window.shift
     one, two = (token + shift if token >= window.first else token for token in (one, two))
@@ -153,19 +153,19 @@ def _characters(window: Window, one: int, two: int) -> tuple[int, int]:
     return begin[0], stop[1]
 
 
-#: Tokens of one window, unless the configuration says otherwise.
+#: The default window in tokens.
 WINDOW: Final = 384
 MANY: Final = 10**6
 
-#: Tokens of an answer, and those that two windows share: the default and the least value.
+#: The default and the minimum, in tokens, of the maximum answer length and of the overlap of windows.
 _COUNTS: Final = {"max_answer_len": (15, 1), "doc_stride": (128, 0)}
 
 
 class QuestionAnswering(EncoderTask):
-    """The ``top_k`` best answers of each row; a context longer than a window is read in windows that overlap.
+    """Returns the ``top_k`` best answers of each row; reads a long context in overlapping windows.
 
-    ``handle_impossible_answer`` allows the empty answer.  Rows with fewer answers than asked for are filled up with
-    empty ones of score 0.
+    ``handle_impossible_answer`` allows the empty answer.  Rows with fewer answers than other rows are padded with empty
+    answers of score 0.
     """
 
     head = "AutoModelForQuestionAnswering"
@@ -224,7 +224,7 @@ class QuestionAnswering(EncoderTask):
         return EncodedRequest(request, sequences, 0, (contexts, rows, k, longest, empty))
 
     def _count(self, request: Request, name: str, most: int = MANY) -> int:
-        """A number of tokens from a request, else from the parameters, else the default, at most ``most``."""
+        """Return a number of tokens: the request's input, else the parameter, else the default limited to ``most``."""
         default, least = _COUNTS[name]
         given = request.option(name) if request.has(name) else self.options.integer(name, min(default, most))
         return checked_count(name, given, least)
@@ -253,7 +253,7 @@ class QuestionAnswering(EncoderTask):
 
 
 def checked_count(name: str, value: int, least: int) -> int:
-    """``value``, a number of tokens that a client or a configuration gave.  Raises INVALID_ARG out of range."""
+    """Return ``value``, a number of tokens.  Raises INVALID_ARG if it is out of range."""
     if not least <= value <= MANY:
         raise invalid(f"{name} is {value}; it must be at least {least}")
     return int(value)

@@ -1,4 +1,4 @@
-"""Cross-encoders, the task ``text-ranking``: from a query and a document to one score.
+"""The task ``text-ranking`` (cross-encoders): from a query and a document to a score.
 
 Source of the defaults: sentence-transformers' CrossEncoder.
 """
@@ -20,9 +20,9 @@ from conch.inference import TensorSpec
 
 
 class Rerank(EncoderTask):
-    """How well ``text_pair`` (a document) answers ``text_input`` (a query), for each row.
+    """Scores the relevance of ``text_pair`` (a document) to ``text_input`` (a query) in each row.
 
-    Sigmoid for one class unless the checkpoint names another function; several classes give their raw scores.
+    The default function is sigmoid for one class and none for several, unless the checkpoint names another.
     """
 
     head = "AutoModelForSequenceClassification"
@@ -62,7 +62,10 @@ class Rerank(EncoderTask):
 
 
 def activation(checkpoint: Checkpoint) -> str:
-    """The function that a CrossEncoder applies: what config.json names, else by the number of classes."""
+    """Return the function of a CrossEncoder: from config.json, else by the number of classes.
+
+    Raises UNSUPPORTED for an unknown function in config.json.
+    """
     config = checkpoint.config
     settings = config.get("sentence_transformers")
     named = settings.get("activation_fn") if isinstance(settings, dict) else None

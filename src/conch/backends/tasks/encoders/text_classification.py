@@ -1,4 +1,4 @@
-"""Text, or a pair of texts, to labels with scores, best first: the pipeline ``text-classification``."""
+"""The task ``text-classification``: from a text or a pair of texts to labels with scores, best first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from conch.inference import TensorSpec
 
 
 class TextClassification(EncoderTask):
-    """``top_k`` labels of each row (all by default), by softmax or sigmoid as the checkpoint says."""
+    """Returns the ``top_k`` labels of each row (default: all); the checkpoint selects softmax or sigmoid."""
 
     head = "AutoModelForSequenceClassification"
 
@@ -61,7 +61,10 @@ class TextClassification(EncoderTask):
         return EncodedRequest(request, sequences, truncated, state)
 
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
-        """Logits, and scores best first with their classes: a run at once, since a request of its own costs more."""
+        """Return per sequence the logits, the classes best first and their scores.
+
+        Ranking a whole run at once is faster than ranking each request.
+        """
         logits = outputs["logits"]
         classes = logits.shape[1]
         if self.labels and len(self.labels) != classes:

@@ -1,4 +1,7 @@
-"""Text to entities: the pipeline ``token-classification``, one JSON document per row."""
+"""The task ``token-classification``: from text to entities, one JSON document per row.
+
+Source: ``TokenClassificationPipeline`` of transformers; results are equal.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,21 @@ from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
 from conch.errors import invalid, unsupported
 from conch.inference import TensorSpec
 
-# Source: ``TokenClassificationPipeline`` of transformers, whose results these equal.
-
-
 STRATEGIES: Final = ("none", "simple", "first", "average", "max")
-#: The label of what is no entity.
+#: The label of tokens outside entities.
 OUTSIDE: Final = "O"
 
 
 @dataclass(slots=True)
 class ScoredWord:
-    """A token, or the tokens of a word: its class, and where in the text it is."""
+    """A token or a word: its scores, its class, and its position in the text in characters."""
 
     word: str
     scores: Array
     start: int
     end: int
     index: int
-    #: Whether it continues the word before it.
+    #: Whether it continues the previous word.
     continues: bool = False
     label: str = ""
     score: float = 0.0
@@ -53,7 +53,7 @@ class Grouping:
         self._by_prefix = bool(getattr(getattr(tokenizer.fast, "model", None), "continuing_subword_prefix", None))
 
     def entities(self, text: str, tokens: Tokens, scores: Array, strategy: str) -> list[dict[str, Any]]:
-        """The entities of a text from FP32 ``[length, classes]``, as JSON has them; places are in characters."""
+        """Return the entities of a text for JSON, from scores FP32 ``[length, classes]``; offsets are in characters."""
         pieces = self._pieces(text, tokens, scores)
         if strategy in ("none", "simple"):
             for piece in pieces:
@@ -128,7 +128,7 @@ class Grouping:
 
 
 def _runs(pieces: list[ScoredWord]) -> list[list[ScoredWord]]:
-    """Neighbours of one class; ``B-`` begins another entity."""
+    """Group adjacent pieces of the same class; ``B-`` begins a new entity."""
     runs = [pieces[:1]] if pieces else []
     for before, piece in pairwise(pieces):
         begins, name = _tag(piece.label)
@@ -139,14 +139,14 @@ def _runs(pieces: list[ScoredWord]) -> list[list[ScoredWord]]:
 
 
 def _tag(label: str) -> tuple[bool, str]:
-    """Whether a label begins an entity, and the entity's name."""
+    """Return whether a label begins an entity, and the name of the entity."""
     if label.startswith(("B-", "I-")):
         return label[0] == "B", label[2:]
     return False, label
 
 
 class TokenClassification(EncoderTask):
-    """The entities of each row, with their places in the text in characters, grouped by ``aggregation_strategy``."""
+    """Returns the entities of each row, grouped by ``aggregation_strategy``, with their offsets in characters."""
 
     head = "AutoModelForTokenClassification"
 
@@ -187,7 +187,7 @@ class TokenClassification(EncoderTask):
 
 
 def checked_strategy(value: str) -> str:
-    """``aggregation_strategy`` as a client or a configuration gave it."""
+    """Return ``value``.  Raises INVALID_ARG unless it is one of ``STRATEGIES``."""
     if value not in STRATEGIES:
         raise invalid(f"aggregation_strategy is '{value}'; it must be one of {', '.join(STRATEGIES)}")
     return value

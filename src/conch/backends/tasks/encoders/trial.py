@@ -1,7 +1,7 @@
-"""What a few examples tell of a network before it serves: whether it has its weights, and which rows may share a run.
+"""Checks of a network with example texts when its task is loaded: missing weights, and rows that may share a run.
 
-Some networks have no mask, or one that leaks: what they say of a text changes with the padding behind it.  Others
-refuse several rows.  Which do is found out, as no file says it.  Called when a task is made.
+Some networks have no attention mask, or a mask that leaks, so that padding changes their outputs.  Others fail on
+several rows.  No file of a checkpoint specifies this, so it is measured.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.errors import invalid, one_line
 
-#: A text, and one so much longer that the first is mostly padding beside it.
+#: Two example texts.  In a batch with the long text, the row of the short text is mostly padding.
 SHORT: Final = "Where is the nearest library?"
 LONG: Final = (
     "A program takes a list of numbers and returns the even ones, 2 and 4 of 1 to 5, while the bus to the station is "
     "late and nobody knows why it is open in the morning."
 )
-#: How much more than its neighbours padding must move a row before it is to blame.
+#: Padding is considered a cause if it changes a row by more than this many times the effect of a second row.
 _MORE: Final = 4.0
 
 
 class Sharing(Enum):
-    """Which sequences may share a run: any, padded; those of one length; none."""
+    """Which sequences may share a run: all (with padding), those of equal length, or none."""
 
     PADDED = "padded"
     EQUAL = "equal lengths"
@@ -41,12 +41,12 @@ class Sharing(Enum):
 
 
 def strictest(found: Sequence[Sharing]) -> Sharing:
-    """What holds for engines of which each was found to allow this much."""
+    """Return the strictest of the results of several engines."""
     return max(found, key=list(Sharing).index)
 
 
 class Examples:
-    """A few texts, or pairs of a text with itself, for ``engine`` as ``encoder`` gives them to it."""
+    """Example texts (or pairs of a text with itself) for ``engine``, encoded by ``encoder``."""
 
     def __init__(self, engine: NetworkEngine, encoder: InputEncoder, *, pair: bool) -> None:
         self._engine = engine
@@ -56,11 +56,11 @@ class Examples:
         self._short = self._encoded(SHORT, encoder.max_length)
 
     def require_tensors(self) -> None:
-        """Raise INVALID_ARG, naming them, if answers depend on weights that are missing."""
+        """Raise INVALID_ARG, naming the weights, if outputs depend on missing weights."""
         self._engine.require_tensors(self._arrays([self._short]))
 
     def sharing(self) -> Sharing:
-        """Which rows may share a run so that each gets the answer that it gets alone."""
+        """Determine which rows may share a run without changing their outputs."""
         alone = self._alone
         long, other = self._encoded(LONG, self._encoder.max_length), self._encoded(LONG, len(self._short.ids))
         beside = self._moved(alone, [self._short, other])
@@ -73,7 +73,7 @@ class Examples:
         return Sharing.PADDED
 
     def require_likeness(self, tokenizer: Any) -> None:
-        """Raise INVALID_ARG if tokens or answer are not those of transformers, whose ``tokenizer`` it is."""
+        """Raise INVALID_ARG if tokens or outputs differ from transformers; ``tokenizer`` is that of transformers."""
         texts = [SHORT, SHORT] if self._pair else [SHORT]
         given = tokenizer(*texts, truncation=True, max_length=self._encoder.max_length)
         ids = self._short.ids.tolist()
@@ -104,13 +104,13 @@ class Examples:
         return self._engine.run(self._arrays(sequences))
 
     def _moved(self, alone: Mapping[str, Array], sequences: Sequence[Tokens]) -> float:
-        """How far the answer to the short text moves in a run of two ``sequences``, as a part of its greatest number.
+        """Return the change in the output of the short text in a run of two ``sequences``, relative to its maximum.
 
-        Infinite where both cannot run at once.
+        Infinite if the two cannot run together.
         """
         row = next(index for index, sequence in enumerate(sequences) if sequence is self._short)
         try:
             found = self._run(sequences)
             return max(distance(alone[name][0], array[row]) for name, array in found.items())
-        except Exception:  # whatever a network raises that takes one row at a time, or one length
+        except Exception:  # networks that accept only one row or one length raise many types
             return float("inf")

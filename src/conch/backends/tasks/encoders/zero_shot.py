@@ -1,6 +1,6 @@
-"""Text and candidate labels to labels with scores, by a network that was trained on entailment.
+"""The task ``zero-shot-classification``: scores candidate labels of a text with a network trained on entailment.
 
-Source: the pipeline ``zero-shot-classification``.
+Source: transformers' pipeline of the same name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEMPLATE = "This example is {}."
 
 
 class ZeroShotClassification(EncoderTask):
-    """Each row's ``candidate_labels``, best first; every label becomes one hypothesis about the text."""
+    """Returns the ``candidate_labels`` of each row, best first; each label becomes a hypothesis about the text."""
 
     head = "AutoModelForSequenceClassification"
     pair = True

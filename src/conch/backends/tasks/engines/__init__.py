@@ -1,1 +1,1 @@
-"""The engines that run a network: arrays in, arrays out."""
+"""Engines that run the network of a task: arrays in, arrays out."""

@@ -1,4 +1,4 @@
-"""What every engine that runs a network has in common."""
+"""The base class of the engines that run a task's network."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from conch.errors import unsupported
 
 
 class NetworkEngine(ABC):
-    """A loaded network.  ``run`` may be called by several threads at once, one for each instance.
+    """A loaded network.  Several threads, one per instance, may call ``run`` concurrently.
 
-    ``inputs`` are the names that it takes, among them ``input_ids``, ``attention_mask``, ``token_type_ids``,
-    ``pixel_values`` …; ``outputs`` the names of what it computes, as transformers calls them: ``logits``,
-    ``last_hidden_state``, ``start_logits``, ``end_logits`` ….  ``precision`` is ``fp32``, ``fp16``,
-    ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``; ``variant`` is the name in ``conch.json`` of what was
-    converted.
+    ``inputs`` are its input names (``input_ids``, ``attention_mask``, ``token_type_ids``, ``pixel_values`` …) and
+    ``outputs`` its output names (``logits``, ``last_hidden_state``, ``start_logits``, ``end_logits`` …), as in
+    transformers.  ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``;
+    ``variant`` is the name of a converted variant in ``conch.json``.
     """
 
     name: str
     device: str = "cpu"
     precision: str
     variant: str = ""
-    #: What its opening says against it, in a sentence.
+    #: A problem found when the engine was opened, as a sentence; empty if there is none.
     warning: str = ""
     inputs: frozenset[str]
     outputs: tuple[str, ...]
 
     @property
     def parts(self) -> Sequence[NetworkEngine]:
-        """The engines that run: itself, or those that it chooses from."""
+        """The underlying engines: the engine itself, or the engines that it selects from."""
         return (self,)
 
     def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
-        """The shape that ``[rows, length]`` should be padded to: a larger one where new shapes slow the engine down."""
+        """Return the shape to pad ``[rows, length]`` to; larger if new shapes slow the engine down."""
         return rows, length
 
     def require_outputs(self, names: Collection[str], source: str) -> None:
-        """Raise UNSUPPORTED unless it gives all of ``names``, which the task of checkpoint ``source`` reads."""
+        """Raise UNSUPPORTED unless the network has all outputs ``names``; ``source`` is the checkpoint."""
         if not set(names) <= set(self.outputs):
             raise unsupported(
                 f"'{source}' gives {', '.join(self.outputs)}; the task needs {' and '.join(names)}: export it with the "
@@ -46,14 +45,14 @@ class NetworkEngine(ABC):
             )
 
     def require_tensors(self, arrays: Mapping[str, Array]) -> None:
-        """Raise INVALID_ARG if what it answers to ``arrays`` depends on weights that the checkpoint does not have.
+        """Raise INVALID_ARG if the outputs for ``arrays`` depend on weights that the checkpoint lacks.
 
-        A graph has all of its own, so that there is nothing to do.
+        Does nothing by default, because an exported graph contains all of its weights.
         """
         return None
 
     def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """What transformers itself answers where it is given ``arrays``, all that a tokenizer or processor makes.
+        """Return transformers' outputs for ``arrays``, the complete output of a tokenizer or processor.
 
         Empty for engines that do not run transformers' networks.
         """
@@ -63,5 +62,5 @@ class NetworkEngine(ABC):
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Compute FP32 outputs from INT64 arrays of ``[sequences, length]``, or FP32 pixels.
 
-        ``arrays`` may have more than ``inputs``, which are ignored.
+        Arrays that are not in ``inputs`` are ignored.
         """

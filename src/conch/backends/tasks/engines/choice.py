@@ -1,4 +1,4 @@
-"""Which engine runs a checkpoint's network; engines are imported when they are chosen."""
+"""Selects and opens the engine for a checkpoint's network; the module of an engine is imported on first use."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError, invalid, unsupported
 
-#: Shapes whose engine is remembered; it is found again for others, in some microseconds.
+#: The number of shapes whose engine is cached; selecting it again takes a few microseconds.
 _REMEMBERED: Final = 4096
 
 
 class EnginesByShape(NetworkEngine):
-    """``usual``, and ``other`` for the shapes of which ``other_at`` (rows, tokens) is true.
+    """An engine that runs ``other`` if ``other_at(rows, tokens)`` is true, else ``usual``.
 
-    Which one runs depends on the shape alone, so that the same batch always gets the same answer.  It passes for
-    ``usual`` in name, precision and device.  Raises INVALID_ARG where the two do not give the same outputs.
+    The choice depends only on the shape, so the same batch always gets the same outputs.  Name, precision and device
+    are those of ``usual``.  Raises INVALID_ARG if the outputs of the two engines differ in name.
     """
 
     def __init__(self, usual: NetworkEngine, other: NetworkEngine, other_at: Callable[[int, int], bool]) -> None:
@@ -56,9 +56,9 @@ class EnginesByShape(NetworkEngine):
         return self._at(rows, tokens).run(arrays)
 
 
-#: PyTorch's types by the precision of a variant.
+#: PyTorch dtypes by variant precision.
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-#: The precisions by those types.
+#: Precisions by PyTorch dtype.
 PRECISIONS: Final = {dtype: precision for precision, dtype in _DTYPES.items()}
 
 
@@ -71,13 +71,13 @@ def open_engine(
     device_id: int = 0,
     instances: int = 1,
 ) -> NetworkEngine:
-    """The engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` threads at once.
+    """Open the engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` concurrent threads.
 
-    ``head`` is the class of transformers that gives the network, which only torch needs.  What runs is the variant or
-    the engine that the options name, else the verdict of ``conch convert``, which may be two variants by shape, else
-    what the folder holds.  A verdict was found on a CPU: on a GPU the checkpoint's own weights run where they are
-    there.  Raises INVALID_ARG where what is asked for is not there, UNSUPPORTED where a library is missing; without
-    that of the second variant the first runs alone, with a ``warning``.
+    ``head`` is the class of transformers that loads the network; only torch uses it.  The order of precedence is: the
+    variant or engine in the options, the verdict of ``conch convert`` (which may select between two variants by
+    shape), the files in the folder.  A verdict is measured on a CPU, so on a GPU the checkpoint's own weights take
+    precedence over it.  Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED if a library
+    is missing.  If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
     """
     name, precision, graph = choose(checkpoint, options, device)
     engine = _open(checkpoint, options, head, device, device_id, instances, name, precision, graph)
@@ -146,7 +146,7 @@ def _open(
 
 
 def choose(checkpoint: Checkpoint, options: Options, device: str = "cpu") -> tuple[str, str, Path | None]:
-    """The engine's name, its precision (empty: not said) and the graph's file, None where there is none."""
+    """Return the engine's name, its precision (empty if not specified) and the graph file (None without a graph)."""
     present = engines_of(checkpoint.directory)
     if device != "cpu" and not options.variant and options.engine == "auto" and "torch" in present:
         return "torch", _requested_precision(options), None
@@ -159,5 +159,5 @@ def choose(checkpoint: Checkpoint, options: Options, device: str = "cpu") -> tup
 
 
 def _requested_precision(options: Options) -> str:
-    """The precision that the option ``dtype`` asks of torch."""
+    """Return the precision that the option ``dtype`` selects for torch; empty for others."""
     return PRECISIONS.get(options.dtype, "")

@@ -1,4 +1,4 @@
-"""An engine over an exported graph: a task's arrays as the graph takes them, its outputs in FP32."""
+"""An engine for exported graphs: casts the arrays of a task to the graph's types, and outputs to FP32."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from conch.backends.graphs.signature import GraphTensor
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import internal, unsupported
 
-#: The only input that a task may leave out; all tokens are then of type 0.
+#: The only input that a task may omit; all tokens then have type 0.
 _ZEROS = "token_type_ids"
 
 
 class GraphEngine(NetworkEngine):
-    """Runs ``graph``, whose arithmetic is in ``precision``, on ``device``.
+    """Runs ``graph``, which computes in ``precision``, on ``device``.
 
-    Raises UNSUPPORTED for a graph with an input that no numpy array can be.
+    Raises UNSUPPORTED for a graph with an input type that has no numpy type.
     """
 
     def __init__(self, graph: Graph, precision: str, device: str = "cpu") -> None:
@@ -39,7 +39,7 @@ class GraphEngine(NetworkEngine):
         }
 
     def _feeds(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Those of ``arrays`` that the graph takes, in its types.  Raises INTERNAL where one is missing."""
+        """Return the graph's inputs from ``arrays``, cast to its types.  Raises INTERNAL if an input is missing."""
         feeds = {}
         for name, dtype in self._dtypes.items():
             array = arrays.get(name)

@@ -11,10 +11,10 @@ from conch.backends.tasks.engines.graph import GraphEngine
 
 
 class OnnxRuntimeEngine(GraphEngine):
-    """A graph that ``instances`` threads may run at once, on ``threads`` cores together (0: the usable ones).
+    """A graph for ``instances`` concurrent threads that share ``threads`` cores (0: all usable cores).
 
-    ``device`` is ``cpu`` or ``cuda``; with ``tensorrt`` TensorRT builds what it can of the graph on first use, in the
-    engine's precision, and CUDA runs the rest.  Raises what :class:`Session` raises.
+    ``device`` is ``cpu`` or ``cuda``.  With ``tensorrt``, TensorRT builds the supported parts of the graph on first
+    use, in the engine's precision, and CUDA runs the rest.  Raises the errors of :class:`Session`.
     """
 
     name = "onnxruntime"

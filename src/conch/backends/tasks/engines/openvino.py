@@ -11,18 +11,17 @@ from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettin
 from conch.backends.tasks.engines.graph import GraphEngine
 from conch.lengths import on_grid
 
-#: How often a shape is asked for before it is compiled for itself, and how many shapes are counted.
+#: The number of requests for a shape before it is compiled exactly, and the number of shapes that are counted.
 WORTH_COMPILING: Final = 32
 MOST_SHAPES: Final = 512
 
 
 class OpenVinoEngine(GraphEngine):
-    """A graph that ``instances`` threads may run at once, on ``threads`` cores together (0: the usable ones).
+    """A graph for ``instances`` concurrent threads that share ``threads`` cores (0: all usable cores).
 
-    ``precision`` says what the arithmetic is done in (see :class:`CompileSettings`).  OpenVINO takes 15 ms, up to 40
-    with several sequences, for the first run with a shape that is new to it, when the run itself takes 2; so
-    ``padded_shape`` rounds to few shapes, except for those that are requested again and again.  Raises what
-    :class:`CompiledGraph` raises.
+    ``precision`` is that of the arithmetic (see :class:`CompileSettings`).  The first run of a new shape takes OpenVINO
+    15 ms, or up to 40 ms with several sequences, where a later run takes 2 ms.  ``padded_shape`` therefore rounds to a
+    small set of shapes, except for shapes that are requested often.  Raises the errors of :class:`CompiledGraph`.
     """
 
     name = "openvino"

@@ -1,4 +1,4 @@
-"""The engine ``torch``: a checkpoint as transformers loads it, on the CPU or a GPU."""
+"""The engine ``torch``: runs a checkpoint in transformers, on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conch.backends.base.weights import require_tensors
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import invalid, one_line
 
-#: The outputs of a head, as transformers names them.
+#: The outputs of each head, with transformers' names.
 _OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
     "AutoModel": ("last_hidden_state",),
     "AutoModelForTextEncoding": ("last_hidden_state",),
@@ -27,11 +27,11 @@ _PRECISIONS: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class TorchEngine(NetworkEngine):
-    """The network of a checkpoint under transformers' class ``head``, for ``instances`` threads at once.
+    """The network of a checkpoint, loaded with transformers' class ``head``, for ``instances`` concurrent threads.
 
-    ``threads`` cores (0: the usable ones) are divided among them.  ``dtype`` is ``float32``, ``bfloat16``, ``float16``
-    or ``auto``: FP32 on a CPU, as stored on a GPU.  Raises UNSUPPORTED without torch and transformers, INVALID_ARG for
-    a checkpoint that cannot be loaded.
+    ``threads`` cores (0: all usable cores) are divided among the threads.  ``dtype`` is ``float32``, ``bfloat16``,
+    ``float16`` or ``auto`` (FP32 on a CPU, the stored type on a GPU).  Raises UNSUPPORTED if torch or transformers is
+    not installed, INVALID_ARG for a checkpoint that cannot be loaded.
     """
 
     name = "torch"
@@ -65,7 +65,7 @@ class TorchEngine(NetworkEngine):
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused by name, if they matter
+                ignore_mismatched_sizes=True,  # require_tensors rejects those that affect outputs, by name
             )
             self.device = device
             self._device = self._torch.device("cpu" if device == "cpu" else f"{device}:{device_id}")
@@ -74,7 +74,7 @@ class TorchEngine(NetworkEngine):
             raise invalid(f"'{directory}' cannot be loaded as {head}: {one_line(error)}") from error
         stored = str(self._network.dtype).removeprefix("torch.")
         self.precision = _PRECISIONS.get(stored, stored)
-        # Positions of its own making differ between networks.
+        # Networks number positions differently, so each computes its own.
         self.inputs = frozenset(inspect.signature(self._network.forward).parameters) - {"position_ids"}
         self.outputs = _OUTPUTS.get(head, ("logits",))
         self._floats = self._network.dtype
@@ -90,7 +90,7 @@ class TorchEngine(NetworkEngine):
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         torch = self._torch
         if not hasattr(self._thread, "sized"):
-            # OpenMP keeps a pool for every thread that calls it, and its size with the thread.
+            # OpenMP keeps a pool, and its size, per calling thread.
             torch.set_num_threads(self._threads)
             self._thread.sized = True
         with torch.inference_mode():
@@ -98,6 +98,6 @@ class TorchEngine(NetworkEngine):
             return {name: answer[name].float().cpu().numpy() for name in self.outputs}
 
     def _tensor(self, array: Array) -> Any:
-        # PyTorch warns of memory that it may not write to; such arrays are small.
+        # PyTorch warns about read-only memory, so such arrays are copied; they are small.
         tensor = self._torch.from_numpy(array if array.flags.writeable else np.array(array)).to(self._device)
         return tensor.to(self._floats) if tensor.is_floating_point() else tensor

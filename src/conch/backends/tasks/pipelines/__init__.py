@@ -1,1 +1,1 @@
-"""Tasks that go through transformers' own pipelines, row by row."""
+"""Tasks that run in transformers' own pipelines, row by row."""

@@ -1,6 +1,6 @@
-"""Every task of ``transformers.pipeline`` that has no module of its own: what transformers loads, conch serves.
+"""Serves the tasks of ``transformers.pipeline`` that have no module of their own.
 
-Rows are decoded as they arrive and given to the pipeline one by one.
+Rows are decoded as they arrive and passed to the pipeline one by one.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from conch.errors import ConchError, cancelled, invalid
 from conch.inference import TensorSpec
 from conch.temporary import TemporaryFolder
 
-#: Members of an answer that is text and nothing else.
+#: The members that hold the text in a pipeline's result.
 _TEXTS: Final = ("generated_text", "answer", "text", "summary_text", "translation_text")
 
 
 def text_of(answer: Any) -> str:
-    """The text where an answer is one text, else the answer as JSON.
+    """Return the text of a result that is a single text, else the result as JSON.
 
-    In JSON an image is a PNG file in base64, sound beside its ``sampling_rate`` a WAV file in base64, and any other
-    array a list.
+    In JSON, an image is a PNG file in base64, audio with a ``sampling_rate`` a WAV file in base64, and any other array
+    a list.
     """
     only = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
     if isinstance(only, str):
@@ -60,7 +60,7 @@ def text_of(answer: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A pipeline's answer in the types that JSON has."""
+    """Convert a pipeline's result to JSON types."""
     if isinstance(value, Mapping):
         if "sampling_rate" in value and isinstance(value.get("audio"), np.ndarray):
             rate = int(value["sampling_rate"])
@@ -79,11 +79,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-# Only decoded sound, decoded images and plain text reach a pipeline: strings that it could take for an address or a
-# path never do.
+# A pipeline receives only decoded audio, decoded images and text inputs, never a string in place of media that it could
+# open as a URL or a path.
 
 
-#: Arguments that pipelines take without naming them in a signature.
+#: Arguments of pipelines that are not in a signature.
 _UNNAMED: Final[Mapping[str, frozenset[str]]] = {
     "image-segmentation": frozenset({"subtask", "threshold", "mask_threshold", "overlap_mask_area_threshold"}),
     "object-detection": frozenset({"threshold"}),
@@ -96,8 +96,7 @@ _UNNAMED: Final[Mapping[str, frozenset[str]]] = {
         "crops_nms_thresh", "output_rle_mask", "output_bboxes_mask",
     }),
 }  # fmt: skip
-#: Arguments that are not for clients: other models and code, tensors, addresses, words of a program's command line, and
-#: how the work is run.
+#: Arguments that clients may not set: models and code, tensors, URLs, command-line arguments, and execution settings.
 _REFUSED: Final = frozenset({
     "assistant_model", "assistant_tokenizer", "batch_size", "cache_config", "cache_implementation", "compile_config",
     "continuous_batching_config", "custom_generate", "device", "disable_compile", "generation_config", "lang",
@@ -106,9 +105,9 @@ _REFUSED: Final = frozenset({
     "return_tensors", "self", "streamer", "tesseract_config", "timeout", "tokenizer", "tokenizer_encode_kwargs",
     "trust_remote_code", "word_boxes",
 })  # fmt: skip
-#: The greatest value of arguments that say how much is computed or kept at a time, and of all others.
+#: The maximum of arguments that determine the amount of computation or memory, and of all others.
 _GREATEST: Final[Mapping[str, int]] = {
-    "crops_n_layers": 4,  # each has four times as many crops as the one before
+    "crops_n_layers": 4,  # each layer has four times as many crops as the previous one
     "max_length": 1 << 16,
     "max_new_tokens": 1 << 16,
     "min_length": 1 << 16,
@@ -123,15 +122,15 @@ _GREATEST: Final[Mapping[str, int]] = {
     "prompt_lookup_num_tokens": 1 << 10,
 }
 _ANY_GREATEST: Final = 1 << 20
-#: The most characters of an input ``options``.
+#: The maximum number of characters in the input ``options``.
 _MAX_OPTIONS: Final = 1 << 16
 
 
 def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
-    """The call arguments in the input ``options``, a JSON object.
+    """Parse the call arguments in the input ``options``, a JSON object.
 
-    Those that the pipeline names, and parameters of ``generate`` where it generates; anything that could load
-    code, a model or an address is refused.  Raises INVALID_ARG, naming the argument.
+    Allowed are the pipeline's own arguments and, if it generates, the parameters of ``generate``.  Arguments that could
+    load code, a model or a URL are rejected.  Raises INVALID_ARG, naming the argument.
     """
     if len(text) > _MAX_OPTIONS:
         raise invalid(f"input 'options' in row {row} has {len(text)} characters; at most {_MAX_OPTIONS} are read")
@@ -165,7 +164,7 @@ def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
 
 
 def _check_amount(name: str, value: Any) -> None:
-    """Raise INVALID_ARG for a number that asks for more than a request can mean."""
+    """Raise INVALID_ARG for a number above the maximum of its argument."""
     greatest = _GREATEST.get(name, _ANY_GREATEST)
     if isinstance(value, int | float) and not abs(value) <= greatest:
         raise invalid(f"argument '{name}' of input 'options' is {value}; it must be {greatest} at most")
@@ -187,7 +186,7 @@ def _unknown(name: str, known: frozenset[str]) -> ConchError:
 
 
 def call(pipeline: Any, task: str, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """Call a pipeline with one decoded row: text and questions as ``str``, images of Pillow, sound as an array."""
+    """Call a pipeline with one decoded row: texts as ``str``, images as Pillow images, audio as an array."""
     match task:
         case "zero-shot-audio-classification":
             return pipeline(row["audio"], candidate_labels=row["candidate_labels"], **given)
@@ -206,7 +205,7 @@ def call(pipeline: Any, task: str, row: Mapping[str, Any], given: Mapping[str, A
 
 
 def _multimodal(pipeline: Any, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """As a chat of one message where the checkpoint has a template for chats, else as the pipeline takes it."""
+    """Call a multimodal pipeline, with a chat of one message if the checkpoint has a chat template."""
     media = [name for name in ("image", "audio") if name in row]
     if getattr(pipeline.processor, "chat_template", None):
         content = [{"type": name, name: row[name]} for name in media]
@@ -226,7 +225,7 @@ def _decision(text: str) -> dict[str, Any]:
     return request
 
 
-# Imports no part of transformers, so that a model's tensors are known at once.
+# The code below does not import transformers, so that describing a model's tensors is fast.
 
 
 _TEXT: Final = TensorSpec("text_input", "BYTES", (1,))
@@ -236,7 +235,7 @@ _QUESTION: Final = TensorSpec("question", "BYTES", (1,))
 _ANY_TEXT: Final = TensorSpec("text_input", "BYTES", (1,), optional=True)
 _ANY_IMAGE: Final = TensorSpec("image", "BYTES", (1,), optional=True)
 
-#: The inputs by task; what is not here takes text, or what a pipeline of the checkpoint's own says.
+#: Inputs by task.  Other tasks take text, or the inputs of a pipeline that the checkpoint declares.
 _INPUTS: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
     "audio-classification": SOUND_INPUTS,
     "zero-shot-audio-classification": (*SOUND_INPUTS, _LABELS),
@@ -257,7 +256,7 @@ _INPUTS: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
     "table-question-answering": (TensorSpec("table", "BYTES", (1,)), _QUESTION),
     "video-classification": (TensorSpec("video", "BYTES", (1,)),),
 }
-#: The inputs of a pipeline that a checkpoint brings along, by the ``type`` that it declares.
+#: Inputs of a pipeline that a checkpoint declares, by its ``type``.
 _BY_TYPE: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
     "text": (_TEXT,),
     "image": (_IMAGE,),
@@ -266,15 +265,15 @@ _BY_TYPE: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
 }
 OPTIONS: Final = TensorSpec("options", "BYTES", (1,), optional=True)
 
-#: Tasks of pipelines that read or write sound with every request.
+#: Tasks that read or write audio in every request.
 _SOUND: Final = frozenset({"audio-classification", "zero-shot-audio-classification", "text-to-audio", "text-to-speech"})
 
-#: Modules beside those of the pipelines.
+#: Modules in the folder of the pipelines that are not pipelines.
 _NO_TASKS: Final = frozenset({"__init__", "audio_utils", "base", "pt_utils"})
 
 
 def inputs_of(task: str, config: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """The inputs of a task, ``options`` last; ``config`` is config.json, which may declare a pipeline of its own."""
+    """Return the inputs of a task, ``options`` last; ``config`` is config.json, which may declare a pipeline."""
     own = own_pipeline(task, config)
     if task in _INPUTS or own is None:
         return (*_INPUTS.get(task, (_TEXT,)), OPTIONS)
@@ -282,9 +281,10 @@ def inputs_of(task: str, config: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
 
 
 def check_task(task: str, config: Mapping[str, Any]) -> None:
-    """Raise INVALID_ARG for a task that neither transformers nor the checkpoint has a pipeline for.
+    """Raise INVALID_ARG unless transformers or the checkpoint has a pipeline for the task.
 
-    Told from the names of transformers' files, as importing it takes seconds; where it is not installed, all pass.
+    Looks at the names of transformers' files, because importing it takes seconds.  If transformers is not installed,
+    every task passes.
     """
     found = importlib.util.find_spec("transformers")
     folders = found.submodule_search_locations if found is not None else None
@@ -295,8 +295,10 @@ def check_task(task: str, config: Mapping[str, Any]) -> None:
 
 
 def require_libraries(task: str, inputs: Sequence[TensorSpec]) -> None:
-    """Raise UNSUPPORTED unless the libraries for each request's ``inputs`` are there, which transformers itself misses
-    with the first request only."""
+    """Raise UNSUPPORTED unless the libraries for the required ``inputs`` are installed.
+
+    transformers itself would report a missing library only at the first request.
+    """
     if any(spec.name == "image" and not spec.optional for spec in inputs):
         media.require_images(task)
     if task in _SOUND:
@@ -306,7 +308,7 @@ def require_libraries(task: str, inputs: Sequence[TensorSpec]) -> None:
 
 
 def own_pipeline(task: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """The name and the declaration of the pipeline for ``task`` that a checkpoint brings along."""
+    """Return the name and declaration of the checkpoint's own pipeline for ``task``, or None."""
     for name, declared in (config.get("custom_pipelines") or {}).items():
         if name.lower().replace("_", "-") == task.lower().replace("_", "-"):
             return name, declared
@@ -317,7 +319,7 @@ EXAMPLE_TEXT: Final = "Where is the nearest library?"
 
 
 class PreparedRows(PreparedRequest):
-    """The rows of a request as a pipeline takes them, and the call arguments of each row."""
+    """The decoded rows of a request, and the pipeline's call arguments for each row."""
 
     __slots__ = ("arguments", "values")
 
@@ -331,7 +333,7 @@ class PipelineTask(Task):
     """Inputs by task: ``text_input``, ``image``, ``audio`` or ``samples`` …, and ``options`` STRING [1].
 
     ``options`` is a JSON object with arguments of the pipeline's call and of ``generate``.  Output ``text_output``
-    STRING [1]: the pipeline's answer (see :func:`text_of`).
+    STRING [1] is the pipeline's result (see :func:`text_of`).
     """
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
@@ -360,7 +362,7 @@ class PipelineTask(Task):
         )
 
     def prepare(self, request: Request) -> PreparedRows:
-        """Decode the rows.  Raises INVALID_ARG for what cannot be read and for arguments that do not exist."""
+        """Decode the rows.  Raises INVALID_ARG for inputs that cannot be read and for unknown arguments."""
         values: list[dict[str, Any]] = [{} for _ in range(request.rows)]
         for name in ("text_input", "question"):
             if name in self._names and request.has(name):
@@ -412,7 +414,7 @@ class PipelineTask(Task):
             except ImportError as error:
                 return extras.lacks_library(f"task '{self._task}'", error)
             except Exception as error:
-                # Pipelines check little beforehand: what does not suit them fails wherever it is used.
+                # Pipelines validate little, so unsuitable arguments fail with any type of error.
                 return library_failure(f"task '{self._task}'", error, of_request=bool(given))
             texts.append(text_of(answer))
             work.add(1, 1, 1)
@@ -423,14 +425,14 @@ class PipelineTask(Task):
         pipeline = self._of_thread()
         if "video" not in row:
             return call(pipeline, self._task, row, given)
-        # Videos are decoded from files only.
+        # Pipelines decode videos only from files.
         with TemporaryFolder() as folder:
             path = folder / "video"
             path.write_bytes(row["video"])
             return call(pipeline, self._task, {**row, "video": str(path)}, given)
 
     def _example(self) -> dict[str, Any]:
-        """A row with whatever the task takes."""
+        """Return an example row with the inputs of the task."""
         text = '{"state": "it is open", "questions": ["Is it open?"]}' if self._task == "decision" else EXAMPLE_TEXT
         made: dict[str, Callable[[], Any]] = {
             "text_input": lambda: text,
@@ -446,11 +448,14 @@ class PipelineTask(Task):
         return row
 
     def _of_thread(self) -> Any:
-        """The pipeline of the calling thread: over the same weights, with tokenizers of its own, which keep state."""
+        """Return the calling thread's copy of the pipeline.
+
+        Copies share the weights; each has its own tokenizer, because tokenizers keep state.
+        """
         if not hasattr(self._thread, "pipeline"):
             from torch.nn import Module
 
-            # A pipeline may have other networks beside its model: a vocoder.
+            # A pipeline may have other networks besides its model, such as a vocoder.
             networks: dict[int, Any] = {
                 id(part): part for part in vars(self._pipeline).values() if isinstance(part, Module)
             }
@@ -459,7 +464,7 @@ class PipelineTask(Task):
 
 
 def _spread(values: list[dict[str, Any]], name: str, elements: Sequence[Any], *, always_lists: bool = False) -> None:
-    """Give each row its share of the elements of a tensor, a list of them where there are several."""
+    """Distribute the elements of a tensor over the rows; a row with several elements gets a list."""
     share = len(elements) // len(values)
     for row, value in enumerate(values):
         part = list(elements[row * share : (row + 1) * share])

@@ -1,1 +1,1 @@
-"""Encoder-decoder models from text to text: summarization, translation, text2text-generation."""
+"""Text-to-text tasks of encoder-decoder models: summarization, translation, text2text-generation."""

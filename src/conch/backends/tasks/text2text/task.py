@@ -1,7 +1,7 @@
-"""Encoder-decoder models from text to text: summarization, translation, text2text-generation.
+"""Text-to-text tasks of encoder-decoder models: summarization, translation, text2text-generation.
 
-Requests are tokenised as they arrive; those with equal parameters are generated together, grouped by length,
-by transformers' ``generate``.
+Requests are tokenised as they arrive.  Requests with equal parameters are grouped by length and run together in
+transformers' ``generate``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ from conch.errors import ConchError, invalid, one_line
 from conch.inference import TensorSpec
 from conch.lengths import equal_runs
 
-# Used by the text-to-text task; the tables come from the checkpoint.
-
-
-#: Keys of a checkpoint's ``task_specific_params`` that are not for ``generate``.
+#: Keys of a checkpoint's ``task_specific_params`` that are not arguments of ``generate``.
 _NOT_GENERATION = frozenset({"prefix"})
 
 
@@ -49,16 +46,16 @@ class Languages(Protocol):
     """Translates the inputs ``src_lang`` and ``tgt_lang`` of a request."""
 
     def choose(self, source: str | None, target: str | None) -> tuple[str, Mapping[str, Any]]:
-        """The words before the text, and arguments of ``generate``.  Raises INVALID_ARG for an unknown language.
+        """Return the prefix of the text and arguments of ``generate``.  Raises INVALID_ARG for an unknown language.
 
-        The caller holds the tokenizer's lock until the text is tokenised.
+        The caller must hold the tokenizer's lock until the text is tokenised.
         """
 
 
 class TaskParameters:
-    """``task_specific_params`` of a checkpoint, as T5 and Bart have them: a prefix and parameters by task.
+    """Languages from ``task_specific_params`` of checkpoints such as T5 and Bart: a prefix and parameters by task.
 
-    ``translation_en_to_de`` stands there for one pair of languages.
+    A task such as ``translation_en_to_de`` defines a language pair.
     """
 
     def __init__(self, config: Mapping[str, Any], task: str) -> None:
@@ -86,7 +83,7 @@ class TaskParameters:
 
 
 class LanguageTokens:
-    """Tokenizers with a token for each language: mBART, M2M100, NLLB and their kin."""
+    """Languages from tokenizers with a token per language, such as those of mBART, M2M100 and NLLB."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -97,7 +94,7 @@ class LanguageTokens:
 
     @staticmethod
     def fits(tokenizer: Any) -> bool:
-        """Whether the tokenizer has such tokens."""
+        """Whether the tokenizer has language tokens."""
         return hasattr(tokenizer, "src_lang") and hasattr(tokenizer, "set_src_lang_special_tokens")
 
     def choose(self, source: str | None, target: str | None) -> tuple[str, Mapping[str, Any]]:
@@ -110,7 +107,7 @@ class LanguageTokens:
         return "", forced
 
     def _own(self, language: str | None) -> str | None:
-        """A language of the tokenizer's class, None where the vocabulary does not have it."""
+        """Return the tokenizer's default ``language``, or None if the vocabulary lacks it."""
         if language is None:
             return None
         try:
@@ -137,39 +134,39 @@ class LanguageTokens:
 
 
 def languages_of(tokenizer: Any, config: Mapping[str, Any], task: str) -> Languages:
-    """The way in which a checkpoint is told its languages."""
+    """Return the language selection of a checkpoint: by tokens if its tokenizer has them, else by task parameters."""
     if LanguageTokens.fits(tokenizer):
         return LanguageTokens(tokenizer)
     return TaskParameters(config, task)
 
 
-# Called when a task is made.
+# Checks that run when a task is loaded.
 
 
 _logger = logging.getLogger(__name__)
 
-#: A text, another of about its length, and a longer one; a tokenizer may see them otherwise.
+#: A text, another of about the same length, and a longer one; their lengths in tokens depend on the tokenizer.
 EXAMPLES: Final = (
     "Where is the nearest library?",
     "There is the oldest station!",
     "A program takes a list of numbers and returns the even ones, while the bus to the station is late.",
 )
-#: One greedy answer of a few tokens, whatever generation_config.json says.
+#: Greedy generation of one sequence; overrides generation_config.json.
 _GREEDY: Final[Mapping[str, Any]] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
 
 
 class Writer(Protocol):
-    """The task, as far as a comparison needs it."""
+    """The methods of a task that the comparison with transformers uses."""
 
     def runs(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Which texts of these lengths run together."""
+        """Return the indices of the texts of each run, for texts of these lengths (tokens)."""
 
     def write(self, texts: Sequence[Sequence[int]], generation: Mapping[str, Any], **arguments: Any) -> list[list[int]]:
-        """The tokens that are written for texts in one run."""
+        """Generate tokens for ``texts`` in one run."""
 
 
 def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
-    """Find out which texts may share a run so that each gets the logits that it gets alone; ``pad`` fills rows."""
+    """Determine which texts may share a run without changing their logits; ``pad`` is the padding token."""
     [short, *_, long] = sorted(examples, key=len)
     # A text of the same length: the short one with its tokens in another order, except the last.
     other = [*short[-2::-1], short[-1]]
@@ -179,7 +176,7 @@ def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
     def holds(texts: Sequence[list[int]]) -> bool:
         try:
             found = _first_logits(model, texts, pad)
-        except Exception:  # whatever a network raises that takes one text at a time, or one length
+        except Exception:  # networks that accept only one text or one length raise many types
             return False
         size = wanted[wanted.isfinite()].abs().max().clamp(min=1e-6)
         apart = (wanted - found).where(wanted != found, 0.0).abs().max()
@@ -197,7 +194,7 @@ def _first_that_holds(
 
 
 def _first_logits(model: Any, texts: Sequence[list[int]], pad: int) -> Any:
-    """The logits ``[vocabulary]`` of the first token that is written for the first of ``texts``."""
+    """Return the logits ``[vocabulary]`` of the first generated token of the first text."""
     import torch
 
     longest = max(map(len, texts))
@@ -212,9 +209,9 @@ def _first_logits(model: Any, texts: Sequence[list[int]], pad: int) -> Any:
 
 
 def verify(task: Writer, model: Any, examples: Sequence[list[int]]) -> None:
-    """Have ``task`` answer ``examples`` (token ids), and ``generate`` of transformers each of them alone, greedily.
+    """Compare greedy outputs of ``task`` for ``examples`` (token ids) with those of transformers for each text alone.
 
-    Raises INVALID_ARG where an answer differs.  Nothing is compared where it is not cheap.
+    Raises INVALID_ARG if an output differs.  Skips the comparison if a step takes longer than ``SLOW_STEP``.
     """
     import torch
 
@@ -244,11 +241,10 @@ def verify(task: Writer, model: Any, examples: Sequence[list[int]]) -> None:
             raise unlike(f"for a text of {len(text)} tokens among {len(examples)}, {difference}")
 
 
-#: Tokens of a batch with padding, where the configuration does not say; every one of them is attended to for each
-#: token that is written.
+#: The default maximum of tokens in a batch, including padding; each generated token attends to all tokens of its row.
 BATCH_TOKENS: Final = 8192
 
-#: The same for all checkpoints.
+#: The tensors of all checkpoints.
 DESCRIPTION: Final = TaskDescription(
     (
         TensorSpec("text_input", "BYTES", (1,)),
@@ -262,7 +258,7 @@ DESCRIPTION: Final = TaskDescription(
 
 
 class PreparedTexts(PreparedRequest):
-    """Token ids of each row, and the parameters of ``generate`` that the request asks for."""
+    """The token ids of each row, and the request's parameters of ``generate``."""
 
     __slots__ = ("generation", "ids", "truncated")
 
@@ -275,7 +271,7 @@ class PreparedTexts(PreparedRequest):
 
 @dataclass(slots=True)
 class _Row:
-    """One text of a batch: the request that it belongs to, and its row there."""
+    """A text of a batch: its request, and its row in that request."""
 
     prepared: PreparedTexts
     index: int
@@ -288,9 +284,9 @@ class _Row:
 class Text2Text(Task):
     """Input ``text_input`` STRING [1], output ``text_output`` STRING [1].
 
-    The optional inputs are the parameters of ``generate`` and, for models of several languages, ``src_lang`` and
-    ``tgt_lang``.  What the request leaves out is the checkpoint's: ``generation_config.json``, and for its task
-    ``task_specific_params`` with the prefix that T5 wants.
+    The optional inputs are the parameters of ``generate`` and, for multilingual models, ``src_lang`` and ``tgt_lang``.
+    Defaults come from the checkpoint: ``generation_config.json``, and the entry of its task in
+    ``task_specific_params``, which includes the prefix of T5.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
@@ -307,11 +303,11 @@ class Text2Text(Task):
                 f"'{checkpoint.source}' is not: it continues texts, and may read more than that"
             )
         self._languages = languages_of(self._tokenizer, checkpoint.config, checkpoint.task)
-        #: Over the tokenizer, which keeps its languages and its truncation as state.
+        #: Protects the tokenizer, which keeps languages and truncation as state.
         self._lock = Lock()
         self._refuse = options.truncation == "refuse"
         self._batch_tokens = options.max_batch_tokens or BATCH_TOKENS
-        #: The most tokens that can be written, as learned positions end there; 0 for any number.
+        #: The maximum number of generated tokens, given by the learned positions; 0 means no limit.
         self._most_tokens = int(checkpoint.config.get("max_position_embeddings") or 0)
         self._pad = next(
             token
@@ -328,7 +324,7 @@ class Text2Text(Task):
         return DESCRIPTION
 
     def prepare(self, request: Request) -> PreparedTexts:
-        """Tokenise.  Raises INVALID_ARG for text that is not UTF-8, too long, or gives no tokens."""
+        """Tokenise the texts.  Raises INVALID_ARG for a text that is not UTF-8, is too long, or has no tokens."""
         texts = request.texts("text_input")
         given = generation_arguments(request, most_tokens=self._most_tokens)
         with self._lock:
@@ -361,7 +357,7 @@ class Text2Text(Task):
                 try:
                     texts = self._generate(batch_rows, work)
                 except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                    # Parameters that do not go together, or no memory for this batch.
+                    # Incompatible parameters, or not enough memory for this batch.
                     failed = library_failure("generation", error)
                     for row in batch_rows:
                         written[id(row.prepared)] = failed
@@ -373,7 +369,7 @@ class Text2Text(Task):
         return [self._result(prepared, written[id(prepared)]) for prepared in batch]
 
     def _parameters(self, given: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a request over those of its task; a limit of length that it gives replaces all others."""
+        """Merge the task's arguments with the request's; a length limit in the request replaces the task's limits."""
         limits = ("max_new_tokens", "max_length")
         parameters = dict(implied)
         if any(name in given for name in limits):
@@ -387,12 +383,12 @@ class Text2Text(Task):
         return parameters
 
     def runs(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Which texts of these lengths (tokens) are generated together, by their indices, the longest first."""
+        """Return the indices of the texts of each run, the longest first, for texts of these lengths (tokens)."""
         if self._sharing is not Sharing.PADDED:
             return equal_runs(lengths, budget=self._batch_tokens, limit=1 if self._sharing is Sharing.ALONE else 0)
         batches: list[list[int]] = []
         for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-            # The first of a batch is its longest.
+            # The first text of a batch is its longest.
             if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= self._batch_tokens:
                 batches[-1].append(index)
             else:
@@ -400,9 +396,9 @@ class Text2Text(Task):
         return batches
 
     def write(self, texts: Sequence[Sequence[int]], generation: Mapping[str, Any], **arguments: Any) -> list[list[int]]:
-        """The tokens that are written for ``texts`` (token ids) in one run, with the one that begins an answer.
+        """Generate tokens for ``texts`` (token ids) in one run, including the start token.
 
-        ``generation`` are the parameters of a request, ``arguments`` others of ``generate``.
+        ``generation`` has the request's parameters of ``generate``, ``arguments`` further ones.
         """
         import torch
 

@@ -1,1 +1,1 @@
-"""HTTP/2 as gRPC needs it: frames, streams, flow control and limits.  Knows nothing of calls."""
+"""HTTP/2 for gRPC: frames, streams, flow control and limits, independent of calls."""

@@ -1,4 +1,4 @@
-"""The interface between HTTP/2 connections and what they serve; implemented by the gRPC service."""
+"""The interface between HTTP/2 connections and their application, which the gRPC service implements."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from conch.frontends.grpc.http2.streams import Http2Stream, StreamHandler
 
 
 class Http2Application(Protocol):
-    """Serves the requests of connections; called on the event loop."""
+    """Serves the requests of connections, on the event loop."""
 
     def parse(self, fields: Sequence[Field]) -> Any:
-        """The head of a request, immutable and of the application's own type, from its header fields.
+        """Parse the header fields of a request into an immutable head of the application's own type.
 
         Raises ``StreamFault`` for malformed fields.
         """
 
     def check_trailers(self, fields: Sequence[Field]) -> None:
-        """Raises ``StreamFault`` for fields that may not end a request."""
+        """Raise ``StreamFault`` for fields that may not end a request."""
 
     def open(self, stream: Http2Stream, head: Any) -> StreamHandler:
-        """Begin to serve a request; returns the handler of what arrives for it."""
+        """Begin to serve a request; returns the handler of its stream."""

@@ -1,6 +1,6 @@
-"""The server's side of an HTTP/2 connection: between the transport, the frames and the streams.
+"""The server side of an HTTP/2 connection, between the transport, the frames and the streams.
 
-One ``Http2Connection`` for each TCP connection, made by :mod:`conch.frontends.grpc.server`; runs on the event loop.
+:mod:`conch.frontends.grpc.server` creates one ``Http2Connection`` for each TCP connection; runs on the event loop.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from conch.frontends.limits import SLOWEST, ClientLimits
 from conch.frontends.loop_budget import EventLoopBudget
 from conch.telemetry.traffic import Reason
 
-# One ``StallWatch`` for each connection; the front end's sweep asks it once a second, on the event loop.
+# Each connection has a ``StallWatch``, which the front end's sweep calls once per second on the event loop.
 
 
 class _Stall(NamedTuple):
-    """Since when (s) a client owes something, and how many bytes had moved by then."""
+    """Since when (s) the client must make progress, and the number of bytes or events by then."""
 
     since: float
     moved: int
 
 
 class WatchedConnection(Protocol):
-    """What is looked at, and what is done about it."""
+    """The connection as a stall watch needs it."""
 
     reader: Http2FrameReader
     writer: Http2FrameWriter
@@ -46,7 +46,7 @@ class WatchedConnection(Protocol):
         """End the connection at once."""
 
     def drain(self) -> None:
-        """End it when its calls have."""
+        """End the connection when its calls have ended."""
 
 
 _BODY: Final = "the message did not arrive within --body-timeout-secs"
@@ -54,7 +54,7 @@ _UNREAD: Final = "the answer was not read within --unread-timeout-secs"
 
 
 class StallWatch:
-    """Remembers since when each thing is owed; all times are monotonic seconds."""
+    """Checks a connection against the time limits; all times are monotonic seconds."""
 
     def __init__(self, limits: ClientLimits, began: float) -> None:
         self._times = limits.times
@@ -64,12 +64,12 @@ class StallWatch:
         self._blocked: _Stall | None = None
         self._idle = _Stall(began, 0)
         self._draining_since = 0.0
-        #: By stream, and by where in its body the message begins.
+        #: By stream, and by the position of the message in its body.
         self._owed: dict[tuple[int, int], _Stall] = {}
         self._unread: dict[int, _Stall] = {}
 
     def look(self, connection: WatchedConnection, now: float) -> None:
-        """End what has taken too long at ``now``."""
+        """End what has exceeded a time limit at ``now``."""
         if connection.session.closed:
             return
         if self._handshake_is_late(connection, now):
@@ -89,7 +89,7 @@ class StallWatch:
         connection.fail(Http2ErrorCode.ENHANCE_YOUR_CALM, message)
 
     def _handshake_is_late(self, connection: WatchedConnection, now: float) -> bool:
-        """Whether the client's SETTINGS, or the rest of a frame or of a header block, are."""
+        """Whether the client's SETTINGS, or the rest of a frame or header block, are late."""
         if not connection.session.greeted:
             return now - self._began > self._times.head
         if not connection.reader.partial and not connection.session.in_header_block:
@@ -101,7 +101,7 @@ class StallWatch:
         return now - self._partial.since > self._times.head
 
     def _is_blocked(self, writer: Http2FrameWriter, now: float) -> bool:
-        """Whether the transport has taken nothing for too long, because the client does not read."""
+        """Whether the transport has accepted nothing for too long, because the client does not read."""
         if not writer.paused:
             self._blocked = None
             return False
@@ -110,7 +110,7 @@ class StallWatch:
         return now - self._blocked.since > self._times.unread
 
     def _look_at_idle(self, connection: WatchedConnection, now: float) -> None:
-        """Send away a client that has had no call for too long; one that does not go is hung up on."""
+        """Drain a connection that has had no call for too long; close it if the client does not."""
         if self._idle.moved != connection.session.last_stream:
             self._idle = _Stall(now, connection.session.last_stream)
         elif self._draining_since:
@@ -146,10 +146,10 @@ class StallWatch:
 
 LOGGER: Final = logging.getLogger("conch")
 
-#: Reads of no more than this (bytes), a few requests at most, are handled at once.
+#: Reads up to this size (bytes), a few requests at most, are handled at once.
 _SMALL_READ: Final = 1024
 _KEEPALIVE_PING: Final = b"conch-ka"
-#: What the server says first.
+#: The first frames from the server.
 _GREETING: Final = frames.settings(
     {
         frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
@@ -161,19 +161,19 @@ _GREETING: Final = frames.settings(
 
 
 class ConnectionObserver(Protocol):
-    """Keeps track of the connections that are open; called on the event loop."""
+    """Tracks the open connections; called on the event loop."""
 
     def on_connection_made(self, connection: Http2Connection) -> None:
-        """The connection can be used; TLS, if any, is established."""
+        """Add a connection that can be used; TLS, if any, is established."""
 
     def on_connection_lost(self, connection: Http2Connection) -> None:
-        """The connection has ended; called once for each that was made."""
+        """Remove a connection that has ended; called once for each one that was made."""
 
 
 class Http2Connection(asyncio.Protocol):
-    """``descriptor`` is that of its socket; ``active`` is set when something arrives.
+    """An HTTP/2 connection; ``descriptor`` is that of its socket, ``active`` is set when data arrives.
 
-    Input is handled within ``loop_budget``; the connection reads no more until the rest has been handled.
+    Input is handled within ``loop_budget``; the connection stops reading until the rest has been handled.
     """
 
     reader: Http2FrameReader
@@ -202,7 +202,7 @@ class Http2Connection(asyncio.Protocol):
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the interface, not the base class.
+        # uvloop's transports have the interface, but not the base class.
         self._transport = cast(asyncio.Transport, transport)
         self.descriptor = descriptor_of(transport)
         self._transport.set_write_buffer_limits(high=MAX_SEND_FRAME_SIZE)
@@ -219,7 +219,7 @@ class Http2Connection(asyncio.Protocol):
         session = self.session
         session.end()
         self._observer.on_connection_lost(self)
-        # The session holds the connection: without a cycle all are freed at once, not by the garbage collector.
+        # The session refers to the connection: breaking the cycle frees both at once, without the garbage collector.
         del self.session, self.reader
 
     def pause_writing(self) -> None:
@@ -239,7 +239,7 @@ class Http2Connection(asyncio.Protocol):
             self._handle(data)
 
     def _handle(self, data: bytes) -> None:
-        """Let the reader read, and see to what is left, or wrong."""
+        """Pass data to the reader, and handle the remaining data or an error."""
         self.writer.cork()
         try:
             if not self.reader.feed(data):
@@ -260,7 +260,7 @@ class Http2Connection(asyncio.Protocol):
             self._loop_budget.later(self._continue)
 
     def _continue(self) -> None:
-        """Handle more of what was put off, in a later turn."""
+        """Handle more of the queued input in a later iteration of the event loop."""
         self._put_off = False
         if self._transport.is_closing():
             return
@@ -283,15 +283,15 @@ class Http2Connection(asyncio.Protocol):
         self._transport.close()
 
     def sweep(self, now: float) -> None:
-        """End what the client has taken too long for, at ``now`` (s, monotonic)."""
+        """End what exceeds a time limit at ``now`` (s, monotonic)."""
         self._stalls.look(self, now)
 
     def drain(self) -> None:
-        """Accept no new streams, and close when those that are open have ended."""
+        """Accept no new streams, and close when the open ones have ended."""
         self.session.drain()
 
     def ping(self) -> None:
-        """Send a PING, whose answer will set ``active``."""
+        """Send a PING, whose acknowledgement sets ``active``."""
         self.writer.write(frames.frame(frames.PING, 0, 0, _KEEPALIVE_PING))
 
     # Called by the session

@@ -1,8 +1,8 @@
-"""Splits the bytes that a connection receives into frames.
+"""Splits the received bytes of a connection into frames.
 
-Owned by the connection, which is called for each frame; runs on the event loop.  Control frames are handed over
-whole.  The payload of DATA frames goes to its stream as it arrives, so that large frames need not be collected first.
-When a turn of the loop is over, the rest of what was received waits here.
+Owned by the connection, whose session handles each frame; runs on the event loop. Control frames are passed on whole.
+The payload of DATA frames goes to its stream as it arrives, so that large frames need not be buffered. When the
+event-loop budget is spent, the rest of the received bytes waits here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from conch.frontends.grpc.http2.limits import MAX_CONTROL_FRAME, MAX_HEADER_BLOC
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.loop_budget import EventLoopBudget
 
-#: Chunks of at least this many bytes are views of the received buffer, if they are at least a quarter of it.
+#: Chunks of at least this size (bytes) are views of the received buffer if they are at least a quarter of it.
 _MIN_VIEW: Final = 4096
 
 
-#: After how many frames, or one of how many bytes, the reader asks whether the turn is over.
+#: The number of frames, or the size of one (bytes), after which the reader checks the event-loop budget.
 _UNASKED: Final = 8
 _HEAVY: Final = 1024
 
@@ -37,23 +37,23 @@ _HEAVY: Final = 1024
 class FrameHandler(Protocol):
     """Handles frames as they are read; either method may raise ``ConnectionFault``."""
 
-    #: Set once nothing that arrives counts any more: reading stops.
+    #: Set when the received data no longer matters: reading stops.
     closed: bool
 
     def on_data(self, stream_id: int, length: int, payload: int, last: bool) -> Http2Stream | None:
-        """A DATA frame has begun, with ``length`` bytes of which ``payload`` are not padding.
+        """Handle the start of a DATA frame of ``length`` bytes, ``payload`` of them without padding.
 
-        Returns the stream that receives the payload, None to skip it; ``last`` says that the frame ends the stream.
+        Returns the stream that receives the payload, None to skip it; ``last`` is true if the frame ends the stream.
         """
 
     def on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """A frame of any other type has arrived."""
+        """Handle a frame of any other type."""
 
 
 class Http2FrameReader:
-    """Reads frames from bytes in pieces of any size; keeps what has arrived of an incomplete frame.
+    """Reads frames from chunks of any size; keeps the received part of an incomplete frame.
 
-    ``frames`` counts how often there were complete ones.
+    ``frames`` counts the reads with complete frames.
     """
 
     def __init__(self, handler: FrameHandler, loop_budget: EventLoopBudget) -> None:
@@ -64,21 +64,21 @@ class Http2FrameReader:
         self._buffer = bytearray()
         #: Bytes that the buffer must hold before it is read again.
         self._needed = len(PREFACE)
-        #: What was received and put off, and where its next frame begins.
+        #: Received bytes that are queued, and the position of the next frame in them.
         self._rest = b""
         self._at = 0
-        #: A DATA frame in progress: its stream, bytes of payload and of padding to come, whether it ends the stream.
+        #: A DATA frame in progress: its stream, remaining payload and padding (bytes), and whether it ends the stream.
         self._data: tuple[Http2Stream | None, int, int, bool] | None = None
 
     @property
     def partial(self) -> bool:
-        """Whether part of a frame other than DATA has arrived, and the rest has not."""
+        """Whether a frame other than DATA has arrived in part."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> bool:
-        """Read what was received, as far as this turn of the loop allows; returns whether that was all of it.
+        """Read the received bytes as far as the event-loop budget allows; returns whether all of them were read.
 
-        Without data it goes on with what was put off.  Raises ``ConnectionFault`` for bytes that are not valid HTTP/2.
+        Without data, it continues with queued bytes. Raises ``ConnectionFault`` for invalid HTTP/2.
         """
         at = 0
         if self._rest or self._buffer or not self._greeted:
@@ -96,13 +96,13 @@ class Http2FrameReader:
         return True
 
     def put_off(self, data: bytes) -> None:
-        """Keep what was received for :meth:`feed`."""
+        """Queue received bytes for :meth:`feed`."""
         self._rest = self._rest[self._at :] + bytes(self._buffer) + data
         self._at = 0
         self._buffer.clear()
 
     def _join(self, data: bytes) -> tuple[bytes, int]:
-        """What is there with what was received, and where the next frame begins; -1 if it is not worth reading yet."""
+        """Join queued and received bytes; returns them with the position of the next frame, -1 if it is incomplete."""
         at = 0
         if self._rest:
             rest, at = self._rest, self._at
@@ -131,9 +131,9 @@ class Http2FrameReader:
         return size if self._greeted else 0
 
     def _read(self, data: bytes, at: int) -> int:
-        """Handle complete frames from ``at`` on; returns where the first incomplete one begins.
+        """Handle complete frames from ``at`` on; returns the position of the first incomplete one.
 
-        Notes in ``_at`` where it stopped because the turn is over, 0 otherwise.
+        Sets ``_at`` to the position at which the event-loop budget was spent, otherwise to 0.
         """
         handler = self._handler
         over = self._loop_budget.over
@@ -172,7 +172,7 @@ class Http2FrameReader:
         return at
 
     def _begin_data(self, flags: int, stream_id: int, length: int, data: bytes, at: int) -> int:
-        """Handle what has arrived of the DATA frame whose payload begins at ``at``; returns where it ends so far."""
+        """Handle the received part of the DATA frame whose payload begins at ``at``; returns the end of that part."""
         padding = 0
         payload = length
         if flags & PADDED:
@@ -194,7 +194,7 @@ class Http2FrameReader:
         return end + padding
 
     def _continue_data(self, data: bytes, at: int) -> int:
-        """Handle more of the DATA frame in progress, from ``at`` on; returns where it ends so far."""
+        """Handle more of the DATA frame in progress from ``at`` on; returns the end of the received part."""
         assert self._data is not None
         stream, payload, padding, last = self._data
         taken = min(payload, len(data) - at)
@@ -209,7 +209,7 @@ class Http2FrameReader:
 
 
 def _check_size(kind: int, length: int) -> None:
-    """Refuse a frame, other than DATA, that is larger than such frames need to be."""
+    """Refuse a frame other than DATA that is larger than necessary."""
     if kind not in (HEADERS, CONTINUATION):
         raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "control frame too large")
     if length > MAX_HEADER_BLOCK:
@@ -217,7 +217,7 @@ def _check_size(kind: int, length: int) -> None:
 
 
 def _chunk(data: bytes, start: int, end: int) -> bytes | memoryview:
-    """A part of received data: a view if it is much of the data, otherwise a copy, which keeps nothing else alive."""
+    """Return a part of received data: a view if it is much of the data, otherwise a copy that keeps no buffer alive."""
     if end - start >= _MIN_VIEW and 4 * (end - start) >= len(data):
         return memoryview(data)[start:end]
     return data[start:end]

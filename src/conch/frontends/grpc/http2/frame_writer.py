@@ -1,6 +1,6 @@
-"""Sends a connection's frames: in order, DATA under flow control, many with one write.
+"""Sends the frames of a connection: in order, DATA under flow control, many in one write.
 
-Owned by the connection; runs on the event loop.  Streams with queued data take turns, a frame each, while the
+Owned by the connection; runs on the event loop. Streams with queued data send one frame each in turn, while the
 connection's window and the transport allow.
 """
 
@@ -22,15 +22,15 @@ from conch.frontends.grpc.http2.frames import (
 from conch.frontends.grpc.http2.limits import MAX_BLOCKED_FRAMES
 from conch.tensors import Buffer
 
-#: The largest DATA frame sent (bytes), even if the client takes larger ones: streams take turns by frames.
+#: Maximum size of a sent DATA frame (bytes), even if the client accepts larger ones: streams alternate by frames.
 MAX_SEND_FRAME_SIZE: Final = 256 << 10
-#: A batch of this many bytes is written before more is collected; one of at most ``_JOINED`` bytes is joined first.
+#: A batch of this size (bytes) is written before more is collected; one up to ``_JOINED`` bytes is joined first.
 _BATCH: Final = 256 << 10
 _JOINED: Final = 32 << 10
 
 
 class DataSource(Protocol):
-    """A stream as the writer sees it: ``queued`` bytes of DATA, of which ``send_window`` may be sent."""
+    """A stream as seen by the writer: ``queued`` bytes of DATA, up to ``send_window`` of which may be sent."""
 
     id: int
     queued: int
@@ -40,14 +40,15 @@ class DataSource(Protocol):
         """Remove ``size`` queued bytes and count them against ``send_window``."""
 
     def on_dequeued(self) -> None:
-        """The writer will not take from this source again until it is enqueued again."""
+        """Handle the removal from the writer's queue; the source may be enqueued again."""
 
 
 class Http2FrameWriter:
-    """``window`` (bytes) and ``frame_size`` are the client's; ``paused`` is set while the transport takes no more.
+    """Writes the frames of a connection.
 
-    ``resumed`` counts how often it took more again, ``useful`` the frames that were more than answers to control
-    frames, ``messages`` those that streams were given to send.
+    ``window`` (bytes) and ``frame_size`` are the client's; ``paused`` is set while the transport accepts no data.
+    ``resumed`` counts how often the transport accepted data again, ``useful`` the frames other than responses to
+    control frames, and ``messages`` the messages queued by streams.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
@@ -57,19 +58,19 @@ class Http2FrameWriter:
         self.resumed = 0
         self.useful = 0
         self.messages = 0
-        #: Precedes the next header block: the table size update that the client's settings ask for.
+        #: Prefix of the next header block: the table size update that the client's settings require.
         self.block_prefix = b""
         self._loop = loop
         self._transport = transport
         self._sources: deque[DataSource] = deque()
-        #: Frames that wait until the transport takes data again.
+        #: Frames that wait until the transport accepts data again.
         self._blocked: list[bytes] = []
         self._batch: list[Buffer] = []
         self._size = 0
         self._scheduled = False
 
     def write(self, frame: bytes) -> None:
-        """Send a frame that flow control does not count; raises ``ConnectionFault`` if too many wait to be read."""
+        """Send a frame not subject to flow control; raises ``ConnectionFault`` if too many are unread."""
         if self.paused:
             if len(self._blocked) >= MAX_BLOCKED_FRAMES:
                 raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
@@ -78,7 +79,7 @@ class Http2FrameWriter:
             self.add((frame,), len(frame))
 
     def add(self, frames: Iterable[Buffer], size: int) -> None:
-        """Add whole frames, ``size`` bytes in all, to the batch; their DATA must be counted against the windows."""
+        """Add whole frames of ``size`` bytes to the batch; their DATA must be counted against the windows."""
         self._batch.extend(frames)
         self._size += size
         if not self._scheduled:
@@ -105,7 +106,7 @@ class Http2FrameWriter:
             self._transport.writelines(batch)
 
     def enqueue(self, source: DataSource) -> None:
-        """Send from a source that has data and a window, in its turn; it must not be enqueued already."""
+        """Queue a source that has data and a window; it must not be enqueued already."""
         self._sources.append(source)
         if len(self._sources) == 1:
             self.pump()
@@ -130,7 +131,7 @@ class Http2FrameWriter:
                 self._scheduled = scheduled
 
     def resume(self) -> None:
-        """The transport takes data again."""
+        """Continue when the transport accepts data again."""
         self.paused = False
         self.resumed += 1
         blocked, self._blocked = self._blocked, []

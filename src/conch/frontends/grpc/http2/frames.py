@@ -1,6 +1,6 @@
-"""The vocabulary of HTTP/2 (RFC 9113): frame types, flags, settings, error codes, and the encoding of frames.
+"""HTTP/2 constants (RFC 9113): frame types, flags, settings, error codes; and the encoding of frames.
 
-Used by the rest of the gRPC front end; pure.
+Used by the rest of the gRPC front end; does no I/O.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ INITIAL_WINDOW_SIZE: Final = 4
 MAX_FRAME_SIZE: Final = 5
 MAX_HEADER_LIST_SIZE: Final = 6
 
-#: The values that hold until a SETTINGS or WINDOW_UPDATE frame changes them (bytes).
+#: Default values until a SETTINGS or WINDOW_UPDATE frame changes them (bytes).
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME_SIZE: Final = 16_384
 MAX_WINDOW: Final = 2**31 - 1
 
-#: A frame's header: length (24 bits) and type (8 bits), flags, stream id.
+#: A frame header: length (24 bits) and type (8 bits), flags, stream ID.
 FRAME: Final = Struct(">IBI")
 WORD: Final = Struct(">I")
 SETTING: Final = Struct(">HI")
@@ -48,7 +48,7 @@ GOAWAY_HEAD: Final = Struct(">II")
 
 
 class Http2ErrorCode(IntEnum):
-    """Why a stream or a connection ended."""
+    """The reason for which a stream or a connection ended."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -67,7 +67,7 @@ class Http2ErrorCode(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The client broke a rule of the connection, which ends with a GOAWAY that has this code and message."""
+    """The client violated a rule of the connection, which ends with a GOAWAY with this code and message."""
 
     def __init__(self, code: Http2ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """The client broke a rule of one stream, which ends with a RST_STREAM that has this code."""
+    """The client violated a rule of a stream, which ends with a RST_STREAM with this code."""
 
     def __init__(self, code: Http2ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -83,9 +83,9 @@ class StreamFault(Exception):
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """The settings in a SETTINGS frame; of equal ones the last, which alone outlives the frame.
+    """Return the settings in a SETTINGS frame; the last of equal ones applies.
 
-    Raises ``ConnectionFault`` for a value that a setting may not have.
+    Raises ``ConnectionFault`` for an invalid value.
     """
     values: dict[int, int] = {}
     for setting, value in SETTING.iter_unpack(payload):
@@ -104,32 +104,32 @@ def _check_setting(setting: int, value: int) -> None:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of type ``kind`` on stream ``stream``, 0 for the connection."""
+    """Encode a frame of type ``kind`` on stream ``stream``, 0 for the connection."""
     return FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS frame with these values."""
+    """Encode a SETTINGS frame with these values."""
     return frame(SETTINGS, 0, 0, b"".join([SETTING.pack(*item) for item in values.items()]))
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """A WINDOW_UPDATE frame that lets the client send ``increment`` more bytes."""
+    """Encode a WINDOW_UPDATE frame that allows the client ``increment`` more bytes."""
     return frame(WINDOW_UPDATE, 0, stream, WORD.pack(increment))
 
 
 def rst_stream(stream: int, code: Http2ErrorCode) -> bytes:
-    """A RST_STREAM frame, which ends a stream at once."""
+    """Encode a RST_STREAM frame, which ends a stream at once."""
     return frame(RST_STREAM, 0, stream, WORD.pack(code))
 
 
 def goaway(last_stream: int, code: Http2ErrorCode, message: str = "") -> bytes:
-    """A GOAWAY frame: streams above ``last_stream`` are not served."""
+    """Encode a GOAWAY frame; streams above ``last_stream`` are not served."""
     return frame(GOAWAY, 0, 0, GOAWAY_HEAD.pack(last_stream, code) + message.encode())
 
 
 def without_padding(flags: int, payload: bytes) -> bytes:
-    """The payload of a HEADERS or DATA frame without the padding and the priority that ``flags`` announce.
+    """Return the payload of a HEADERS or DATA frame without the padding and priority announced by ``flags``.
 
     Raises ``ConnectionFault`` if they do not fit into it.
     """

@@ -1,7 +1,7 @@
 """Header blocks (HPACK, RFC 7541): decodes those of clients, encodes those of the server.
 
-The library ``hpack`` decodes; a block that repeats is decoded once.  Each connection has a decoder of its own and uses
-it on the event loop.
+The library ``hpack`` decodes; repeated blocks are decoded once. Each connection has its own decoder and uses it on the
+event loop.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hpack.table import HeaderTable
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
 from conch.frontends.grpc.http2.limits import MAX_CONTINUATIONS, MAX_HEADER_BLOCK
 
-#: Bytes of a decoded header list, counted as RFC 7541 does (32 more for each field), up to which a request is served,
-#: and up to which one is decoded, so that the table stays that of the client and only the request is refused.
+#: Maximum size of a decoded header list (bytes, counted as in RFC 7541 with 32 more per field) for a served request,
+#: and for decoding. Decoding larger lists keeps the table in step with the client, so that only the request is refused.
 MAX_HEADER_LIST: Final = 32 << 10
 MAX_DECODED_LIST: Final = 128 << 10
-#: Decoded blocks that a connection keeps, and the largest that it keeps.
+#: Maximum number of decoded blocks that a connection caches, and their maximum size (bytes).
 _CACHED_BLOCKS: Final = 256
 _CACHED_BLOCK_SIZE: Final = 1024
 
@@ -28,7 +28,7 @@ Head = TypeVar("Head")
 
 
 class _WatchedTable(HeaderTable):
-    """A dynamic table that notes in ``changed`` that an entry was added or that it was resized (RFC 7541, 4)."""
+    """A dynamic table that sets ``changed`` when an entry is added or the table is resized (RFC 7541, 4)."""
 
     def __init__(self) -> None:
         self.changed = False
@@ -49,11 +49,11 @@ class _WatchedTable(HeaderTable):
 
 
 class HeaderDecoder(Generic[Head]):
-    """Decodes the blocks of one connection, which must be given in the order of their arrival.
+    """Decodes the header blocks of one connection, in order of arrival.
 
-    What a block means depends only on its bytes and the dynamic table.  So the result for a block that leaves the
-    table alone (one of indexed fields, mostly) is kept and serves equal blocks until another block changes the table;
-    ``parse`` is not called for them again.
+    The meaning of a block depends only on its bytes and the dynamic table. The result for a block that does not change
+    the table (mostly a block of indexed fields) is therefore cached for equal blocks until another block changes the
+    table; ``parse`` is not called for them again.
     """
 
     def __init__(self, parse: Callable[[Sequence[Field]], Head]) -> None:
@@ -64,10 +64,10 @@ class HeaderDecoder(Generic[Head]):
         self._parsed: dict[bytes, Head] = {}
 
     def head(self, block: bytes) -> Head:
-        """The block's fields as ``parse`` returns them.
+        """Return the block's fields as parsed by ``parse``.
 
-        Raises ``StreamFault`` if ``parse`` does, and ``ConnectionFault`` for a block that cannot be decoded, after
-        which the table is no longer that of the client.
+        Raises the ``StreamFault`` of ``parse``, and ``ConnectionFault`` for a block that cannot be decoded, after which
+        the table no longer matches the client's.
         """
         known = self._parsed.get(block)
         if known is not None:
@@ -81,7 +81,7 @@ class HeaderDecoder(Generic[Head]):
         return head
 
     def fields(self, block: bytes) -> Sequence[Field]:
-        """The fields of a block, names and values; raises ``ConnectionFault`` for one that cannot be decoded."""
+        """Return the fields of a block, names and values; raises ``ConnectionFault`` for an invalid block."""
         self._table.changed = False
         try:
             fields: Sequence[Any] = list(self._decoder.decode(block, raw=True))
@@ -111,17 +111,17 @@ class PartialHeaderBlock:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
 
     def joined(self) -> bytes:
-        """The whole block."""
+        """Return the whole block."""
         return b"".join(self._parts)
 
 
 def list_size(fields: Sequence[Field]) -> int:
-    """The size (bytes) of a header list, counted as RFC 7541 does."""
+    """Return the size of a header list (bytes), counted as in RFC 7541."""
     return sum([32 + len(name) + len(value) for name, value in fields])
 
 
 def encode_headers(fields: Sequence[Field]) -> bytes:
-    """A block of literal fields, which neither reads nor changes the client's dynamic table."""
+    """Encode a block of literal fields, which neither reads nor changes the client's dynamic table."""
     return b"".join([_encode_field(name, value) for name, value in fields])
 
 
@@ -133,7 +133,7 @@ def _encode_field(name: bytes, value: bytes) -> bytes:
 
 
 def _encode_string(value: bytes) -> bytes:
-    """A string literal without Huffman coding: its length in a prefix of 7 bits, then its bytes."""
+    """Encode a string literal without Huffman coding: its length in a 7-bit prefix, then its bytes."""
     length = len(value)
     if length < 127:
         return bytes([length]) + value

@@ -1,7 +1,7 @@
-"""Limits of one connection: windows, streams, frames that make work for nothing.
+"""Limits of one connection: windows, streams, and frames that cause work without any use.
 
-The figures are far above what gRPC clients need (their bandwidth pings and window updates are frequent) and far below
-what hurts.  Used by connections, on the event loop.
+The limits are far above the needs of gRPC clients (which send frequent bandwidth pings and window updates) and far
+below harmful values. Used by connections, on the event loop.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from typing import Final
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
 
 MAX_STREAMS: Final = 1024
-#: The receive window of a connection (bytes): never what holds a client up, as each stream is bounded by its own.
+#: The receive window of a connection (bytes); large enough never to block, as each stream has its own limit.
 CONNECTION_WINDOW: Final = 1 << 30
-#: Bytes that a stream may send before a message of it is taken; the receive window of a new stream.
+#: Bytes that a stream may send before a message is read; the receive window of a new stream.
 STREAM_WINDOW: Final = 256 << 10
-#: Bytes that it may send ahead of a message larger than that.
+#: Bytes that a stream may send ahead of a larger message.
 MESSAGE_WINDOW: Final = 4 << 20
-#: DATA is handled as it arrives, so that large frames cost no memory and save work.
+#: Maximum size of a received frame (bytes); DATA is handled as it arrives, so large frames need no memory.
 RECEIVE_FRAME_SIZE: Final = 1 << 20
-#: Frames other than DATA and those of header blocks are smaller (bytes).
+#: Maximum size of frames other than DATA and header blocks (bytes).
 MAX_CONTROL_FRAME: Final = 16 << 10
-#: The size of a header block (bytes) over all its frames, and the number of its CONTINUATION frames.
+#: Maximum size of a header block (bytes) over all its frames, and maximum number of its CONTINUATION frames.
 MAX_HEADER_BLOCK: Final = 128 << 10
 MAX_CONTINUATIONS: Final = 16
-#: DATA frames with fewer bytes than that, which do not end their stream, are counted as overhead.
+#: DATA frames smaller than this (bytes) that do not end their stream count as overhead.
 TINY_DATA: Final = 32
-#: A client may well send a WINDOW_UPDATE for each so many bytes that it was sent, and so many for each answer: those of
-#: small requests have fewer bytes, and gRPC clients give back the windows of the stream and of the connection for each.
-#: They may also cancel what has just been answered, and end messages with small DATA frames.
+#: A client may send one WINDOW_UPDATE per this many bytes received, and this many frames per response: responses to
+#: small requests have fewer bytes, and gRPC clients restore the windows of stream and connection for each. Clients may
+#: also cancel calls that have just been answered, and end messages with small DATA frames.
 _SENT_PER_UPDATE: Final = 256
 _FRAMES_PER_ANSWER: Final = 8
-#: Frames without use are judged so many at a time, because requests in number have two each.
+#: Overhead frames are checked in batches of this size, because most requests have two.
 OVERHEAD_BATCH: Final = 64
-#: A stream that has lived for longer (s) may be reset as often as the client likes: its deadline may have
-#: passed; with so few streams at a time, opening and resetting them like that is no flood.
+#: Streams older than this (s) may be reset without limit: their deadline may have passed, and with so few concurrent
+#: streams, such resets are not a flood.
 SUDDEN: Final = 0.1
-#: Frames that may wait because the client does not read.
+#: Maximum number of frames that wait while the client does not read.
 MAX_BLOCKED_FRAMES: Final = 10_000
 
 
 class RateLimiter:
-    """A token bucket: events may come ``rate`` times a second on average, and ``burst`` at once.
+    """A token bucket: allows ``rate`` events per second on average, and ``burst`` at once.
 
-    What makes more of them plausible adds to the bucket with ``allow``.
+    ``allow`` adds tokens for events that are plausible for another reason.
     """
 
     __slots__ = ("_burst", "_events", "_rate", "_tokens", "_updated")
@@ -56,19 +56,19 @@ class RateLimiter:
         self._updated = 0.0
 
     def take(self, now: float, count: int = 1) -> None:
-        """Count events until ``now`` (seconds); raises ``ConnectionFault``, naming them, if there are too many."""
+        """Count events until ``now`` (s); raises ``ConnectionFault``, naming them, if there are too many."""
         self._tokens = min(self._burst, self._tokens + (now - self._updated) * self._rate) - count
         self._updated = now
         if self._tokens < 0:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._events}")
 
     def allow(self, events: int) -> None:
-        """Let so many further events come, up to ``burst``."""
+        """Allow further events, up to ``burst``."""
         self._tokens = min(self._burst, self._tokens + events)
 
 
 class FloodGuard:
-    """Counts the frames of a connection that make work without any use, as nginx and nghttp2 do."""
+    """Counts the frames of a connection that cause work without any use, as nginx and nghttp2 do."""
 
     __slots__ = ("_answers", "_overhead", "_sent", "pings", "resets", "settings")
 
@@ -81,7 +81,7 @@ class FloodGuard:
         self._answers = 0
 
     def take_overhead(self, frames: int, sent: int, answers: int, now: float) -> None:
-        """Count ``frames`` without use; the bytes ``sent`` and the ``answers`` (so far) make some of them plausible."""
+        """Count overhead frames; the bytes ``sent`` and the ``answers`` so far make some of them plausible."""
         updates = (sent - self._sent) // _SENT_PER_UPDATE
         self._overhead.allow(updates + (answers - self._answers) * _FRAMES_PER_ANSWER)
         self._sent += updates * _SENT_PER_UPDATE

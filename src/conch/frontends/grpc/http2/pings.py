@@ -1,4 +1,4 @@
-"""How often a client may ping: the rule of gRPC, and its flags ``--grpc-http2-…``.  Pure."""
+"""Limits how often a client may ping: gRPC's rule with its options ``--grpc-http2-…``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 
 from conch.settings import Settings
 
-#: What gRPC allows on a connection without calls, unless the server itself pings those (s).
+#: gRPC's minimum interval on a connection without calls, unless keepalive pings are permitted there (s).
 _WITHOUT_CALLS: Final = 2 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PingLimits:
-    """``interval`` (s) between two pings without data, and how many ``strikes`` are forgiven."""
+    """Minimum ``interval`` (s) between two pings without data, and the number of ``strikes`` allowed."""
 
     interval: float
     interval_without_calls: float
@@ -22,7 +22,7 @@ class PingLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> PingLimits:
-        """As the flags say."""
+        """Create the limits from the options."""
         interval = settings.grpc_http2_min_recv_ping_interval_without_data / 1000
         permitted = settings.grpc_keepalive_permit_without_calls
         return cls(
@@ -43,12 +43,12 @@ class PingStrikes:
         self._last = -inf
 
     def reset(self) -> None:
-        """Something was sent since the last ping: the next one is allowed at once."""
+        """Allow the next ping at once, because something was sent since the last one."""
         self._strikes = 0
         self._last = -inf
 
     def are_too_many(self, now: float, *, calls: bool) -> bool:
-        """Count a ping at ``now`` (s, monotonic), while there are ``calls`` or not."""
+        """Count a ping at ``now`` (s, monotonic); ``calls`` is true if there are open calls."""
         interval = self._limits.interval if calls else self._limits.interval_without_calls
         if now - self._last < interval:
             self._strikes += 1

@@ -1,8 +1,8 @@
-"""An HTTP/2 connection as RFC 9113 describes it: what each frame of the client does to the streams.
+"""The HTTP/2 protocol of a connection (RFC 9113): applies the client's frames to its streams.
 
-Each :class:`~conch.frontends.grpc.http2.connection.Http2Connection` has one, which its frame reader calls; runs on the
-event loop.  It knows nothing of gRPC: its ``Http2Application`` parses header fields and handles streams.  Server push,
-priorities and upgrades from HTTP/1 are left out, because no gRPC client uses them.
+Each :class:`~conch.frontends.grpc.http2.connection.Http2Connection` has a session, which its frame reader calls on the
+event loop. It is independent of gRPC: its ``Http2Application`` parses header fields and handles streams. Server push,
+priorities and upgrades from HTTP/1 are not supported, because no gRPC client uses them.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from conch.frontends.loop_budget import EventLoopBudget
 
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 TOO_MANY_PINGS: Final = "too_many_pings"
-#: The payload of the ping behind the first GOAWAY.
+#: The payload of the ping after the first GOAWAY.
 _DRAIN_PING: Final = b"conch-go"
-#: How many streams are remembered that the server closed before the client had: their late frames are no fault.
+#: Maximum number of remembered streams that the server closed before the client: their late frames are not an error.
 _MAX_CLOSED_EARLY: Final = 4 * limits.MAX_STREAMS
 
 
 class SessionOwner(Protocol):
-    """The connection, as its session needs it."""
+    """The connection as its session needs it."""
 
     def on_drained(self) -> None:
-        """The last stream of a connection that accepts no more has ended."""
+        """Close a draining connection; called when its last stream has ended."""
 
 
 class Http2Session:
-    """``streams`` are those that are open, by id; ``closed`` is set once nothing that arrives counts any more.
+    """The state of a connection: ``streams`` are the open ones by ID; ``closed`` is set when input no longer matters.
 
-    ``greeted`` says that the client's SETTINGS have come, ``last_stream`` is the highest stream that it has opened,
-    ``blocks`` counts header blocks that have begun.
+    ``greeted`` is true once the client's SETTINGS have arrived, ``last_stream`` is the highest stream that it has
+    opened, ``blocks`` counts header blocks that arrive in several frames.
     """
 
     def __init__(
@@ -67,34 +67,34 @@ class Http2Session:
         self._writer = writer
         self._decoder: HeaderDecoder[Any] = HeaderDecoder(application.parse)
         self._draining = False
-        #: The last stream that is served, once the client knows that there are no more.
+        #: The last stream that is served, set once the client has been informed.
         self._last_accepted: int | None = None
         self._send_window = frames.DEFAULT_WINDOW
         self._receive_window = limits.CONNECTION_WINDOW
         self._block: PartialHeaderBlock | None = None
         self._closed_early: dict[int, None] = {}
         self._floods = FloodGuard()
-        #: Frames without use that have not been judged.
+        #: Overhead frames that have not been checked yet.
         self._overhead = 0
-        #: Calls that were answered since the last reset.
+        #: Calls answered since the last reset.
         self._answered = 0
         self._strikes = PingStrikes(pings)
         self._useful = 0
-        #: The windows (bytes) that the client has given the connection.
+        #: The total of the windows that the client has given the connection (bytes).
         self._given_window = frames.DEFAULT_WINDOW
 
     @property
     def in_header_block(self) -> bool:
-        """Whether a header block has begun whose end has not arrived."""
+        """Whether a header block has arrived in part."""
         return self._block is not None
 
     # Called by the connection
 
     def drain(self) -> None:
-        """Accept no new streams, and tell the owner when those that are open have ended.
+        """Accept no new streams, and notify the owner when the open ones have ended.
 
-        The first GOAWAY refuses nothing yet.  When the ping behind it is answered, the client has seen it and
-        everything that it sent before has arrived: a second GOAWAY then names the last stream accepted.
+        The first GOAWAY refuses nothing yet. When the ping after it is acknowledged, the client has received it, and
+        everything that the client sent before has arrived. A second GOAWAY then names the last accepted stream.
         """
         if not self._draining and not self.closed:
             self._draining = True
@@ -103,7 +103,7 @@ class Http2Session:
             )
 
     def end(self) -> None:
-        """Reset every stream: the connection has ended, or is about to."""
+        """Reset every stream; called when the connection has ended or is about to end."""
         self.closed = True
         for stream in list(self.streams.values()):
             self._drop(stream)
@@ -111,7 +111,7 @@ class Http2Session:
     # Called by streams
 
     def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
-        """Forget a stream that the server has ended, or that was reset; one ``answered`` makes a reset plausible."""
+        """Remove a stream that has ended or was reset; one ``answered`` makes a later reset plausible."""
         stream.discard()
         if self.streams.pop(stream.id, None) is None:
             return
@@ -132,7 +132,7 @@ class Http2Session:
             del self._closed_early[next(iter(self._closed_early))]
 
     def _drop(self, stream: Http2Stream) -> None:
-        """Close a stream that the client, or a fault, has reset, and tell its handler."""
+        """Close a stream after a reset by the client or an error, and notify its handler."""
         handler = stream.handler
         self.on_stream_closed(stream, answered=False)
         handler.on_reset()
@@ -188,7 +188,7 @@ class Http2Session:
         self._receive_window = limits.CONNECTION_WINDOW
 
     def _reset(self, stream_id: int, code: Http2ErrorCode) -> None:
-        """End a stream for which the client broke a rule."""
+        """Reset a stream on which the client violated a rule."""
         self._count_reset()
         stream = self.streams.get(stream_id)
         if stream is not None:
@@ -198,13 +198,13 @@ class Http2Session:
         self._writer.write(frames.rst_stream(stream_id, code))
 
     def _count_reset(self) -> None:
-        """Count a stream that ends for nothing; those that were answered make some plausible."""
+        """Count a stream that was reset; answered calls make some resets plausible."""
         self._floods.resets.allow(self._answered)
         self._answered = 0
         self._floods.resets.take(self._loop.time())
 
     def _count_overhead(self) -> None:
-        """Count a frame without use; what the client was sent makes some plausible."""
+        """Count an overhead frame; data sent to the client makes some plausible."""
         self._overhead += 1
         if self._overhead >= limits.OVERHEAD_BATCH:
             sent = self._given_window - self._writer.window
@@ -268,7 +268,7 @@ class Http2Session:
             self._end_body(stream)
 
     def _end_body(self, stream: Http2Stream) -> None:
-        """A frame other than DATA says that no more follows."""
+        """End the body of a stream; called for a frame other than DATA."""
         if stream.content_left:
             raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "the body is shorter than its content-length")
         stream.receive(b"", True)
@@ -321,7 +321,7 @@ class Http2Session:
         elif setting == frames.MAX_FRAME_SIZE:
             self._writer.frame_size = min(value, MAX_SEND_FRAME_SIZE)
         elif setting == frames.HEADER_TABLE_SIZE:
-            # The answers use no dynamic table, but a smaller one has to be acknowledged (RFC 7541, 4.2).
+            # Responses use no dynamic table, but a smaller one must be acknowledged (RFC 7541, 4.2).
             self._writer.block_prefix = b"\x20"
 
     def _on_push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -343,7 +343,7 @@ class Http2Session:
                 self._finish()
 
     def _count_ping(self) -> None:
-        """Refuse a client that pings too often, in the words that gRPC clients know."""
+        """Count a ping; refuses a client that pings too often, with the message that gRPC clients recognize."""
         if self._writer.useful != self._useful:
             self._useful = self._writer.useful
             self._strikes.reset()
@@ -351,7 +351,7 @@ class Http2Session:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, TOO_MANY_PINGS)
 
     def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Check the frame only: the client closes the connection when it has its responses."""
+        """Validate the frame only: the client closes the connection when it has its responses."""
         if stream_id:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
         if len(payload) < 8:

@@ -1,6 +1,6 @@
-"""One HTTP/2 stream: its windows, the data queued to be sent, and the handler of what arrives.
+"""An HTTP/2 stream: its windows, its queued data, and the handler of received data.
 
-A connection makes one for every request; calls hold it to answer.  Runs on the event loop.
+A connection creates one for every request; calls respond through it. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from conch.tensors import Buffer
 
 
 class StreamHandler(Protocol):
-    """Handles what happens on a stream; called on the event loop."""
+    """Handles the events of a stream, on the event loop."""
 
     @property
     def awaited(self) -> int | None:
-        """With which byte of the body that began of which the client owes the rest.
+        """The position in the body of an incomplete message whose rest the client must send.
 
-        None if it owes nothing, or something else than the client holds it up.
+        None if nothing is missing, or if something else than the client delays it.
         """
 
     def on_stalled(self, message: str) -> None:
-        """The client has taken too long for what it owes, or to read; ``message`` names the limit."""
+        """Handle a client that exceeded the time limit for sending or reading; ``message`` names the limit."""
 
     def on_data(self, chunk: Buffer) -> None:
-        """Take the next bytes of the body; they are empty only at its end, when ``stream.remote_ended`` is set."""
+        """Handle the next bytes of the body; they are empty only at its end, when ``stream.remote_ended`` is set."""
 
     def on_reset(self) -> None:
-        """The client reset the stream, or its connection ended: nothing can be sent any more."""
+        """Handle a reset by the client, or the end of its connection; nothing can be sent any more."""
 
     def on_drained(self) -> None:
-        """Everything that was queued has been sent."""
+        """Handle the end of sending; called when all queued data has been sent."""
 
 
 class _IgnoringHandler:
-    """Handles a stream that nobody listens to: one that is over, or that was refused when it was opened."""
+    """Ignores the events of a stream that has ended, or that was refused when it was opened."""
 
     awaited = None
 
@@ -71,26 +71,26 @@ IGNORE: Final[StreamHandler] = _IgnoringHandler()
 
 
 class StreamOwner(Protocol):
-    """What a stream needs of its connection.
+    """The connection as its streams need it.
 
-    ``budget`` counts what arrives and what waits to be sent; all connections share it, and ``loop_budget``.
+    ``budget`` counts received data and data waiting to be sent. All connections share it, and ``loop_budget``.
     """
 
     budget: ByteBudget
     loop_budget: EventLoopBudget
 
     def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
-        """The server has ended the stream, ``answered``, or reset it."""
+        """Handle the end of a stream that the server has ended (``answered``) or reset."""
 
 
 class Http2Stream:
     """A request and its response.
 
-    ``queued`` counts the bytes of DATA that wait to be sent, ``send_window`` and ``receive_window`` those that flow
-    control allows.  ``remote_ended`` says that the client has sent everything, ``closed`` that nothing can be sent.
-    ``opened`` is when it began (s, by the clock of the loop).  ``given`` is the sum of the receive windows, ``sent``
-    that of the bytes that were queued and have left.
-    ``content_left`` counts the bytes of the body that the client still owes, None where it has announced no length.
+    ``queued`` counts the bytes of DATA that wait to be sent; ``send_window`` and ``receive_window`` are the bytes that
+    flow control allows. ``remote_ended`` is true when the client has sent everything, ``closed`` when nothing can be
+    sent. ``opened`` is the start time (s, by the loop's clock). ``given`` is the sum of the receive windows, ``sent``
+    the number of queued bytes that have been sent. ``content_left`` counts the remaining bytes of the body, None if the
+    client has announced no length.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Http2Stream:
         self.closed = False
         self.content_left: int | None = None
         self.handler: StreamHandler = IGNORE
-        #: What messages of all connections may hold together; data to be sent is counted here.
+        #: The budget of all connections, in which data to be sent is counted.
         self.budget = owner.budget
         self._owner = owner
         self._writer = writer
@@ -119,12 +119,12 @@ class Http2Stream:
 
     @property
     def received(self) -> int:
-        """How many bytes of DATA have arrived."""
+        """Bytes of DATA received."""
         return self.given - self.receive_window
 
     @property
     def loop_budget(self) -> EventLoopBudget:
-        """What says how much of a body is handled at once."""
+        """The budget that limits how much of a body is handled at once."""
         return self._owner.loop_budget
 
     # Sending
@@ -173,7 +173,7 @@ class Http2Stream:
             self._writer.enqueue(self)
 
     def finish(self, block: bytes) -> None:
-        """End the stream with a block of trailers, sent behind all queued data."""
+        """End the stream with a block of trailers, sent after all queued data."""
         if self.queued:
             self._trailers = block
         else:
@@ -181,7 +181,7 @@ class Http2Stream:
             self._ended()
 
     def reset(self, code: Http2ErrorCode) -> None:
-        """End the stream at once; queued data is dropped, and the handler is not told."""
+        """End the stream at once; drops queued data and does not notify the handler."""
         if not self.closed:
             self._owner.on_stream_closed(self, answered=False)
             self._writer.write(rst_stream(self.id, code))
@@ -196,7 +196,7 @@ class Http2Stream:
     def _ended(self) -> None:
         self._owner.on_stream_closed(self, answered=True)
         if not self.remote_ended:
-            # The client need not send the rest: the answer is complete (RFC 9113, 8.1).
+            # The client need not send the rest, as the response is complete (RFC 9113, 8.1).
             self._writer.write(rst_stream(self.id, Http2ErrorCode.NO_ERROR))
 
     # Called by the frame writer
@@ -221,7 +221,7 @@ class Http2Stream:
         return parts
 
     def on_dequeued(self) -> None:
-        """The writer has removed the stream from its queue: all is sent, or the send window is used up."""
+        """Handle the removal from the writer's queue: all data is sent, or the send window is exhausted."""
         self._enqueued = False
         if self.queued or self.closed:
             return
@@ -231,7 +231,7 @@ class Http2Stream:
             self.handler.on_drained()
 
     def increase_send_window(self, increment: int) -> None:
-        """Allow ``increment`` more bytes (fewer if negative), as the client said; the caller has checked the sum."""
+        """Add ``increment`` bytes (negative for fewer) to the send window; the caller has checked the sum."""
         self.send_window += increment
         if self.queued and not self._enqueued and self.send_window > 0:
             self._enqueued = True
@@ -240,7 +240,7 @@ class Http2Stream:
     def discard(self) -> None:
         """Close the stream and drop its queued data."""
         self.closed = True
-        # The handler holds the stream: without a cycle both are freed at once, not by the garbage collector.
+        # The handler refers to the stream: breaking the cycle frees both at once, without the garbage collector.
         self.handler = IGNORE
         if self.queued:
             self.budget.release(self.queued)
@@ -251,7 +251,7 @@ class Http2Stream:
     # Receiving
 
     def receive(self, chunk: Buffer, last: bool) -> None:
-        """Pass bytes of the body to the handler; ``last`` says that nothing follows."""
+        """Pass bytes of the body to the handler; ``last`` marks the end."""
         if self.closed:
             return
         self.receive_window -= len(chunk)
@@ -261,9 +261,9 @@ class Http2Stream:
             self.handler.on_data(chunk)
 
     def raise_receive_window(self, size: int, needed: int = 0) -> None:
-        """Let the client send ``size`` further bytes.
+        """Raise the receive window to ``size`` bytes.
 
-        A small increment is put off until it is worth a frame, unless the client cannot send the ``needed`` bytes
+        A small increment is deferred until it is worth a frame, unless the client cannot send the ``needed`` bytes
         without it.
         """
         increment = size - self.receive_window

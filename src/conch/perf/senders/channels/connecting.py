@@ -1,6 +1,6 @@
-"""What channels share: where the server is, and the connection that is made when it is needed.
+"""The server's address, and the base of the channels: a connection that is established when needed.
 
-Runs on the event loop of a process that sends.
+Runs on the event loop of a sending process.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 from conch.addresses import host_and_port
 from conch.errors import invalid
 
-#: How long a connection may take to be made (s).
+#: Timeout for establishing a connection (s).
 CONNECT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens; ``encrypted`` says by TLS, ``verified`` that its certificate is checked.
+    """The address of a server; ``encrypted`` is whether it uses TLS, ``verified`` whether its certificate is checked.
 
-    ``named`` says that the certificate has to be for ``host``.  ``authorities`` is a file with the certificates that
-    are trusted (empty: the system's); ``certificate`` and ``key`` are files with the client's own (PEM).
+    ``named`` is whether the certificate must match ``host``. ``authorities`` is a file with trusted certificates
+    (empty: those of the system). ``certificate`` and ``key`` are files of the client's own certificate (PEM).
     """
 
     host: str
@@ -40,7 +40,7 @@ class Address:
         return host_and_port(self.host, self.port)
 
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
-        """How to encrypt, with the application protocols to agree on.  Raises INVALID_ARG for files that do not do."""
+        """Return a TLS context that offers ``protocols`` (ALPN), or None; raises INVALID_ARG for unusable files."""
         if not self.encrypted:
             return None
         try:
@@ -61,9 +61,9 @@ class Address:
 
 
 class Connecting(asyncio.Protocol):
-    """A connection that is made again when it is lost; ``transport`` is None while there is none."""
+    """A connection that can be established again after it was lost; ``transport`` is None while disconnected."""
 
-    #: The application protocols that TLS offers.
+    #: The application protocols offered over TLS (ALPN).
     protocols: tuple[str, ...] = ()
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
@@ -75,24 +75,24 @@ class Connecting(asyncio.Protocol):
     # Implemented by subclasses
 
     def on_connected(self) -> None:
-        """There is a connection."""
+        """Handle a new connection."""
         raise NotImplementedError
 
     def on_lost(self, error: str) -> None:
-        """The connection has ended, or could not be made."""
+        """Handle the end of the connection, or a failed attempt to connect."""
         raise NotImplementedError
 
     # Called by subclasses and their owners
 
     def connect(self) -> None:
-        """Make the connection, unless that is going on."""
+        """Start to connect, unless that is already in progress."""
         if self._connecting is None:
             self._connecting = self.loop.create_task(self._connect())
 
     def write(self, data: bytes) -> bool:
-        """Give ``data`` to the kernel now, as far as it has room; returns whether it has all of it.
+        """Write ``data`` to the kernel as far as its buffer allows; return whether all of it was written.
 
-        ``resume_writing`` is called when it has the rest.
+        ``resume_writing`` is called when the rest has been written.
         """
         transport = self.transport
         if transport is None:
@@ -101,7 +101,7 @@ class Connecting(asyncio.Protocol):
         return not transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """End the connection; nobody is told."""
+        """Close the connection without a call of ``on_lost``."""
         transport, self.transport = self.transport, None
         if transport is not None:
             transport.abort()
@@ -114,9 +114,9 @@ class Connecting(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         assert self.transport is not None
-        # Then it gives what it gets to the kernel at once, and not at the end of the loop's turn.
+        # The transport then writes data at once, not at the end of the loop iteration.
         self.transport.set_write_buffer_limits(0)
-        # Now, and not when the task goes on: the server may speak first, and that must not be read before.
+        # Done here, not when the task resumes: the server may send first, and its data must not be read before.
         self._connecting = None
         self.on_connected()
 

@@ -1,7 +1,7 @@
-"""A connection of HTTP/1.1 whose answers are streams of events, as those of ``generate_stream`` and of OpenAI's API.
+"""An HTTP/1.1 channel for responses that are event streams, from ``generate_stream`` or the OpenAI API.
 
-Each event that carries text is noted with its moment.  Source of the format: HTML Living Standard, "Server-sent
-events"; that of the events: Triton's generate extension, OpenAI's API reference.
+The timestamp of each event with text is recorded. Sources: HTML Living Standard, "Server-sent events"; Triton's
+generate extension; OpenAI API reference.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from conch.perf.senders.channels.http import HttpChannel
 from conch.perf.senders.records import Outcome
 
 _SHOWN: Final = 400
-#: What answers of the generate extension say of themselves, besides the outputs.
+#: Members of generate responses that are not outputs.
 _NO_OUTPUTS: Final = frozenset(("id", "model_name", "model_version", "sequence_id", "sequence_start", "sequence_end"))
 
 
 class Event(NamedTuple):
-    """What an event says: whether it carries text, how many tokens the answer has in all (0: unknown), the error."""
+    """A parsed event: whether it has text, the number of tokens of the whole response (0: unknown), and the error."""
 
     text: bool
     tokens: int = 0
@@ -35,7 +35,7 @@ ReadEvent = Callable[[bytes], Event]
 
 
 class EventChannel(HttpChannel):
-    """``read`` tells what the data of an event, or a whole answer without events, says."""
+    """A channel that parses each event, or a whole response without events, with ``read``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, read: ReadEvent) -> None:
         super().__init__(loop, address)
@@ -89,7 +89,7 @@ class EventChannel(HttpChannel):
 
 
 def read_generate(data: bytes) -> Event:
-    """An event of ``generate_stream``, or the answer of ``generate``: outputs by name, of which one says something."""
+    """Parse an event of ``generate_stream`` or a response of ``generate``: outputs by name, one of which has text."""
     document: dict[str, Any] = orjson.loads(data)
     if "error" in document:
         return Event(text=False, error=str(document["error"]))
@@ -97,7 +97,7 @@ def read_generate(data: bytes) -> Event:
 
 
 def read_openai(data: bytes) -> Event:
-    """A chunk of a chat or of a completion, or a whole one."""
+    """Parse a chat or text completion, or one of its chunks."""
     document: dict[str, Any] = orjson.loads(data)
     if (error := document.get("error")) is not None:
         return Event(text=False, error=str(error.get("message", error)))

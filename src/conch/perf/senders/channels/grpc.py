@@ -1,7 +1,7 @@
-"""A connection of HTTP/2 that carries several gRPC calls with one message each way.
+"""An HTTP/2 connection that carries several unary gRPC calls.
 
-It has what such calls need of RFC 9113, with the frames of the server's own front end: gRPC's library takes several
-times as long for a call, and would measure itself.  Runs on the event loop of a process that sends.
+It implements the required parts of RFC 9113 with the frame codec of the server's front end. gRPC's library takes
+several times as long per call, and would measure itself. Runs on the event loop of a sending process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from conch.perf.senders.channels.connecting import Address, Connecting
 from conch.perf.senders.channels.rpc import Rpc, RpcStatus, finish, status_of
 from conch.perf.senders.records import Outcome
 
-#: Calls at a time on one connection, as in NVIDIA's clients, where so many share a channel.
+#: Number of concurrent calls per connection, as in NVIDIA's clients, where that many share a channel.
 SHARED_BY: Final = 6
-#: What the server may send without being told that there is more room (bytes).
+#: Receive window of the connection and of each stream (bytes).
 _WINDOW: Final = frames.MAX_WINDOW
 _GREETING: Final = (
     frames.PREFACE
@@ -35,7 +35,7 @@ _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 
 
 class _Sending:
-    """A message of which a part waits for room in a window; ``flags`` are those of its last frame."""
+    """A message that is partly sent and waits for flow-control window; ``flags`` are the flags of its last frame."""
 
     def __init__(self, call: TimedCall, stream: int, data: bytes, flags: int) -> None:
         self.call = call
@@ -45,9 +45,9 @@ class _Sending:
 
 
 class GrpcChannel(Connecting):
-    """Sends prepared messages to one method, each in a stream of its own.
+    """Sends prepared messages to one method, each in its own stream.
 
-    ``judge`` tells what is wrong with the answer to a payload; without it answers are not looked at.
+    ``judge`` validates responses; without it, their content is ignored.
     """
 
     protocols = ("h2",)
@@ -71,7 +71,7 @@ class GrpcChannel(Connecting):
         self._head = b""
         self._rest = b""
         self._out: list[bytes | memoryview] = []
-        #: Calls whose last bytes the transport has.
+        #: Calls whose last bytes are in the transport's buffer.
         self._writing: list[TimedCall] = []
         #: Calls whose last bytes are in ``_out``.
         self._ending: list[TimedCall] = []
@@ -83,9 +83,9 @@ class GrpcChannel(Connecting):
         self._received = 0
         self._block: tuple[int, int, bytes] | None = None
         self._sending: dict[int, _Sending] = {}
-        #: What may still be sent in a stream, of those where it matters (bytes).
+        #: Remaining send windows of the streams for which they are tracked (bytes).
         self._windows: dict[int, int] = {}
-        #: Answers that are looked at, as far as they are there.
+        #: The received parts of responses that are examined.
         self._answers: dict[int, bytes] = {}
 
     @property
@@ -101,7 +101,7 @@ class GrpcChannel(Connecting):
                 self.connect()
         else:
             self._open(call)
-            # By itself, though others may start as answers are read: callers know nothing of one another.
+            # Each call is flushed separately, even if reading a response starts several, as callers are independent.
             self._flush()
 
     def cancel(self, call: TimedCall) -> None:
@@ -184,7 +184,7 @@ class GrpcChannel(Connecting):
             self._pump()
 
     def _encode_head(self) -> bytes:
-        """The header block of a call; from the second on, all its fields are in the server's table."""
+        """Return the header block of a call; after the first one, all its fields are in the server's dynamic table."""
         fields = [
             (b":method", b"POST"), (b":scheme", b"https" if self._address.encrypted else b"http"),
             (b":path", self._method.path.encode()), (b":authority", self._address.shown.encode()),
@@ -199,7 +199,7 @@ class GrpcChannel(Connecting):
         return first
 
     def _pump(self) -> None:
-        """Send what windows allow of the messages that wait."""
+        """Send the pending messages as far as the windows allow."""
         for sending in list(self._sending.values()):
             stream = sending.stream
             while sending.left and (room := min(self._window, self._windows[stream], self._frame_size)) > 0:
@@ -274,7 +274,7 @@ class GrpcChannel(Connecting):
             self._end(stream, Outcome.UNREADABLE, 0, "the stream ended without a status")
 
     def _on_answer(self, stream: int, data: bytes, now: int) -> None:
-        """A part of an answer that is looked at."""
+        """Add a part of a response that is examined."""
         self._answers[stream] += data
 
     def _on_block(self, stream: int, flags: int, block: bytes, now: int) -> None:
@@ -332,7 +332,7 @@ class GrpcChannel(Connecting):
             self._pump()
 
     def _on_goaway(self, payload: bytes) -> None:
-        """Let the calls that the server has accepted end; the others, and new ones, get a new connection."""
+        """Let the calls that the server has accepted complete; other and new calls use a new connection."""
         last, code = frames.GOAWAY_HEAD.unpack_from(payload)
         why = payload[frames.GOAWAY_HEAD.size :].decode("utf-8", "replace")
         self._going_away = True
@@ -356,7 +356,7 @@ class GrpcChannel(Connecting):
                 self._reconnect_when_idle()
 
     def _forget(self, stream: int) -> None:
-        """A stream has ended."""
+        """Remove the state of a stream that has ended."""
         self._sending.pop(stream, None)
         self._windows.pop(stream, None)
         self._answers.pop(stream, None)

@@ -1,6 +1,6 @@
-"""A connection of HTTP/1.1 that carries one request at a time, parsed by httptools.
+"""An HTTP/1.1 channel with one request at a time, parsed by httptools.
 
-Runs on the event loop of a process that sends.
+Runs on the event loop of a sending process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from conch.perf.senders.calls import Judge, TimedCall
 from conch.perf.senders.channels.connecting import Address, Connecting
 from conch.perf.senders.records import Outcome
 
-#: How much of an error is shown (characters).
+#: Maximum length of an error message (characters).
 _SHOWN: Final = 400
 
 
 class HttpChannel(Connecting):
-    """Sends prepared requests, and notes when their answers begin and end."""
+    """Sends prepared requests, and records when their responses begin and end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
         super().__init__(loop, address)
@@ -65,7 +65,7 @@ class HttpChannel(Connecting):
 
     def data_received(self, data: bytes) -> None:
         call = self._call
-        if call is None:  # nobody asked
+        if call is None:  # no request is in flight
             self.close()
             return
         if not call.first:
@@ -101,7 +101,7 @@ class HttpChannel(Connecting):
             self._end(call, Outcome.REFUSED, error_text(self._body) or f"HTTP status {code}")
 
     def _answered(self, call: TimedCall) -> None:
-        """The server has answered, and not with an error."""
+        """Complete a call whose response is not an error."""
         call.responses += 1
         self._end(call, Outcome.OK, "")
 
@@ -119,7 +119,7 @@ class HttpChannel(Connecting):
 
 
 class JudgedHttpChannel(HttpChannel):
-    """The same for answers that are compared with the right ones."""
+    """An HTTP channel that compares responses with the expected ones."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, judge: Judge) -> None:
         super().__init__(loop, address)
@@ -147,7 +147,7 @@ class JudgedHttpChannel(HttpChannel):
 
 
 def error_text(body: bytes) -> str:
-    """What the body of an error says: the message in JSON as Triton and OpenAI's API write it, or else all of it."""
+    """Return the message of an error body: the JSON member ``error`` of Triton or the OpenAI API, or the whole body."""
     try:
         error = orjson.loads(body)["error"]
         text = str(error.get("message", error)) if isinstance(error, dict) else str(error)

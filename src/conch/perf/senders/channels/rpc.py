@@ -1,4 +1,4 @@
-"""What is said of a gRPC call: the method it is of, and how it ended."""
+"""The method and the status of a gRPC call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conch.perf.senders.records import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """An RPC: its path, what travels beside each call of it, and how messages are compressed (empty: they are not)."""
+    """A gRPC method: its path, the metadata of each call, and the compression of messages (empty: none)."""
 
     path: str
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Rpc:
 
 
 class RpcStatus(NamedTuple):
-    """The status in a header block: that of HTTP, and that of gRPC where the block has one."""
+    """The status in a header block: that of HTTP, and that of gRPC if the block has it."""
 
     http: int | None
     grpc: int | None
@@ -31,7 +31,7 @@ class RpcStatus(NamedTuple):
 
 
 def status_of(fields: Sequence[Field]) -> RpcStatus:
-    """The status that a block of headers or trailers tells."""
+    """Return the status in a block of headers or trailers."""
     found = dict(fields)
     http, grpc = found.get(b":status"), found.get(b"grpc-status")
     message = unquote(found.get(b"grpc-message", b"").decode("latin-1"))
@@ -39,7 +39,7 @@ def status_of(fields: Sequence[Field]) -> RpcStatus:
 
 
 def finish(call: TimedCall, outcome: Outcome, code: int, error: str, end: int = 0) -> None:
-    """Note how a call ended, and when (ns, 0 for now), and tell its owner."""
+    """Set the result and the end time (ns, 0 for now) of a call, and call its ``on_end``."""
     call.end = end or monotonic_ns()
     call.outcome = outcome
     call.code = code

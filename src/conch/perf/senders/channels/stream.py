@@ -1,7 +1,7 @@
-"""A connection of HTTP/2 with a ``ModelStreamInfer`` call for each caller, which stays open from request to request.
+"""An HTTP/2 channel with one ``ModelStreamInfer`` call per caller, which stays open from request to request.
 
-Answers are found by the ids that requests get here: what a model still sends to a request that has failed belongs to
-nobody.  Runs on the event loop of a process that sends.
+Responses are matched to requests by the ids that this channel assigns; later responses to a failed request are ignored.
+Runs on the event loop of a sending process.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from conch.perf.senders.channels.rpc import Rpc, finish
 from conch.perf.senders.records import Outcome
 
 _PREFIX: Final = 5
-#: Of what the server sent in a stream it is told once it is so much (bytes).
+#: Number of received bytes in a stream after which its window is updated.
 _TOLD: Final = frames.MAX_WINDOW // 2
 
 
 class StreamChannel(GrpcChannel):
-    """``decoupled`` says that requests get any number of responses, the last of which says so; otherwise they get one.
+    """A channel that sends requests in streams.
 
+    ``decoupled`` is whether requests have any number of responses, the last of which is marked; otherwise each has one.
     Payloads end with the request's id (:func:`conch.perf.requests.grpc.stream_message`).
     """
 
@@ -85,7 +86,7 @@ class StreamChannel(GrpcChannel):
             said = end.message or "the server ended the stream"
             self._end(stream, Outcome.REFUSED, end.grpc or end.http or 0, said)
         else:
-            # A stream begins once; that is no part of an answer.
+            # The headers that begin a stream are not part of a response.
             self._decoder.head(block)
 
     def _on_answer(self, stream: int, data: bytes, now: int) -> None:
@@ -127,7 +128,7 @@ class StreamChannel(GrpcChannel):
             self._answered(stream, Outcome.WRONG if wrong else Outcome.OK, wrong, now)
 
     def _answered(self, stream: int, outcome: Outcome, error: str, now: int) -> None:
-        """A request has ended; its stream goes on."""
+        """Complete a request; its stream stays open."""
         finish(self._calls.pop(stream), outcome, 0, error, now)
         if self._going_away:
             self._reconnect_when_idle()
