@@ -119,9 +119,10 @@ class SearchRun:
     def _tell_plan(self) -> None:
         minutes = self._progress().left / 60
         space = self._search.space
+        names = dict.fromkeys(dimension.name for dimension in space.dimensions)
         self._observer.say(
             f"Plan for {space.name}: the default at rising loads, up to {space.distinct} configurations"
-            f" ({', '.join(dict.fromkeys(dimension.name for dimension in space.dimensions)) or 'no other'}), final rounds"
+            f" ({', '.join(names) or 'no other'}), final rounds"
             f" against the default ({self._settings.final_rounds}); about {max(minutes, 1):.0f} min"
         )
         if skipped := space.size - space.distinct:
