@@ -180,7 +180,7 @@ class OnDemand:
             self.planner.unloaded_early(name, self._clock())
             self._schedule()
         await self._lifecycle.unload(name, dependents)
-        if self.residency.phase(name) is Phase.LEAVING:
+        if self.planner.phase(name) is Phase.LEAVING:
             self._run(self._await_left(name))
         self._schedule()
 

@@ -124,21 +124,21 @@ class FakeFootprints:
         if name in self.broken:
             raise RuntimeError("the disk is on fire")
         members = self.members.get(name, [])
-        needs = {member: Need(Room(models=1, memory=self.memory)) for member in members}
-        return {**needs, name: self._need(name)}
+        footprints = {member: Footprint(Capacity(models=1, memory=self.memory)) for member in members}
+        return {**footprints, name: self._footprint(name)}
 
     async def measure_again(self) -> None:
         if self.failures:
             self.failures -= 1
             raise RuntimeError("no such process")
 
-    def measured(self, models: Sequence[Model]) -> Need:
-        return self._need(models[0].name)
+    def measured(self, models: Sequence[Model]) -> Footprint:
+        return self._footprint(models[0].name)
 
-    def _need(self, name: str) -> Need:
+    def _footprint(self, name: str) -> Footprint:
         if members := self.members.get(name):
-            return Need(Room(), frozenset(members))
-        return Need(Room(models=1, memory=self.memory))
+            return Footprint(Capacity(), frozenset(members))
+        return Footprint(Capacity(models=1, memory=self.memory))
 
 
 class Market:
@@ -146,8 +146,8 @@ class Market:
 
     def __init__(self, limits: CapacityLimits, pinned: tuple[str, ...] = ()) -> None:
         self.table = ModelTable()
-        self.needs = FakeNeeds()
-        self.lifecycle = FakeLifecycle(self.table, self.needs.members)
+        self.footprints = FakeFootprints()
+        self.lifecycle = FakeLifecycle(self.table, self.footprints.members)
         self.demand = OnDemand(
             limits,
             pinned,

@@ -26,7 +26,7 @@ class FakeWorker:
         self.stopped = False
         self.verdict = Verdict()
         self.calls = ModelCalls(lambda header, packer: None)
-        self.patience = DEFAULT_WORKER_TIMEOUTS
+        self.timeouts = DEFAULT_WORKER_TIMEOUTS
         self.on_exit: Callable[[FakeWorker], None] | None = None
         self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None
         self.batches: list[Execution] = []

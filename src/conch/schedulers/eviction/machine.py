@@ -275,12 +275,12 @@ class OnDemandPlanner:
             del self._pending_loads[name]
             self._let_go(name, refusal, now)
             return True
-        missing = {one: need for one, need in needs.items() if one not in self._residents}
-        needed = total(need.room for need in missing.values())
-        if self.room_taken().plus(needed).within(self.limits.room):
-            for one, need in missing.items():
-                self._wishes.pop(one, None)
-                self._residents[one] = _Resident(need, Phase.LOADING, now, {name})
+        missing = {one: footprint for one, footprint in footprints.items() if one not in self._residents}
+        needed = total(footprint.capacity for footprint in missing.values())
+        if self.room_taken().plus(needed).within(self.limits.capacity):
+            for one, footprint in missing.items():
+                self._pending_loads.pop(one, None)
+                self._residents[one] = _Resident(footprint, Phase.LOADING, now, {name})
                 self.counts.of(one).loads += 1
                 self.counts.of(one).returns += self.thrashing.loads(one, now)
             self._decided.append(Load(name))

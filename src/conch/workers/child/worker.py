@@ -146,7 +146,7 @@ class Worker:
                     ready = {"op": "ready", "async": self._backend.start(header["instance"], header["config"])}
                     if hasattr(self._backend, "slots"):
                         ready["slots"] = self._backend.slots
-                    ready["runs_with"] = getattr(self._backend, "runs_with", {"engine": _interpreter()})
+                    ready["runs_with"] = getattr(self._backend, "runtime_facts", {"engine": _interpreter()})
                     ready["dependencies"] = getattr(self._backend, "dependencies", [])
                     channel.send(ready)
                     self._several = self._backend.threads > 1

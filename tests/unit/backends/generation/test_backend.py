@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from conch.backends.base.arrays import Request
 from conch.backends.generation import backend as generation
 from conch.backends.generation.backend import LONG_REQUEST, GenerationBackend
 from conch.backends.generation.request_state import RequestState, ResponseBuilder
-from conch.backends.base.arrays import Request
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError

@@ -286,7 +286,7 @@ def test_member_of_a_failed_ensemble_that_was_asked_for_itself_gets_its_own_load
 
 
 def test_step_that_a_request_waits_for_loads_while_its_ensemble_stalls() -> None:
-    town = Town(ResidencyLimits(Room(models=2)), needs=ENSEMBLE)
+    town = Town(CapacityLimits(Capacity(models=2)), footprints=ENSEMBLE)
     whole, _ = town.ask("all")
     early, _ = town.ask("a")
     late, _ = town.ask("a")
@@ -298,22 +298,22 @@ def test_step_that_a_request_waits_for_loads_while_its_ensemble_stalls() -> None
 
 
 def test_step_that_does_not_load_keeps_its_room_while_its_ensemble_loads() -> None:
-    town = Town(ResidencyLimits(Room(models=2)), needs=ENSEMBLE)
+    town = Town(CapacityLimits(Capacity(models=2)), footprints=ENSEMBLE)
     town.ask("all")
     serial, _ = town.ask("a")
     town.end_load("a", "broken")
-    assert town.answers == {serial: "broken"} and town.residency.room_taken().models == 2
-    town.residency.failed("all", not_found("'a' is not loaded"), town.now)
-    assert town.residency.room_taken().models == 0
+    assert town.answers == {serial: "broken"} and town.planner.room_taken().models == 2
+    town.planner.failed("all", not_found("'a' is not loaded"), town.now)
+    assert town.planner.room_taken().models == 0
 
 
 def test_step_that_was_unloaded_during_its_load_loads_again_while_its_ensemble_stalls() -> None:
-    town = Town(ResidencyLimits(Room(models=2)), needs=ENSEMBLE)
+    town = Town(CapacityLimits(Capacity(models=2)), footprints=ENSEMBLE)
     town.ask("all")
     town.ask("a")
-    town.residency.unloaded_early("a", town.now)
+    town.planner.unloaded_early("a", town.now)
     serial, _ = town.ask("a")
-    town.residency.left("a")
+    town.planner.left("a")
     town.decide()
     assert town.loading == ["all", "a"]
     town.end_load("a", "unloaded")
