@@ -216,9 +216,8 @@ class OnDemandPlanner:
                 self._decided.append(ReadFootprints(name))
         passed: set[str] = set()
         for name, pending_load in list(self._pending_loads.items()):
-            if (
-                pending_load.footprints is None or name not in self._pending_loads
-            ):  # removed if the load of an ensemble includes it
+            # The load of an ensemble removes the pending loads of its steps.
+            if pending_load.footprints is None or name not in self._pending_loads:
                 continue
             if self._leaving_among(pending_load.footprints):
                 passed.update(pending_load.footprints)
@@ -275,14 +274,14 @@ class OnDemandPlanner:
             del self._pending_loads[name]
             self._let_go(name, refusal, now)
             return True
-        missing = {one: footprint for one, footprint in footprints.items() if one not in self._residents}
+        missing = {model: footprint for model, footprint in footprints.items() if model not in self._residents}
         needed = total(footprint.capacity for footprint in missing.values())
         if self.room_taken().plus(needed).within(self.limits.capacity):
-            for one, footprint in missing.items():
-                self._pending_loads.pop(one, None)
-                self._residents[one] = _Resident(footprint, Phase.LOADING, now, {name})
-                self.counts.of(one).loads += 1
-                self.counts.of(one).returns += self.thrashing.loads(one, now)
+            for model, footprint in missing.items():
+                self._pending_loads.pop(model, None)
+                self._residents[model] = _Resident(footprint, Phase.LOADING, now, {name})
+                self.counts.of(model).loads += 1
+                self.counts.of(model).returns += self.thrashing.loads(model, now)
             self._decided.append(Load(name))
             return True
         turn_over = now >= since + self.limits.min_loaded

@@ -39,7 +39,7 @@ class Watched(Town):
         ), "a member stays as long as its ensemble"
         if name in self.in_use:
             oldest = min(waiter.since for waiters in planner._waiting.values() for waiter in waiters)
-            assert self.now - oldest >= LIMITS.min_loaded, "a busy model leaves after its turn alone"
+            assert self.now >= oldest + LIMITS.min_loaded, "a busy model leaves after its turn alone"
 
 
 @settings(max_examples=300, deadline=None)
