@@ -13,7 +13,6 @@ import transformers
 from conch.backends.base.weights import example_ids, require_tensors
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineSpec
-from conch.backends.base.weights import example_ids, require_tensors
 from conch.checkpoints.gguf.config import rope_scaling
 from conch.checkpoints.gguf.reader import GgufFile
 from conch.errors import ConchError, invalid, one_line
