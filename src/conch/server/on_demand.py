@@ -246,8 +246,8 @@ class OnDemand:
         match decision:
             case ReadFootprints(name):
                 self._run(self._plan(name))
-            case Load(name):
-                self._run(self._load(name))
+            case Load():
+                self._run(self._load(decision))
             case Evict(name, reason):
                 LOG.info("unloading '%s' %s", name, reason)
                 self._run(self._unload(name))
@@ -304,18 +304,15 @@ class OnDemand:
             self.planner.unreadable(name, _failure(name, error), self._clock())
         self._schedule()
 
-    async def _load(self, name: str) -> None:
-        asked_by_model.set(name in self._asked_by_models)
-        self._asked_by_models.discard(name)
-        failure: ConchError | None = None
+    async def _load(self, load: Load) -> None:
+        asked_by_model.set(load.name in self._asked_by_models)
+        self._asked_by_models.discard(load.name)
         try:
-            await self._lifecycle.load(name)
+            await self._lifecycle.load(load.name)
         except Exception as error:
-            failure = _failure(name, error)
-        if failure is None or self.planner.phase(name) is Phase.LOADED:
-            self.planner.loaded(name)
+            self.planner.failed(load, _failure(load.name, error), self._clock())
         else:
-            self.planner.failed(name, failure, self._clock())
+            self.planner.loaded(load)
         self._decide()
 
     async def _unload(self, name: str) -> None:

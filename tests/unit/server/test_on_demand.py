@@ -273,6 +273,17 @@ async def test_step_that_is_unloaded_during_the_load_of_its_ensemble_loads_again
 
 
 @fake_clock
+async def test_model_that_is_loaded_again_before_its_first_load_has_ended_is_loaded_once() -> None:
+    market = Market(ONE)
+    market.lifecycle.afterwards = 10
+    await market.load("a", "b")
+    market.lifecycle.seconds = 50
+    market.submit("a")
+    await asyncio.sleep(40)
+    assert market.lifecycle.log == ["load a", "unload a", "load b", "unload b", "load a"]
+
+
+@fake_clock
 async def test_load_by_name_of_a_model_that_is_about_to_leave_ends_when_it_is_loaded_again() -> None:
     market = Market(ONE)
     await market.load("a")

@@ -40,8 +40,8 @@ class _Resident:
     footprint: Footprint
     phase: Phase
     since: float
-    #: The models whose loads bring this one: itself, ensembles, or both.
-    loaders: set[str] = field(default_factory=set)
+    #: The loads that may load it: its own, those of ensembles, or both.
+    loads: set[Load] = field(default_factory=set)
     #: How long its load took (s).
     load: float = 0.0
 
@@ -70,7 +70,7 @@ class OnDemandPlanner:
         self._pending_loads: dict[str, _PendingLoad] = {}
         self._reading: set[str] = set()
         #: The loads during which a model that they bring was unloaded.
-        self._interrupted: set[str] = set()
+        self._interrupted: set[Load] = set()
         self._waiting: dict[str, dict[Waiter, None]] = {}
         self._decided: list[Decision] = []
         self._closed = ""
@@ -115,23 +115,27 @@ class OnDemandPlanner:
         self._reading.discard(name)
         self._let_go(name, error, now)
 
-    def loaded(self, name: str) -> None:
+    def loaded(self, load: Load) -> None:
         """Record a successful load; ``serves`` has been called for all models that it loaded."""
-        self.back_off.forget(name)
-        self._end_load(name)
+        self.back_off.forget(load.name)
+        self._end_load(load)
 
     def unreadable(self, name: str, error: ConchError, now: float) -> None:
         """Fail the requests for a model whose files cannot be read, and start its back-off."""
         self._reading.discard(name)
         self._refuse(name, error, now)
 
-    def failed(self, name: str, error: ConchError, now: float) -> None:
+    def failed(self, load: Load, error: ConchError, now: float) -> None:
         """Record a failed load: fail the waiting requests and start the back-off.
 
-        If a model was unloaded during the load, there is no back-off; the next request starts a new load.
+        If a model was unloaded during the load, there is no back-off; the next request starts a new load instead.  The
+        error is ignored if another load has loaded the model.
         """
-        if not self._end_load(name):
-            self._refuse(name, error, now)
+        resident = self._residents.get(load.name)
+        counts = resident is not None and load in resident.loads and load not in self._interrupted
+        self._end_load(load)
+        if counts:
+            self._refuse(load.name, error, now)
 
     def measured(self, name: str, capacity: Capacity) -> None:
         """Update the measured capacity of a loaded model."""
@@ -151,7 +155,7 @@ class OnDemandPlanner:
         resident = self._residents.get(name)
         if resident is not None and resident.phase is Phase.LOADING:
             resident.phase = Phase.LEAVING
-            self._interrupted |= resident.loaders
+            self._interrupted |= resident.loads
             self._let_go(name, unavailable(f"load failed for model '{name}': the model was unloaded meanwhile"), now)
 
     def leaves(self, name: str) -> None:
@@ -162,7 +166,7 @@ class OnDemandPlanner:
     def left(self, name: str) -> None:
         """An unloaded model has given everything back; if its own load has not ended, that frees its room."""
         resident = self._residents.get(name)
-        if resident is not None and resident.phase is Phase.LEAVING and name not in resident.loaders:
+        if resident is not None and resident.phase is Phase.LEAVING and not _loads_alone(name, resident):
             del self._residents[name]
 
     def close(self, reason: str, now: float) -> None:
@@ -229,9 +233,9 @@ class OnDemandPlanner:
         """Load ensemble steps that requests wait for on their own too, because the load of the ensemble may stall."""
         for name in self._waiting:
             resident = self._residents.get(name)
-            if resident is not None and resident.phase is Phase.LOADING and name not in resident.loaders:
-                resident.loaders.add(name)
-                self._decided.append(Load(name))
+            if resident is not None and resident.phase is Phase.LOADING and not _loads_alone(name, resident):
+                resident.loads.add(load := Load(name))
+                self._decided.append(load)
 
     def _note_wishes(self) -> None:
         """Update the pending loads: models with waiting requests that are not loading, in order of these requests."""
@@ -277,12 +281,13 @@ class OnDemandPlanner:
         missing = {model: footprint for model, footprint in footprints.items() if model not in self._residents}
         needed = total(footprint.capacity for footprint in missing.values())
         if self.room_taken().plus(needed).within(self.limits.capacity):
+            load = Load(name)
             for model, footprint in missing.items():
                 self._pending_loads.pop(model, None)
-                self._residents[model] = _Resident(footprint, Phase.LOADING, now, {name})
+                self._residents[model] = _Resident(footprint, Phase.LOADING, now, {load})
                 self.counts.of(model).loads += 1
                 self.counts.of(model).returns += self.thrashing.loads(model, now)
-            self._decided.append(Load(name))
+            self._decided.append(load)
             return True
         turn_over = now >= since + self.limits.min_loaded
         for one in self._choose(needed, {*footprints, *passed}, now, turn_over=turn_over):
@@ -355,19 +360,14 @@ class OnDemandPlanner:
         self.counts.of(name).evictions += 1
         self._decided.append(Evict(name, reason))
 
-    def _end_load(self, name: str) -> bool:
-        """Free the room of the models that an ended load did not load, unless another load may still bring them.
-
-        Returns whether one of them was unloaded during the load.
-        """
-        for one, resident in list(self._residents.items()):
-            if name in resident.loaders:
-                resident.loaders.remove(name)
-                if not resident.loaders or (one == name and resident.phase is Phase.LEAVING):
-                    del self._residents[one]
-        interrupted = name in self._interrupted
-        self._interrupted.discard(name)
-        return interrupted
+    def _end_load(self, load: Load) -> None:
+        """Free the capacity of the models that an ended load did not load, unless another load may still load them."""
+        self._interrupted.discard(load)
+        for name, resident in list(self._residents.items()):
+            if load in resident.loads:
+                resident.loads.remove(load)
+                if not resident.loads or (name == load.name and resident.phase is Phase.LEAVING):
+                    del self._residents[name]
 
     def _refuse(self, name: str, error: ConchError, now: float) -> None:
         self.back_off.failed(name, error, now)
@@ -452,3 +452,8 @@ class OnDemandPlanner:
             f"loaded (--load-model), {len(self.residents(Phase.LOADING))} are being loaded and "
             f"{len(self.residents(Phase.LEAVING))} are leaving"
         )
+
+
+def _loads_alone(name: str, resident: _Resident) -> bool:
+    """Whether a load of its own may load a model."""
+    return any(load.name == name for load in resident.loads)

@@ -79,9 +79,12 @@ class ReadFootprints:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Load the model with all its steps; call ``serves`` for each ready model, then ``loaded`` or ``failed``."""
+    """Load the model with all its steps; call ``serves`` for each ready model, then ``loaded`` or ``failed``.
+
+    Loads are compared by identity, because a model may be loaded again before an earlier load has ended.
+    """
 
     name: str
 

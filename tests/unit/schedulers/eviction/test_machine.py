@@ -278,7 +278,7 @@ def test_member_of_a_failed_ensemble_that_was_asked_for_itself_gets_its_own_load
     assert town.loading == ["all", "a"]
     town.loading.remove("all")
     town.serve("b")
-    town.planner.failed("all", not_found("broken"), town.now)
+    town.planner.failed(town.loads["all"], not_found("broken"), town.now)
     town.decide()
     assert town.loading == ["a"] and town.loaded() == ["b"]
     town.end_load("a")
@@ -303,7 +303,7 @@ def test_step_that_does_not_load_keeps_its_room_while_its_ensemble_loads() -> No
     serial, _ = town.ask("a")
     town.end_load("a", "broken")
     assert town.answers == {serial: "broken"} and town.planner.room_taken().models == 2
-    town.planner.failed("all", not_found("'a' is not loaded"), town.now)
+    town.planner.failed(town.loads["all"], not_found("'a' is not loaded"), town.now)
     assert town.planner.room_taken().models == 0
 
 
@@ -322,6 +322,23 @@ def test_step_that_was_unloaded_during_its_load_loads_again_while_its_ensemble_s
     assert town.answers[serial] == ""
     town.end_load("all", "'a' was unloaded")
     assert town.loading == ["all"], "the unload has ended this load too"
+
+
+def test_load_that_ends_after_its_model_was_loaded_again_changes_nothing() -> None:
+    town = Town(CapacityLimits(Capacity(models=1)))
+    town.ask("a")
+    old = town.loads["a"]
+    town.serve("a")
+    town.ask("b")
+    town.end_leaving("a")
+    town.end_load("b")
+    serial, _ = town.ask("a")
+    town.end_leaving("b")
+    for end in (lambda: town.planner.loaded(old), lambda: town.planner.failed(old, not_found("no"), town.now)):
+        end()
+        town.decide()
+        assert town.loading == ["a", "a"] and town.planner.room_taken().models == 1
+        assert serial not in town.answers and town.planner.refusal("a", town.now) is None
 
 
 def test_load_that_an_unload_ended_is_not_counted_as_a_failure() -> None:

@@ -35,6 +35,7 @@ class Town:
         self.slow: set[str] = set()
         self.reading: list[str] = []
         self.loading: list[str] = []
+        self.loads: dict[str, vocabulary.Load] = {}
         self.leaving: list[str] = []
         self.answers: dict[int, str] = {}
         self._serial = 0
@@ -70,6 +71,7 @@ class Town:
                         self.planner.planned(name, self.needs_of(name))
                     case vocabulary.Load(name):
                         self.loading.append(name)
+                        self.loads[name] = decision
                     case vocabulary.Evict(name, _):
                         self.on_evict(name)
                         self.leaving.append(name)
@@ -94,9 +96,9 @@ class Town:
             if one != name or not error:
                 self.serve(one, self.needs_of(name)[one])
         if error:
-            self.planner.failed(name, unavailable(error), self.now)
+            self.planner.failed(self.loads[name], unavailable(error), self.now)
         else:
-            self.planner.loaded(name)
+            self.planner.loaded(self.loads[name])
         self.decide()
 
     def serve(self, name: str, footprint: vocabulary.Footprint = ONE) -> None:
