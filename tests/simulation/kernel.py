@@ -1,7 +1,7 @@
 """A simulated kernel: the descriptors and processes that conch makes when it starts workers and templates.
 
-``SimulatedKernel`` takes the places of ``os``, ``signal``, ``socket`` and ``subprocess`` in the modules that start
-processes.  What it does not simulate is passed on to the real modules.
+Replaces ``os``, ``signal``, ``socket`` and ``subprocess`` in the modules that start processes.  Names that it does not
+simulate are those of the real modules.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.simulation.workers import SimulatedWorkers
 
 
 class SimulatedKernel:
-    """The descriptors and children of the server's process; ``broken`` is told of descriptors that are misused."""
+    """The descriptors and children of the server's process.  ``broken`` is called when the server misuses one."""
 
     def __init__(self, loop: SimulatedLoop, workers: SimulatedWorkers, broken: Callable[[str], None]) -> None:
         self.loop = loop
         self.workers = workers
-        #: What goes wrong in the next templates that are asked for something: ``die`` or ``stall``.
+        #: Faults of the templates that get the next messages: ``die`` or ``stall``.
         self.template_faults: list[str] = []
         self._broken = broken
         self._open: dict[int, Any] = {}
@@ -39,17 +39,17 @@ class SimulatedKernel:
         self._before_failing = self._failing = 0
 
     def fail(self, after: int, times: int) -> None:
-        """Have the process run out of descriptors ``times`` times, after it has got ``after`` of them."""
+        """Refuse ``times`` descriptors, after ``after`` more have been given."""
         self._before_failing, self._failing = after, times
 
     def heal(self) -> None:
-        """Have enough descriptors, and templates that work."""
+        """Refuse no more descriptors; templates work."""
         self._failing = 0
         self.template_faults.clear()
 
     def left(self) -> list[str]:
-        """What the process has not closed and whom it has not waited for."""
-        processes = [f"the process {pid}, which nobody has waited for" for pid in self._children]
+        """The descriptors that are open and the children that were not waited for."""
+        processes = [f"the process {pid}, which was not waited for" for pid in self._children]
         return processes + [f"the open descriptor of a {type(of).__name__}" for of in self._open.values()]
 
     # Descriptors
@@ -140,7 +140,7 @@ class SimulatedKernel:
             self._broken(f"the event loop waits for the process {pid}, which runs")
         return status or 0
 
-    # What modules are given in place of the real ones
+    # Replacements of modules
 
     @property
     def os(self) -> Any:

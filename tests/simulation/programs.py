@@ -275,7 +275,7 @@ class _Generator:
                 ]
                 return [(0.0 if at else wait, "infer", request) for at, request in enumerate(requests)]
             case "repeat":
-                request = self._request(self._default_model, repeated=True)
+                request = self._request(self._default_model, repeated=True) | {"streamed": False}
                 ways = [self._way(self._default_model) for _ in range(4)]
                 return [(wait, "infer", request | way) for way in ways]
             case "sequence":

@@ -223,8 +223,8 @@ class Promises:
             if outcome.cancelled_waiting and outcome.executed and outcome.kind in ("plain", "decoupled", "sequence"):
                 self.broken(f"request {outcome.id} was executed though it was cancelled while it waited")
             alone = outcome.kind in ("plain", "ensemble", "bls") and outcome.error is None and not outcome.given_up
-            wanted = outcome.arguments.get("results", 1) != 0
-            if alone and len(outcome.responses) != wanted:
+            gives_up = outcome.arguments.get("streamed") and outcome.arguments.get("results") == 0
+            if alone and len(outcome.responses) != (not gives_up):
                 self.broken(f"request {outcome.id} ended with {len(outcome.responses)} responses")
             lost = outcome.error is CONNECTION_LOST or (
                 outcome.error is not None
