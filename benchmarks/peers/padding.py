@@ -18,7 +18,7 @@ from conch.backends.table import BACKENDS, Backend
 from conch.backends.tasks.encoders import base
 from conch.schedulers.batching import BatchDecision
 from conch.schedulers.queue import RequestQueue
-from conch.server import scheduling
+from conch.server.execution import scheduling
 from conch.workers.child.channel import Channel, Header
 
 

@@ -15,7 +15,7 @@ from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferRes
 from conch.library.client import Client
 from conch.library.server import Server
 from conch.server.core import InferenceServer
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 from conch.tensors import WireTensor
 from tests.simulation.connection import OnResponse
 from tests.simulation.grpc_client import SimulatedGrpcClient

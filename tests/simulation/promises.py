@@ -10,7 +10,7 @@ from typing import Any
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest, InferResponse
 from conch.server.core import InferenceServer
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 from tests.simulation.connection import CONNECTION_LOST
 from tests.simulation.models import SimulatedRepository
 

@@ -13,7 +13,7 @@ from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, unavailable
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
-from conch.server.remote.transport import LostError, RemoteModel, UnreachedError
+from conch.server.execution.remote.transport import LostError, RemoteModel, UnreachedError
 from conch.tensors import WireTensor
 from tests.simulation.connection import ServerConnection
 from tests.simulation.loop import SimulatedLoop
@@ -138,7 +138,7 @@ class _Connection(ServerConnection):
 
 
 class SimulatedChannel:
-    """A gRPC channel to a remote server; see :class:`conch.server.remote.transport.RemoteTransport`."""
+    """A gRPC channel to a remote server; see :class:`conch.server.execution.remote.transport.RemoteTransport`."""
 
     def __init__(self, server: RemoteServer, model: RemoteModel) -> None:
         self.on_broken: Callable[[], None] = lambda: None
@@ -239,6 +239,6 @@ def _response(shape: list[int], value: int, stamp: int, place: int, *, final: bo
 
 
 def channels_to(servers: list[RemoteServer]) -> Callable[[RemoteUrl, RemoteModel], SimulatedChannel]:
-    """A factory of channels to ``servers``; replaces :class:`conch.server.remote.grpc_calls.RemoteGrpc`."""
+    """A factory of channels to ``servers``; replaces :class:`conch.server.execution.remote.grpc_calls.RemoteGrpc`."""
     by_address = {server.address: server for server in servers}
     return lambda url, model: SimulatedChannel(by_address[url.host, url.port], model)

@@ -13,11 +13,11 @@ from conch import app
 from conch.frontends.budget import ByteBudget
 from conch.library import async_server, http_connection
 from conch.library import server as library_server
+from conch.machine.process_memory import ProcessMemory
 from conch.repository.stores import copies, pool, s3, transfer
 from conch.server import core
-from conch.server.remote import grpc_calls
+from conch.server.execution.remote import grpc_calls
 from conch.telemetry.metrics import Registry
-from conch.telemetry.processes import ProcessMemory
 from conch.workers.host import output, processes, spawn, templates
 from conch.workers.host.process import WorkerProcess
 from tests.simulation.library import SimulatedLoopThread, running

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from conch.frontends.grpc.large import compress_large, inflate_large
-from conch.server.memory import MemoryLedger
-from conch.server.states import ModelTable
+from conch.server.models.memory import MemoryLedger
+from conch.server.models.states import ModelTable
 from conch.threads import compute
 
 DATA = bytes(1 << 20)

@@ -18,8 +18,8 @@ from conch.config.validate_scheduling import state_problems
 from conch.errors import did_you_mean
 from conch.repository.backends import BackendDirectories
 from conch.repository.model_files import CONFIG_FILE
-from conch.server.devices import visible_gpus
-from conch.server.scheduling import no_sequences, takes_sequences
+from conch.server.execution.devices import visible_gpus
+from conch.server.execution.scheduling import no_sequences, takes_sequences
 
 
 def named_gpus(config: ModelConfig) -> list[int]:

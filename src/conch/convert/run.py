@@ -16,7 +16,6 @@ from platform import python_version
 from typing import Any, Final
 
 from conch import __version__, extras
-from conch.backends.base.threads import usable_cores
 from conch.checkpoints.by_shape import Companion, Gain
 from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
@@ -37,6 +36,7 @@ from conch.convert.statistics import SEED
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
+from conch.machine.cores import usable_cores
 from conch.machine.facts import description, load_average
 from conch.machine.interference import Interference, InterferenceMeter
 from conch.reports.writing import write_page

@@ -28,7 +28,7 @@ from conch.errors import invalid, not_found
 from conch.extras import PACKAGES
 from conch.repository.scan import ModelRepository
 from conch.sampling import TEXT_GENERATION
-from conch.server.devices import visible_gpus
+from conch.server.execution.devices import visible_gpus
 
 #: Parameters that name a checkpoint, an engine's folder, a tokenizer or an environment.
 _PLACES: Final = ("model", "gpt_model_path", "engine_dir", "tokenizer_dir", "EXECUTION_ENV_PATH")

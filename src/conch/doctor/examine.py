@@ -17,10 +17,10 @@ from typing import Any, Final
 import psutil
 
 from conch import __version__, extras
-from conch.backends.base.threads import usable_cores
 from conch.doctor.cache import cache
 from conch.doctor.facts import Facts, GpuFact, GpusFact, LimitsFact, MemoryFact, PackageFact, PortFact, ProcessorFact
 from conch.frontends.ports import holder, is_free
+from conch.machine.cores import usable_cores
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry.memory import memory_limit
 

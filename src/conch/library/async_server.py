@@ -24,7 +24,7 @@ from conch.library.results import InferResult
 from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
 from conch.server.model import Model
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 
 # Used by ``AsyncServer``; runs on the server's event loop.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from conch.backends.base.threads import cpu_quota, usable_cores
+from conch.machine.cores import cpu_quota, usable_cores
 
 
 @dataclass(frozen=True, slots=True)

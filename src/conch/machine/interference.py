@@ -13,7 +13,7 @@ from typing import Final
 
 import psutil
 
-from conch.backends.base.threads import usable_cores
+from conch.machine.cores import usable_cores
 from conch.machine.throttling import seconds_throttled
 
 #: Use by other processes up to this fraction of the cores is no disturbance; a quiet desktop uses a few percent.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conch.telemetry.cgroups import limits
+from conch.machine.cgroups import limits
 
 
 def seconds_throttled(process: int | str = "self", root: Path = Path("/")) -> float:

@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.backends.base.threads import usable_cores
 from conch.errors import ConchError, invalid
+from conch.machine.cores import usable_cores
 from conch.perf.figures.confidence import confidence_of
 from conch.perf.figures.generation import generation_of
 from conch.perf.figures.latency import figures_of

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from conch.machine.facts import MachineFacts, load_average
 from conch.machine.interference import CpuClocks, Interference, InterferenceMeter
+from conch.machine.process_memory import ProcessReader
 from conch.machine.processes import ProcessTimes
 from conch.machine.throttling import seconds_throttled
 from conch.perf.measured import MachineFigures
 from conch.perf.server.processes import ServerProcesses
 from conch.perf.server.resources import ResourceFigures
-from conch.telemetry.processes import ProcessReader
 
 #: Maximum age of the server's memory figure (s).
 _MEMORY_SECONDS: Final = 2.0

@@ -13,8 +13,8 @@ from typing import Protocol
 from conch.errors import ConchError, cancelled, internal, invalid
 from conch.inference import InferRequest
 from conch.server.model import Model
-from conch.server.on_demand import LoadNeeded
-from conch.server.rollout import asked_by_model
+from conch.server.models.on_demand import LoadNeeded
+from conch.server.models.rollout import asked_by_model
 
 
 class ModelControl(Protocol):

@@ -25,21 +25,21 @@ from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
 from conch.server.bls import BlsModels
 from conch.server.concurrency import end_all
-from conch.server.devices import visible_gpus
+from conch.server.execution.devices import visible_gpus
+from conch.server.execution.starting import log_levels
+from conch.server.execution.worker_timeouts import worker_timeouts
 from conch.server.extensions import EXTENSIONS
-from conch.server.footprints import LoadFootprints
-from conch.server.lifecycle import Lifecycle
-from conch.server.loading import Loader
-from conch.server.memory import MemoryLedger
 from conch.server.model import Model
-from conch.server.on_demand import LoadNeeded, OnDemand, on_demand_limits
-from conch.server.overrides import check_allowed
-from conch.server.polling import RepositoryPolling
+from conch.server.models.footprints import LoadFootprints
+from conch.server.models.lifecycle import Lifecycle
+from conch.server.models.loading import Loader
+from conch.server.models.memory import MemoryLedger
+from conch.server.models.on_demand import LoadNeeded, OnDemand, on_demand_limits
+from conch.server.models.overrides import check_allowed
+from conch.server.models.polling import RepositoryPolling
+from conch.server.models.rollout import Rollout
+from conch.server.models.states import ModelTable
 from conch.server.regions.registry import ClientRegions
-from conch.server.rollout import Rollout
-from conch.server.starting import log_levels
-from conch.server.states import ModelTable
-from conch.server.worker_timeouts import worker_timeouts
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry import families
 from conch.telemetry.exposition import Family

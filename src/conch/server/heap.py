@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import process_time
 from typing import Final
 
-from conch.telemetry.processes import resident_bytes
+from conch.machine.process_memory import resident_bytes
 
 PERIOD: Final = 0.5
 #: A server that computed for no more than this share of a period was at rest.

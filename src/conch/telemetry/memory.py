@@ -1,7 +1,7 @@
 """Data types of the memory ledger, and the free memory of the machine.
 
 ``ModelStatistics`` keeps a ``ModelMemory``, which the statistics extension and the metrics page report.  The ledger
-(``conch.server.memory``) measures it.
+(``conch.server.models.memory``) measures it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from conch.telemetry.cgroups import limits
+from conch.machine.cgroups import limits
 
 #: Limits of cgroup v1 from this size (bytes) mean no limit.
 _UNLIMITED: Final = 1 << 60

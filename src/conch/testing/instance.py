@@ -16,9 +16,9 @@ from conch.config.validate import validate_load
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest
 from conch.repository.model_files import ModelFiles
-from conch.server.devices import visible_gpus
+from conch.server.execution.devices import visible_gpus
+from conch.server.execution.starting import init_frame, instance_fields, placements_of
 from conch.server.model import Model
-from conch.server.starting import init_frame, instance_fields, placements_of
 from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import Buffer

@@ -13,7 +13,7 @@ from conch.config.validate import check_directory_name, validate
 from conch.errors import invalid, not_found, unsupported
 from conch.repository.model_files import ModelFiles, describe
 from conch.repository.versions import select_versions
-from conch.server.devices import visible_gpus
+from conch.server.execution.devices import visible_gpus
 from conch.testing.fakes import FakeModel
 from conch.testing.model import ModelUnderTest
 

@@ -16,7 +16,7 @@ import conch
 from conch.library.deadline import Deadline
 from conch.library.loop_thread import LoopThread
 from conch.library.service import RequestTarget
-from conch.server.rollout import Rollout
+from conch.server.models.rollout import Rollout
 from tests.models import build, write
 
 MODELS = ("add_sub", "echo_request", "gate", "generate", "identity_batched", "repeat", "types")

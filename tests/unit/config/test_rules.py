@@ -15,7 +15,7 @@ from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate import validate_ensemble, validate_load
 from conch.config.validate_ensemble import cycle_problem, version_problem
 from conch.repository.model_files import ModelFiles
-from conch.server.loading import Loader
+from conch.server.models.loading import Loader
 from conch.settings import Settings
 from tests.conformance.rules import CRASHES, MEMBERS, NO_VERSION, RECORDED, RULES, name_of
 

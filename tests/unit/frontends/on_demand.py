@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conch.errors import ConchError
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 
 
 class LateModels:

@@ -11,11 +11,11 @@ from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError, invalid, unavailable
 from conch.inference import InferRequest
 from conch.repository.errors import NotFoundError
-from conch.schedulers.eviction.capacity import Capacity
-from conch.schedulers.eviction.vocabulary import CapacityLimits, Footprint, Footprints
 from conch.server.model import Model
-from conch.server.on_demand import LoadNeeded, OnDemand
-from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState
+from conch.server.models.eviction.capacity import Capacity
+from conch.server.models.eviction.vocabulary import CapacityLimits, Footprint, Footprints
+from conch.server.models.on_demand import LoadNeeded, OnDemand
+from conch.server.models.states import UNLOADED, ModelState, ModelTable, State, VersionState
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import WireTensor
 from tests.unit.fake_clock import settle

@@ -13,11 +13,11 @@ from conch.inference import InferRequest
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
-from conch.server.lifecycle import Lifecycle
-from conch.server.load_slots import ReleaseLoadSlot
+from conch.server.execution.load_slots import ReleaseLoadSlot
 from conch.server.model import Model
-from conch.server.rollout import Rollout
-from conch.server.states import ModelTable, State
+from conch.server.models.lifecycle import Lifecycle
+from conch.server.models.rollout import Rollout
+from conch.server.models.states import ModelTable, State
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.fakes import Answers

@@ -14,10 +14,10 @@ from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, ModelSignature, TensorSpec
 from conch.schedulers.batching import DynamicBatcher, HeldScheduler
 from conch.schedulers.queue import QueuePolicy, RequestQueue
-from conch.server import dispatch
-from conch.server.dispatch import Dispatcher
-from conch.server.starting import WorkerPlacement
-from conch.server.worker import SupervisedWorker
+from conch.server.execution import dispatch
+from conch.server.execution.dispatch import Dispatcher
+from conch.server.execution.starting import WorkerPlacement
+from conch.server.execution.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import WireTensor
 from tests.unit.fake_clock import FakeClockLoop, settle

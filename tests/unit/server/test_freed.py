@@ -16,11 +16,11 @@ from conch.inference import InferRequest, InferResponse, ModelSignature, TensorS
 from conch.schedulers.batching import DynamicBatcher
 from conch.schedulers.ensemble import Ensemble, Step
 from conch.schedulers.queue import QueuePolicy, RequestQueue
-from conch.server.dispatch import PREPARE_SECONDS, Dispatcher
-from conch.server.ensemble import EnsembleExecutor
+from conch.server.execution.dispatch import PREPARE_SECONDS, Dispatcher
+from conch.server.execution.ensemble import EnsembleExecutor
+from conch.server.execution.starting import WorkerPlacement
+from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model
-from conch.server.starting import WorkerPlacement
-from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import WireTensor
 from conch.workers.child.channel import Header

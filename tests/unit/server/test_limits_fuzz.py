@@ -28,17 +28,17 @@ from conch.schedulers.sequences.controls import ControlInputs
 from conch.schedulers.sequences.policy import SequencePolicy
 from conch.schedulers.sequences.scheduler import SequenceScheduler
 from conch.schedulers.sequences.states import StateKeeper
-from conch.server import dispatch, limited, sequences, worker
-from conch.server.caching import CachedExecutor
-from conch.server.limited import (
+from conch.server.execution import dispatch, limited, sequences, worker
+from conch.server.execution.caching import CachedExecutor
+from conch.server.execution.limited import (
     LimitedDispatcher,
     LimitedGenerationDispatcher,
     LimitedSequenceDispatcher,
     LimitsResources,
 )
+from conch.server.execution.starting import WorkerPlacement, placements_of
+from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model
-from conch.server.starting import WorkerPlacement, placements_of
-from conch.server.worker import SupervisedWorker
 from conch.settings import Resource
 from conch.telemetry.statistics import ModelStatistics
 from conch.tensors import WireTensor

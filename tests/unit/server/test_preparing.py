@@ -7,9 +7,9 @@ import pytest
 from conch.inference import InferRequest
 from conch.schedulers.queue import RequestQueue
 from conch.schedulers.tokens import TokenBatcher
-from conch.server.dispatch import Dispatcher
-from conch.server.starting import WorkerPlacement
-from conch.server.worker import SupervisedWorker
+from conch.server.execution.dispatch import Dispatcher
+from conch.server.execution.starting import WorkerPlacement
+from conch.server.execution.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
 from tests.unit.server.test_dispatch import settle
@@ -18,7 +18,7 @@ from tests.unit.server.test_dispatch import settle
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are not collected before a worker is told of them."""
-    monkeypatch.setattr("conch.server.dispatch.PREPARE_SECONDS", 0.0)
+    monkeypatch.setattr("conch.server.execution.dispatch.PREPARE_SECONDS", 0.0)
 
 
 class PreparingWorker(FakeWorker):
@@ -117,7 +117,7 @@ async def test_a_worker_gets_as_many_batches_as_it_has_threads() -> None:
 
 
 async def test_after_its_worker_died_an_instance_takes_no_more_than_before(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("conch.server.worker.BACK_OFF", (0.0,))
+    monkeypatch.setattr("conch.server.execution.worker.BACK_OFF", (0.0,))
     bench = Bench(count=2)
     bench.submit()
     await settle()

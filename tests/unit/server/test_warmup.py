@@ -8,7 +8,7 @@ import pytest
 
 from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError
-from conch.server.starting import WarmupSample, read_samples
+from conch.server.execution.starting import WarmupSample, read_samples
 
 
 def samples(inputs: str, directory: Path, *, batch_size: int = 1, limit: int = 1 << 20) -> list[WarmupSample]:

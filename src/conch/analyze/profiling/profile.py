@@ -22,9 +22,9 @@ from conch.analyze.servers.choice import open_server, repository_of
 from conch.analyze.servers.copies import write_repository
 from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.analyze.storage.conditions import conditions
-from conch.backends.base.threads import usable_cores
 from conch.checkpoints.manifest import Manifest
 from conch.errors import ConchError
+from conch.machine.cores import usable_cores
 from conch.perf.inputs.specs import read_model
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.server.api import GrpcApi, HttpApi, ServerApi

@@ -1,6 +1,6 @@
 """Finds configurations that a server treats the same, so that only one of them is measured.
 
-Pure. Follows ``conch.server.scheduling`` (the scheduler of a model and the fields that it reads) and the backends' use
+Pure. Follows ``conch.server.execution.scheduling`` (the scheduler of a model and the fields that it reads) and the backends' use
 of threads. A Python model receives its configuration and may read any field, so only its scheduler fields are compared.
 """
 
@@ -11,8 +11,8 @@ from copy import deepcopy
 from typing import Any, Final
 
 from conch.analyze.search.model_facts import ModelFacts
-from conch.backends.base.threads import pooled
 from conch.backends.table import BACKENDS, Backend, backend_of
+from conch.machine.cores import pooled
 
 _PYTHON: Final = "python"
 _DELAY: Final = "max_queue_delay_microseconds"

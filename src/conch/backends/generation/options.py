@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.base.threads import usable_cores
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
+from conch.machine.cores import usable_cores
 
 #: The values of parameter ``batch_scheduler_policy``, as in the in-flight batcher.
 POLICIES: Final = ("max_utilization", "guaranteed_no_evict")

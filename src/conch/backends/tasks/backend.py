@@ -17,7 +17,6 @@ from typing import Any, Final
 from conch.backends.base.arrays import Request, Result, failure
 from conch.backends.base.backend import BatchBackend
 from conch.backends.base.libraries import TRANSFORMERS, versioned
-from conch.backends.base.threads import openmp, usable_cores
 from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import PRECISIONS, choose, open_engine
@@ -25,6 +24,7 @@ from conch.backends.tasks.signature import complete_config
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid
+from conch.machine.cores import openmp, usable_cores
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 

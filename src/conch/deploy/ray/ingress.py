@@ -21,7 +21,7 @@ from conch.deploy.ray.remote_models import ClusterModel, IngressRepository, clus
 from conch.errors import ConchError, one_line
 from conch.library.flags import plan
 from conch.library.loop_thread import LoopThread
-from conch.server.remote.executor import RemoteExecutor
+from conch.server.execution.remote.executor import RemoteExecutor
 
 LOG: Final = logging.getLogger("conch")
 

@@ -30,7 +30,7 @@ from conch.frontends.grpc.status import (
     status_of,
     trailers,
 )
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 from conch.tensors import Buffer
 
 # A call creates an ``Outbox`` for its first message that is compressed elsewhere; runs on the event loop.

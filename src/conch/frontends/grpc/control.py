@@ -22,7 +22,7 @@ from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 from conch.tensors import Buffer
 from conch.wire.grpc import control
 from conch.wire.grpc import control as trace_setting

@@ -22,7 +22,7 @@ from conch.frontends.grpc.traced import begin_trace
 from conch.inference import InferRequest, InferResponse
 from conch.server.cached_messages import MOST_MESSAGE_BYTES
 from conch.server.model import Model
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import GrpcOutputPlan, decode_infer, encode_infer

@@ -28,7 +28,7 @@ from conch.frontends.grpc.status import Status
 from conch.frontends.grpc.traced import begin_trace
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (

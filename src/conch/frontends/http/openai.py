@@ -24,7 +24,7 @@ from conch.frontends.offloading.requests import decode_openai
 from conch.inference import InferRequest, InferResponse, ModelSignature
 from conch.server.core import InferenceServer
 from conch.server.model import Model
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 from conch.telemetry.tracing.tracing import Tracing
 from conch.tensors import WireTensor
 from conch.wire.openai.answering import Answer, AnswerPlan, event

@@ -29,7 +29,7 @@ from conch.frontends.http.status import refuse as refuse_kserve
 from conch.frontends.offloading.pool import Codec
 from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
-from conch.server.on_demand import LoadNeeded
+from conch.server.models.on_demand import LoadNeeded
 
 # A web page can send requests to any address that its reader's browser reaches. Browsers send ``Origin`` (or
 # ``Sec-Fetch-Site``) with every POST, and a page cannot remove it. A content type that no form can have is sent only

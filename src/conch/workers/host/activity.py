@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from conch.telemetry.processes import children_of
+from conch.machine.process_memory import children_of
 
 #: CPU time ticks per second.
 TICKS: Final = os.sysconf("SC_CLK_TCK")

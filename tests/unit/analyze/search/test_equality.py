@@ -17,7 +17,7 @@ from conch.analyze.search.overrides import key, message
 from conch.config.complete import normalise
 from conch.config.signature import signature
 from conch.inference import InferRequest
-from conch.server.scheduling import make_scheduler
+from conch.server.execution.scheduling import make_scheduler
 from tests.unit.analyze.configs import batching_model
 
 US = 1000

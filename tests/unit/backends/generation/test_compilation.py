@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conch.backends.base.threads import usable_cores
 from conch.backends.generation.compilation import MOST_WAITING, Compilations
 from conch.errors import Code, ConchError
+from conch.machine.cores import usable_cores
 from conch.sampling.structures import Structure
 from tests.unit.backends.generation.fake_engine import FakeEngine
 

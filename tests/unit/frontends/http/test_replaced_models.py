@@ -19,9 +19,9 @@ from conch.frontends.offloading.pool import Codec
 from conch.frontends.yielding import YieldingLister
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
+from conch.server.models.rollout import Rollout
+from conch.server.models.states import ModelState, ModelTable, State, VersionState
 from conch.server.regions.registry import ClientRegions
-from conch.server.rollout import Rollout
-from conch.server.states import ModelState, ModelTable, State, VersionState
 from conch.settings import Settings
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics

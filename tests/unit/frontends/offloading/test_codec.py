@@ -19,7 +19,7 @@ from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import answers, requests
 from conch.frontends.offloading.pool import Codec
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
-from conch.telemetry.processes import children_of
+from conch.machine.process_memory import children_of
 from conch.tensors import WireTensor, pack_bytes
 from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, encode_generate

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.backends.base.threads import usable_cores
 from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineSpec
 from conch.errors import invalid
+from conch.machine.cores import usable_cores
 from conch.telemetry.memory import free_memory
 
 #: Tokens per block of the KV cache; fixed in OpenVINO's CPU plug-in.

@@ -23,7 +23,6 @@ import torch
 import transformers
 
 from conch.backends.base.likeness import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
-from conch.backends.base.threads import usable_cores
 from conch.backends.engines.transformers import structure
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.beams import BeamSearch
@@ -36,6 +35,7 @@ from conch.backends.engines.transformers.structure import restrict
 from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
 from conch.errors import invalid, one_line
+from conch.machine.cores import usable_cores
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.sampling.structures import Structure
 

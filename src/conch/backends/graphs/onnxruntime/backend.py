@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.base.libraries import versioned
-from conch.backends.base.threads import pooled, usable_cores
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.onnxruntime.session import (
     CPU,
@@ -23,6 +22,7 @@ from conch.backends.graphs.onnxruntime.session import (
 )
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import invalid
+from conch.machine.cores import pooled, usable_cores
 
 # Names and messages are those of Triton's ONNX Runtime backend.
 

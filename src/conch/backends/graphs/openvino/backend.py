@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.base.libraries import versioned
-from conch.backends.base.threads import usable_cores
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import unsupported
+from conch.machine.cores import usable_cores
 
 #: OpenVINO properties that Triton's OpenVINO backend accepts as parameters.
 PARAMETERS: Final = ParameterTable(

@@ -23,12 +23,12 @@ from conch import extras
 from conch.backends.base.arrays import DTYPES, Array, Strings
 from conch.backends.base.backend import TensorBackend
 from conch.backends.base.libraries import versioned
-from conch.backends.base.threads import divided, openmp, usable_cores
 from conch.backends.graphs import signature
 from conch.backends.graphs.sequence_tensors import SequenceTensors
 from conch.backends.graphs.signature import GraphTensor
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import ConchError, internal, invalid, one_line, unavailable, unsupported
+from conch.machine.cores import divided, openmp, usable_cores
 from conch.tensors import CONFIG_NAME
 
 # Inputs are named like the arguments of forward, or ``<name>__<index>``, or have the order of the arguments. The same

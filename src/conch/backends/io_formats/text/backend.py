@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends.base.libraries import TRANSFORMERS
-from conch.backends.base.threads import openmp, usable_cores
 from conch.backends.generation.backend import GenerationBackend
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import Limits
@@ -22,6 +21,7 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.config.complete import CHAT_TEMPLATE
 from conch.errors import invalid
+from conch.machine.cores import openmp, usable_cores
 from conch.sampling import TEXT_GENERATION
 from conch.workers.child.channel import Channel, Header
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from conch.backends.base.threads import pooled, usable_cores
 from conch.backends.graphs.onnxruntime.session import CPU, CUDA, TENSORRT, Session, SessionSettings
 from conch.backends.tasks.engines.graph import GraphEngine
+from conch.machine.cores import pooled, usable_cores
 
 
 class OnnxRuntimeEngine(GraphEngine):

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from conch.backends.base.threads import usable_cores
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
 from conch.backends.tasks.engines.graph import GraphEngine
 from conch.lengths import on_grid
+from conch.machine.cores import usable_cores
 
 #: The number of requests for a shape before it is compiled exactly, and the number of shapes that are counted.
 WORTH_COMPILING: Final = 32

@@ -12,10 +12,10 @@ import numpy as np
 
 from conch import extras
 from conch.backends.base.arrays import Array
-from conch.backends.base.threads import divided, usable_cores
 from conch.backends.base.weights import require_tensors
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import invalid, one_line
+from conch.machine.cores import divided, usable_cores
 
 #: The outputs of each head, with transformers' names.
 _OUTPUTS: Final[dict[str, tuple[str, ...]]] = {

@@ -1,0 +1,1 @@
+"""Running requests: workers, batches, sequences, ensembles, remote models, cache and rate limiter."""

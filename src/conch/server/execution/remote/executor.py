@@ -1,0 +1,453 @@
+"""Sends the requests of a model to other servers at once; only those servers have queues."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic, monotonic_ns
+from typing import Any, Final
+
+from conch.config.remote import RemoteSettings, check_urls, read_url
+from conch.config.schema import ModelConfig
+from conch.errors import Code, ConchError, cancelled, internal, unavailable
+from conch.inference import InferRequest, InferResponse
+from conch.server.execution.remote.endpoints import Assignment, Endpoints, LostSequences
+from conch.server.execution.remote.transport import Connect, LostError, RemoteTransport, UnreachedError
+from conch.telemetry.statistics import ModelStatistics
+from conch.workers.child.outputs import OutputWatch
+from conch.workers.host.process import WorkerProcess
+
+LOG = logging.getLogger("conch")
+
+#: Delay before the second health check of an unavailable server (s); it doubles with each failure.
+_FIRST_DELAY: Final = 0.1
+_MOST_DOUBLINGS: Final = 20
+
+
+class HealthWatch:
+    """Checks the health of a server periodically.
+
+    After each check, calls ``on_verdict`` with the reason why the server cannot be used (empty if it can) and whether
+    it is gone. Checks run every ``interval`` seconds, sooner after a failure, and at once after :meth:`look`.
+    """
+
+    def __init__(self, transport: RemoteTransport, interval: float, on_verdict: Callable[[str, bool], None]) -> None:
+        self._transport = transport
+        self._interval = interval
+        self._on_verdict = on_verdict
+        self._looking = asyncio.Event()
+        self._first = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        transport.on_broken = self.look
+
+    def look(self) -> None:
+        """Check now, because of an event."""
+        self._looking.set()
+
+    async def first(self) -> None:
+        """Wait until the first check has completed."""
+        await asyncio.shield(self._first)
+
+    def stop(self) -> None:
+        self._task.cancel()
+        if not self._first.done():
+            self._first.set_result(None)
+
+    async def _run(self) -> None:
+        away = 0  # number of consecutive failures
+        while True:
+            self._looking.clear()
+            reason, gone = await self._ask()
+            self._on_verdict(reason, gone)
+            if not self._first.done():
+                self._first.set_result(None)
+            away = min(away + 1, _MOST_DOUBLINGS) if reason else 0
+            delay = min(self._interval, _FIRST_DELAY * 2 ** (away - 1)) if away else self._interval
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._looking.wait()
+
+    async def _ask(self) -> tuple[str, bool]:
+        try:
+            await self._transport.check()
+        except (UnreachedError, LostError) as error:
+            return error.message, True
+        except ConchError as error:
+            return error.message, False
+        except Exception as error:
+            LOG.exception("the server of a remote model could not be asked whether it is ready")
+            return f"it could not be asked: {error!r}", False
+        return "", False
+
+
+#: Delay before a request is sent again to the only server, after it could not be reached (s).
+_BACK_OFF: Final = 0.1
+#: Error codes of a server that is unloading the model; they have other causes too.
+_OF_A_MODEL_THAT_LEAVES: Final = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE))
+_STOPPING: Final = "the model is being unloaded"
+_RETIRED: Final = "the model was reloaded or unloaded"
+
+
+class _Server:
+    """The connections to a server, and its health checks."""
+
+    def __init__(self, transport: RemoteTransport, health: HealthWatch) -> None:
+        self.transport = transport
+        self.health = health
+
+
+class _InFlightRequest:
+    """An in-flight request: its server, the task of the previous request in its sequence, and the servers tried."""
+
+    __slots__ = ("assignment", "before", "request", "tried")
+
+    def __init__(self, request: InferRequest, assignment: Assignment, before: asyncio.Task[None] | None = None) -> None:
+        self.request = request
+        self.assignment = assignment
+        self.before = before
+        self.tried: set[str] = set()
+
+
+class RemoteSequences:
+    """Sequence state shared by all remote models, so that a reload neither splits nor mixes sequences.
+
+    ``last`` has the last task of each sequence with in-flight requests, by model and correlation ID.
+    """
+
+    def __init__(self) -> None:
+        self.lost = LostSequences()
+        self.last: dict[tuple[str, int | str], asyncio.Task[None]] = {}
+
+
+class RemoteExecutor:
+    """The executor of a remote model; see :class:`conch.server.model.Executor`.
+
+    ``key`` tells the model from others in ``sequences``, which all of its versions share.
+    ``endpoints`` are the servers, and may be changed at any time.  At most ``limit`` requests are under way.
+    ``watch`` warns of outputs that are not as the model's configuration declares them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: RemoteSettings,
+        connect: Connect,
+        statistics: ModelStatistics,
+        *,
+        decoupled: bool,
+        limit: int,
+        idle_seconds: float,
+        key: str = "",
+        sequences: RemoteSequences | None = None,
+        watch: OutputWatch | None = None,
+    ) -> None:
+        self._name = name
+        self._key = key
+        self._settings = settings
+        self._connect = connect
+        self._statistics = statistics
+        self._decoupled = decoupled
+        self._limit = limit
+        self._watch = watch
+        self._loop = asyncio.get_running_loop()
+        self._servers: dict[str, _Server] = {}
+        self._tasks: dict[InferRequest, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        sequences = sequences if sequences is not None else RemoteSequences()
+        self._last_of = sequences.last
+        self.endpoints = Endpoints(
+            monotonic,
+            idle_seconds=idle_seconds,
+            key=key,
+            lost=sequences.lost,
+            check=lambda urls: check_urls(urls, decoupled=decoupled, model=name),
+            on_added=self._add,
+            on_gone=self._remove,
+        )
+
+    # Executor interface
+
+    @property
+    def ready(self) -> bool:
+        """Whether a server can take a request now."""
+        return not self.endpoints.reason
+
+    @property
+    def away(self) -> str:
+        """The reason why no server can take a request; empty if one can."""
+        return self.endpoints.reason
+
+    @property
+    def processes(self) -> Sequence[WorkerProcess]:
+        """None: the processes belong to other servers."""
+        return ()
+
+    @property
+    def sequences(self) -> int:
+        return self.endpoints.sequences
+
+    def continues(self, request: InferRequest) -> bool:
+        return self.endpoints.continues(request)
+
+    def submit(self, request: InferRequest) -> None:
+        """Send a request; raises UNAVAILABLE at once if no server can take it or too many requests are in flight."""
+        if self._stopped:
+            raise unavailable(f"model '{self._name}' is not available: {_STOPPING}")
+        if len(self._tasks) >= self._limit:
+            raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+        request.hold_copies()
+        assignment = self.endpoints.take(request, self._affinity(request))
+        request.times.queued = request.times.started = monotonic_ns()
+        request.on_cancel = self._cancel
+        sequence = self._key, request.correlation_id
+        before = self._last_of.get(sequence) if assignment.sequence is not None else None
+        passage = _InFlightRequest(request, assignment, before)
+        task = self._tasks[request] = self._loop.create_task(self._run(passage))
+        if assignment.sequence is not None:
+            self._last_of[sequence] = task
+        task.add_done_callback(partial(self._ended, passage))
+
+    def fail_waiting(self, error: ConchError) -> None:
+        """Do nothing: requests do not wait in this executor."""
+
+    def set_log(self, levels: Mapping[str, Any]) -> None:
+        """Do nothing: the model's code runs on other servers."""
+
+    def retire(self) -> None:
+        self.endpoints.retire(_RETIRED)
+
+    def abandon(self) -> None:
+        """Fail and cancel all in-flight requests."""
+        for request, task in list(self._tasks.items()):
+            request.fail(unavailable(f"model '{self._name}' is not available: {_STOPPING}"))
+            task.cancel()
+
+    async def stop(self, seconds: float | None) -> None:
+        """Close all connections when the in-flight requests have ended, or after ``seconds``."""
+        if self._tasks and seconds:
+            await asyncio.wait(list(self._tasks.values()), timeout=seconds)
+        self._stopped = True
+        self.abandon()
+        for url in list(self._servers):
+            self._remove(url)
+        if self._closing:
+            await asyncio.wait(list(self._closing))
+
+    # Specific to remote models
+
+    async def start(self) -> None:
+        """Use the servers in the configuration; wait for their first health checks.
+
+        Returns when one server is ready or all have been checked.
+        """
+        self.endpoints.update(self._settings.urls)
+        waiting = {self._loop.create_task(server.health.first()) for server in self._servers.values()}
+        while waiting and not self.ready:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    async def config(self) -> ModelConfig:
+        """The model's configuration from the first server that returns it. Raises UNAVAILABLE if none does."""
+        reasons = []
+        for url, server in self._servers.items():
+            try:
+                await server.transport.check()
+                return await server.transport.config()
+            except ConchError as error:
+                reasons.append(f"{url}: {error.message}")
+        raise unavailable("; ".join(reasons) or self.away)
+
+    def _add(self, url: str) -> None:
+        if self._stopped:
+            return
+        transport = self._connect(read_url(url))
+        health = HealthWatch(transport, self._settings.health_interval, partial(self._judge, url))
+        self._servers[url] = _Server(transport, health)
+
+    def _remove(self, url: str) -> None:
+        server = self._servers.pop(url, None)
+        if server is None:
+            return
+        server.health.stop()
+        closing = self._loop.create_task(server.transport.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _judge(self, url: str, reason: str, gone: bool) -> None:
+        if self.endpoints.mark(url, reason, gone=gone):
+            if reason:
+                LOG.warning("remote model '%s': %s cannot be used: %s", self._name, url, reason)
+            else:
+                LOG.info("remote model '%s': %s is ready", self._name, url)
+
+    def _affinity(self, request: InferRequest) -> bytes:
+        """The affinity key of a request: its sequence, the model, or the start of the first text in an input.
+
+        All servers with the same endpoints choose the same endpoint for a key.
+        """
+        if request.correlation_id:
+            return f"sequence {request.correlation_id}".encode()
+        if self._settings.sticky:
+            return f"model {self._name}".encode()
+        tensor = request.inputs.get(self._settings.affinity) if self._settings.affinity else None
+        if tensor is None:
+            return b""
+        view = memoryview(tensor.data)
+        length = int.from_bytes(view[:4], "little")
+        return bytes(view[4 : 4 + min(length, self._settings.affinity_bytes)])
+
+    def _cancel(self, request: InferRequest) -> None:
+        task = self._tasks.get(request)
+        request.fail(cancelled())
+        if task is not None:
+            task.cancel()
+
+    def _ended(self, passage: _InFlightRequest, task: asyncio.Task[None]) -> None:
+        """Release the assignment of a request that has ended, even if it was cancelled before it was sent."""
+        request = passage.request
+        del self._tasks[request]
+        if request.cancelled and not request.answered:
+            self.endpoints.fail(request, passage.assignment, "a request before this one was cancelled")
+        self.endpoints.release(request, passage.assignment)
+        sequence = self._key, request.correlation_id
+        if self._last_of.get(sequence) is task:
+            del self._last_of[sequence]
+
+    async def _run(self, passage: _InFlightRequest) -> None:
+        """Send a request after the previous request in its sequence, and make sure that it ends."""
+        request = passage.request
+        try:
+            ends = self._ends(request)
+            before, passage.before = passage.before, None
+            if before is not None:
+                seconds = None if ends is None else max(ends - monotonic(), 0.0)
+                _, late = await asyncio.wait([before], timeout=seconds)
+                if late:
+                    raise self._too_late(passage)
+            self.endpoints.follow(request, passage.assignment)
+            await self._attempt(passage, ends)
+        except ConchError as error:
+            request.fail(error)
+        except asyncio.CancelledError:
+            request.fail(cancelled())
+        except Exception as error:
+            url = passage.assignment.url
+            LOG.exception("a request could not be passed on to %s", url)
+            request.fail(internal(f"the request could not be passed on to {url}: {error!r}"))
+
+    async def _attempt(self, passage: _InFlightRequest, ends: float | None) -> None:
+        """Send a request to its server, and to another server if that one cannot be reached.
+
+        If there is no other server, try the same one once more.
+        """
+        request = passage.request
+        connect_until = monotonic() + self._settings.connect_timeout
+        waited = repeated = False
+        while True:
+            url = passage.assignment.url
+            try:
+                await self._send(passage, url, ends)
+                return
+            except UnreachedError as error:
+                self._suspect(url)
+                failure = error.message
+            except LostError as error:
+                self._suspect(url)
+                failure = f"{error.message}; the request may have run there"
+                if repeated or not self._may_repeat(request):
+                    self.endpoints.fail(request, passage.assignment, f"{url} has lost a request before this one")
+                    raise unavailable(f"{url}: {failure}") from None
+                repeated = waited = True
+            if self._moved(passage):
+                continue
+            if waited or monotonic() + _BACK_OFF > connect_until:
+                self.endpoints.fail(request, passage.assignment, f"a request before this one did not reach {url}")
+                raise unavailable(f"model '{self._name}' is not available: {url}: {failure}")
+            waited = True
+            await asyncio.sleep(_BACK_OFF)
+
+    async def _send(self, passage: _InFlightRequest, url: str, ends: float | None) -> None:
+        """Send a request to a server and deliver its responses."""
+        request = passage.request
+        seconds = None if ends is None else max(ends - monotonic(), 0.001)
+        request.times.started = monotonic_ns()
+        try:
+            await self._servers[url].transport.infer(request, seconds, partial(self._deliver, request))
+        except TimeoutError:
+            self._note_times(request)
+            raise self._too_late(passage) from None
+        except UnreachedError:
+            raise
+        except ConchError as error:
+            self._note_times(request)
+            if error.code in _OF_A_MODEL_THAT_LEAVES:
+                self._suspect(url)
+            raise
+
+    def _too_late(self, passage: _InFlightRequest) -> ConchError:
+        """The error for a request after its deadline; its sequence fails too."""
+        request, url = passage.request, passage.assignment.url
+        self.endpoints.fail(request, passage.assignment, f"{url} has not answered a request before this one in time")
+        return unavailable(f"no answer from {url} within {(monotonic_ns() - request.times.queued) / 1e9:.3g} s")
+
+    def _deliver(self, request: InferRequest, response: InferResponse) -> None:
+        """Pass a response to its request, unless that has ended."""
+        if request.finished:
+            return
+        request.answered = True
+        if self._watch is not None and response.error is None:
+            outputs = [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in response.outputs]
+            rows = request.batch_size if self._watch.batches and not self._decoupled else None
+            self._watch.look(outputs, frozenset(request.outputs), not self._decoupled, rows)
+        if self._decoupled:
+            self._count(request, response)
+        if response.final:
+            self._note_times(request)
+        request.respond(response)
+
+    def _note_times(self, request: InferRequest) -> None:
+        """Record an execution; its duration includes the network."""
+        infer = request.times.compute_infer = monotonic_ns() - request.times.started
+        self._statistics.record_execution(request.batch_size, 0, infer, 0)
+
+    def _count(self, request: InferRequest, response: InferResponse) -> None:
+        now, times = monotonic_ns(), request.times
+        self._statistics.record_sent(
+            request.responses,
+            now - times.started,
+            now - times.arrived,
+            empty=response.empty,
+            failed=response.error is not None,
+        )
+
+    def _suspect(self, url: str) -> None:
+        """Check the health of a server at once, after a request to it failed."""
+        server = self._servers.get(url)
+        if server is not None:
+            server.health.look()
+
+    def _moved(self, passage: _InFlightRequest) -> bool:
+        """Move a request to an untried server; False if there is none or its sequence has already started."""
+        request, assignment = passage.request, passage.assignment
+        passage.tried.add(assignment.url)
+        if assignment.sequence is not None and not self.endpoints.begins(request):
+            return False
+        try:
+            self.endpoints.move(request, assignment, self._affinity(request), passage.tried)
+        except ConchError:
+            return False
+        return True
+
+    def _may_repeat(self, request: InferRequest) -> bool:
+        """Whether a request that may have run can be sent again."""
+        return self._settings.repeat_lost and not self._decoupled and not request.correlation_id
+
+    def _ends(self, request: InferRequest) -> float | None:
+        """The deadline of a request (s, monotonic), from the configuration and the request; None without one."""
+        limits = [seconds for seconds in (self._settings.timeout, request.timeout / 1e6) if seconds]
+        return request.times.queued / 1e9 + min(limits) if limits else None

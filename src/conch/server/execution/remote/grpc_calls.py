@@ -1,0 +1,232 @@
+"""gRPC transport to another server; messages are sent as bytes, so that tensors are copied only once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from conch.config.remote import RemoteUrl
+from conch.config.schema import ModelConfig
+from conch.errors import Code, ConchError, internal, unavailable
+from conch.inference import InferRequest, InferResponse
+from conch.server.execution.remote.transport import LostError, RemoteModel, UnreachedError
+from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
+from conch.wire.grpc.parameters import ERRORS_WITH_CODES
+
+#: Timeouts for a server to end a stream after the final response (s): normally, and when the model is unloaded.
+_END_SECONDS: Final = 5.0
+_LAST_END_SECONDS: Final = 1.0
+#: Maximum number of streams that have had their final response but not ended; the oldest are cancelled.
+_MOST_ENDING: Final = 1000
+#: Number of calls from which health checks use their own connection: proxies often allow 100 or 128 streams on
+#: a connection, conch allows 1024.
+_MANY: Final = 50
+#: Start of gRPC's message for a call without a connection.
+_NO_CONNECTION: Final = "failed to connect to all addresses"
+#: Start of gRPC's message for a host without an address: before gRPC 1.75, and since.
+_NO_ADDRESS: Final = ("DNS resolution failed", "errors resolving ")
+#: Text before the cause in a message: a status and the address, which is already known.
+_BEFORE_CAUSE: Final = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?(?:Failed to connect to remote host: )?")
+#: Certificate errors of BoringSSL and of gRPC itself.
+_CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: (.+?)(?:: OK)?$|Hostname Verification Check failed")
+#: Messages for a proxy's refusals; KServe servers do not return these statuses.
+_REFUSALS: Final = {
+    grpc.StatusCode.UNAUTHENTICATED: "it wants other credentials (UNAUTHENTICATED; 'authorization_env' names them)",
+    grpc.StatusCode.PERMISSION_DENIED: "it forbids the request (PERMISSION_DENIED)",
+}
+
+
+class RemoteGrpc:
+    """A channel to one server; see :class:`conch.server.execution.remote.transport.RemoteTransport`."""
+
+    def __init__(self, url: RemoteUrl, model: RemoteModel) -> None:
+        self.on_broken: Callable[[], None] = lambda: None
+        self._url = url
+        self._model = model
+        self._channel = self._open()
+        #: Separate channel for health checks while many calls are in flight.
+        self._asking: Any = None
+        self._calls = 0
+        self._metadata = tuple(model.headers.items())
+        self._infer: Any = self._channel.unary_unary(f"{SERVICE_PATH}ModelInfer")
+        self._stream: Any = self._channel.stream_stream(f"{SERVICE_PATH}ModelStreamInfer")
+        self._loop = asyncio.get_running_loop()
+        self._watching = self._loop.create_task(self._watch())
+        self._ending: dict[asyncio.Task[None], None] = {}
+
+    def _open(self) -> Any:
+        model, url = self._model, self._url
+        options = (
+            *ANY_SIZE,
+            ("grpc.use_local_subchannel_pool", 1),  # the channel state then is that of one connection
+            ("grpc.enable_retries", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", int(model.connect_timeout * 1000)),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        )
+        if not url.is_encrypted:
+            return grpc.aio.insecure_channel(url.address, options)
+        tls = model.tls
+        credentials = grpc.ssl_channel_credentials(tls.authorities, tls.key, tls.certificate)
+        return grpc.aio.secure_channel(url.address, credentials, options)
+
+    async def check(self) -> None:
+        request = service_pb2.ModelReadyRequest(name=self._model.name, version=self._version)
+        answer = service_pb2.ModelReadyResponse.FromString(await self._ask("ModelReady", request))
+        if not answer.ready:
+            metadata = service_pb2.ModelMetadataRequest(name=self._model.name, version=self._version)
+            await self._ask("ModelMetadata", metadata)  # raises if the model does not exist
+            raise unavailable(f"model '{self._model.name}' is not ready there")
+
+    async def config(self) -> ModelConfig:
+        request = service_pb2.ModelConfigRequest(name=self._model.name, version=self._version)
+        return service_pb2.ModelConfigResponse.FromString(await self._ask("ModelConfig", request)).config
+
+    async def infer(
+        self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
+    ) -> None:
+        message = encode_request(request, self._model.name, self._model.version, streamed=self._model.decoupled)
+        self._calls += 1
+        try:
+            if self._model.decoupled:
+                await self._infer_stream(message, seconds, deliver)
+                return
+            answer = await self._infer(message, timeout=seconds, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error, self._channel) from None
+        finally:
+            self._calls -= 1
+        deliver(_decoded(answer))
+
+    async def close(self) -> None:
+        self._watching.cancel()
+        if self._ending:
+            await asyncio.wait(list(self._ending), timeout=_LAST_END_SECONDS)
+        await self._channel.close()
+        if self._asking is not None:
+            await self._asking.close()
+
+    @property
+    def _version(self) -> str:
+        return "" if self._model.version < 0 else str(self._model.version)
+
+    async def _infer_stream(
+        self, message: bytes, seconds: float | None, deliver: Callable[[InferResponse], None]
+    ) -> None:
+        async def messages() -> AsyncIterator[bytes]:
+            yield message
+
+        metadata = (*self._metadata, (ERRORS_WITH_CODES, "true"))
+        call = self._stream(messages(), timeout=seconds, metadata=metadata)
+        answered = False
+        try:
+            async for answer in call:
+                streamed = service_pb2.ModelStreamInferResponse.FromString(answer)
+                if streamed.error_message:
+                    answered = True
+                    raise ConchError(streamed.error_message, Code.UNKNOWN)  # streams have no error codes in Triton
+                response = decode_response(streamed.infer_response)
+                answered = response.final
+                deliver(response)
+                if answered:
+                    return
+        finally:
+            if answered:
+                self._let_end(call)
+            else:
+                call.cancel()  # no effect on a call that has ended
+        deliver(InferResponse())
+
+    def _let_end(self, call: Any) -> None:
+        """Wait in the background for the server to end a completed stream: Triton crashes if it is cancelled then."""
+        ending = self._loop.create_task(_end_of(call))
+        self._ending[ending] = None
+        ending.add_done_callback(lambda _: self._ending.pop(ending, None))
+        if len(self._ending) > _MOST_ENDING:
+            next(iter(self._ending)).cancel()
+
+    async def _ask(self, method: str, request: Any) -> bytes:
+        """Call a method about the model other than inference. Raises errors with messages for the operator."""
+        channel = self._channel
+        if self._calls + len(self._ending) >= _MANY:
+            channel = self._asking = self._asking or self._open()
+        call = channel.unary_unary(f"{SERVICE_PATH}{method}")
+        try:
+            answer: bytes = await call(
+                request.SerializeToString(), timeout=self._model.connect_timeout, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            status = error.code()
+            if status is grpc.StatusCode.UNIMPLEMENTED:
+                raise unavailable("it is not a server for this protocol (it does not know its methods)") from None
+            if status is grpc.StatusCode.NOT_FOUND:
+                raise unavailable(f"it has no model '{self._model.name}' ({error.details()})") from None
+            try:
+                raise self._error(error, channel)
+            except TimeoutError:
+                raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
+        return answer
+
+    def _error(self, error: Any, channel: Any) -> Exception:
+        status, details = error.code(), error.details() or ""
+        if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return TimeoutError()
+        if status is grpc.StatusCode.UNAVAILABLE:
+            if details.startswith(_NO_CONNECTION):
+                return UnreachedError(_cause(details))
+            if details.startswith(_NO_ADDRESS):
+                return UnreachedError(f"no connection: no address is known for '{self._url.host}'")
+            if channel.get_state() is not grpc.ChannelConnectivity.READY:
+                return LostError(f"the connection broke ({details})")
+        if status in _REFUSALS:
+            return unavailable(_REFUSALS[status])
+        return ConchError(details or status.name, CODES.get(status.value[0], Code.UNKNOWN))
+
+    async def _watch(self) -> None:
+        """Call ``on_broken`` when the connection breaks."""
+        ready = grpc.ChannelConnectivity.READY
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.UsageError):
+            while True:
+                state = self._channel.get_state()
+                await self._channel.wait_for_state_change(state)
+                if state is ready:
+                    self.on_broken()
+
+
+async def _end_of(call: Any) -> None:
+    """Read a stream until it ends; cancel it after a timeout."""
+    try:
+        with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(_END_SECONDS):
+                async for _ in call:
+                    pass
+    finally:
+        call.cancel()  # no effect on a call that has ended
+
+
+def _decoded(answer: bytes) -> InferResponse:
+    try:
+        response = decode_response(service_pb2.ModelInferResponse.FromString(answer))
+    except ConchError:
+        raise
+    except Exception as error:  # protobuf's error for bytes that are not a message
+        raise internal(f"the answer is not a message of the protocol: {error}") from None
+    response.final = True
+    return response
+
+
+def _cause(details: str) -> str:
+    """The reason for a failed connection: the last cause in gRPC's message."""
+    cause = details.rpartition("last error: ")[2] or details
+    certificate = _CERTIFICATE.search(cause)
+    if certificate is not None:
+        return f"its certificate is not accepted: {certificate[1] or certificate[0]}"
+    if "http1.x server" in cause:
+        return "it is not a server for this protocol (it speaks HTTP/1, so that an http:// address may be meant)"
+    return f"no connection: {_BEFORE_CAUSE.sub('', cause)}"

@@ -1,0 +1,84 @@
+"""Resources of the instances of a model version, for dispatchers that use the rate limiter.
+
+Instances are registered before their workers start, and belong to their worker until it has retired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from conch.config.schema import InstanceGroup, ModelConfig
+from conch.schedulers.rate_limiter import GLOBAL, InstanceRateLimiter, LimitedInstance, ResourceKey
+from conch.server.execution.starting import WorkerPlacement, instances_of
+from conch.server.execution.worker import SupervisedWorker
+
+
+def is_limited(config: ModelConfig) -> bool:
+    """Whether a configuration has rate limiter settings."""
+    return any(group.HasField("rate_limiter") for group in config.instance_group)
+
+
+class WorkersLimits:
+    """The rate-limited instances of a dispatcher's workers; ``granted`` is called with the instance that may run."""
+
+    def __init__(self, limiter: InstanceRateLimiter, granted: Callable[[LimitedInstance], bool]) -> None:
+        self.limiter = limiter
+        self._granted = granted
+        #: Instances of workers that are about to start.
+        self._reserved: dict[WorkerPlacement, list[LimitedInstance]] = {}
+        self._of: dict[SupervisedWorker, list[LimitedInstance]] = {}
+
+    def reserve(self, config: ModelConfig, placements: Iterable[WorkerPlacement]) -> None:
+        """Register the instances at ``placements``; raises as :meth:`InstanceRateLimiter.register` does."""
+        new = {
+            placement: [self._made(group, placement) for group in _groups_at(config, placement)]
+            for placement in placements
+        }
+        self.limiter.register([instance for instances in new.values() for instance in instances])
+        self._reserved |= new
+
+    def give_up(self, placements: Iterable[WorkerPlacement]) -> None:
+        """Unregister the instances reserved at ``placements`` after their workers failed to start."""
+        self.limiter.unregister(
+            [instance for placement in placements for instance in self._reserved.pop(placement, ())]
+        )
+
+    def assign(self, worker: SupervisedWorker) -> None:
+        """Assign the instances reserved at the placement of ``worker`` to it; called when it has started."""
+        self._of[worker] = self._reserved.pop(worker.placement)
+
+    def of(self, worker: SupervisedWorker) -> Sequence[LimitedInstance]:
+        """The instances of a worker; none once it has ended."""
+        return self._of.get(worker, ())
+
+    def forget(self, worker: SupervisedWorker) -> None:
+        """Unregister the instances of a worker that has retired; others may run now."""
+        self.limiter.unregister(self._of.pop(worker, ()))
+
+    def forget_all(self) -> None:
+        """Unregister all instances; called when all workers have ended."""
+        self.give_up(list(self._reserved))
+        for worker in list(self._of):
+            self.forget(worker)
+
+    def _made(self, group: InstanceGroup, placement: WorkerPlacement) -> LimitedInstance:
+        instance = LimitedInstance(_needs(group, placement.device), group.rate_limiter.priority, lambda: False)
+        instance.run = partial(self._granted, instance)
+        return instance
+
+
+def _groups_at(config: ModelConfig, placement: WorkerPlacement) -> list[InstanceGroup]:
+    """The group of each instance of the worker at ``placement``, or a group that differs only in its name."""
+    where = placement.kind, placement.device
+    there = [(group, one) for group, one in instances_of(config) if (one.kind, one.device) == where]
+    if placement.count == 1:
+        return [next(group for group, one in there if one.signature == placement.signature)]
+    return [group for group, _ in there]
+
+
+def _needs(group: InstanceGroup, device: int) -> dict[ResourceKey, int]:
+    return {
+        ResourceKey(GLOBAL if getattr(resource, "global") else device, resource.name): resource.count
+        for resource in group.rate_limiter.resources
+    }

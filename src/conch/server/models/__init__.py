@@ -1,0 +1,1 @@
+"""The models of a server: reading, loading, replacing, unloading and evicting them."""

@@ -1,0 +1,420 @@
+"""Turns the files of a model version into a running one: completes its configuration, starts its workers.
+
+Called by the lifecycle, on the event loop.  Whatever fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from time import monotonic_ns, time_ns
+from typing import Any, Protocol
+
+from conch.backends.table import BACKENDS, backend_of
+from conch.caching.cache import ResponseCache
+from conch.config.complete import complete_ensemble, merge_completion
+from conch.config.effects import ineffective_problems
+from conch.config.problem import refuse
+from conch.config.remote import is_remote
+from conch.config.schema import ModelConfig, copied, implementation, with_placement, without_placement
+from conch.config.signature import first_response_buckets, parameters, signature
+from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load, validate_written
+from conch.config.validate_scheduling import response_cache_problems
+from conch.repository.backends import BackendDirectories
+from conch.repository.fingerprint import ExternalFiles, take_external
+from conch.repository.identity import NO_IDENTITY, Identity
+from conch.repository.model_files import ModelFiles
+from conch.repository.naming import qualified
+from conch.schedulers.ensemble import Ensemble, Step
+from conch.schedulers.ordering import InOrder
+from conch.schedulers.rate_limiter import InstanceRateLimiter
+from conch.schedulers.sequences.scheduler import SequenceScheduler
+from conch.schedulers.sequences.states import StateTensor
+from conch.server.concurrency import gather_all
+from conch.server.execution.cache_scopes import EnsembleCacheScope, entries_of, version_identity
+from conch.server.execution.caching import CachedExecutor, repeats_of, uncached
+from conch.server.execution.dispatch import Dispatcher
+from conch.server.execution.ensemble import EnsembleExecutor
+from conch.server.execution.initial_states import read_states
+from conch.server.execution.limited import (
+    LimitedDispatcher,
+    LimitedGenerationDispatcher,
+    LimitedSequenceDispatcher,
+    LimitsResources,
+)
+from conch.server.execution.load_slots import ReleaseLoadSlot
+from conch.server.execution.remote.executor import RemoteSequences
+from conch.server.execution.remote.loading import complete_remote, make_executor
+from conch.server.execution.resources import is_limited
+from conch.server.execution.scheduling import make_scheduler, preserves_ordering
+from conch.server.execution.sequences import SequenceDispatcher
+from conch.server.execution.starting import WorkerPlacement, WorkerStarter, compare_placements, placements_of
+from conch.server.execution.worker import SupervisedWorker
+from conch.server.model import Executor, Model, origins_of
+from conch.settings import Settings, by_scope
+from conch.telemetry.statistics import ModelStatistics
+from conch.workers.host.bls import BlsServer
+from conch.workers.host.environment import Environments
+from conch.workers.host.process import WorkerProcess
+from conch.workers.host.templates import Templates
+
+LOG = logging.getLogger("conch")
+
+
+class NewStatistics(Protocol):
+    """Makes the counters of a version; see :meth:`conch.telemetry.metrics.Registry.statistics`."""
+
+    def __call__(
+        self, name: str, version: int, *, decoupled: bool = False, buckets: Iterable[float] = ()
+    ) -> ModelStatistics: ...
+
+
+class Loader:
+    """Makes :class:`Model` objects.
+
+    ``find_member`` reaches a loaded model for a step of an ensemble; ``new_statistics`` makes the
+    counters of a version as the metrics settings want them; ``models`` takes the calls of models; ``new_process`` makes
+    a worker process by its name, and by what spawns it unless that is the usual way, which is not started yet;
+    ``templates`` fork workers, if there are any; ``cache`` keeps responses of the models that enable it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        gpus: tuple[int, ...],
+        find_member: Callable[[str, int], Model],
+        new_statistics: NewStatistics,
+        models: BlsServer | None = None,
+        environments: Environments | None = None,
+        new_process: Callable[..., WorkerProcess] = WorkerProcess,
+        templates: Templates | None = None,
+        cache: ResponseCache | None = None,
+    ) -> None:
+        self._settings = settings
+        self._backends = BackendDirectories.beginning_with(settings.backend_directory)
+        self._gpus = gpus
+        self._find_member = find_member
+        self._new_statistics = new_statistics
+        self._models = models
+        self._environments = environments or Environments()
+        self._new_process = new_process
+        self._templates = templates
+        self._cache = cache
+        self._remote_sequences = RemoteSequences()
+        self._limiter = InstanceRateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None
+
+    def configure(self, files: ModelFiles) -> ModelConfig:
+        """The configuration before any backend has looked at the model.
+
+        Raises INVALID_ARG for a model without a backend and for a name that is not the directory's; where backends
+        complete nothing, also for tensors that are incomplete, and INTERNAL for a model without a configuration.
+        """
+        as_written = self._settings.disable_auto_complete_config
+        if as_written:
+            files.check_configured()
+        config = files.completed(self._gpus)
+        (validate_written if as_written else validate)(config)
+        check_directory_name(config, files.name)
+        for problem in ineffective_problems(config):
+            LOG.warning("model '%s': %s", config.name, problem.message)
+        if config.response_cache.enable and self._cache is None:
+            LOG.warning("model '%s' enables the response cache; the server has none (--cache-config)", config.name)
+        return config
+
+    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> Model:
+        """Start one version of a model that is not an ensemble.  Raises the reason why it cannot run.
+
+        ``on_stalled`` is called while a worker stands still.
+        """
+        if is_remote(config):
+            return await self._load_remote(files, version, config)
+        LOG.info("loading: %s:%d", files.key, version)
+        begun, load_time = monotonic_ns(), time_ns()
+        if config.runtime or config.backend not in BACKENDS:
+            await asyncio.to_thread(self._backends.check, config, files.directory, version)
+        starter = self._starter(files, version, config, on_stalled)
+        first: WorkerProcess | None = None
+        if self._settings.disable_auto_complete_config:
+            validate_load(config, self._gpus)
+        else:
+            first, completed = await starter.complete()
+        try:
+            if first is not None:
+                starter.config = copied(config)
+                merge_completion(starter.config, completed)
+                validate_load(starter.config, self._gpus)
+            statistics = self._new_statistics(
+                files.name,
+                version,
+                decoupled=starter.config.model_transaction_policy.decoupled,
+                buckets=first_response_buckets(starter.config),
+            )
+            states = await asyncio.to_thread(read_states, starter.config, files.directory)
+            dispatcher = self._dispatcher(starter.config, version, statistics, states)
+            labels = await asyncio.to_thread(files.labels)
+            await self._add_workers(dispatcher, starter, self._placements(starter.config), first)
+        except BaseException:
+            if first is not None:
+                first.kill()
+            raise
+        try:
+            identity = await self._identity(files, version, starter.config, load_time, dispatcher)
+            external = await asyncio.to_thread(_external_files, files, dispatcher, load_time)
+        except BaseException:
+            await dispatcher.stop(0)
+            raise
+        executor = self._behind_cache(dispatcher, identity, version, starter.config, statistics, files.namespace)
+        model = Model(
+            starter.config, version, executor, statistics, labels, namespace=files.namespace, identity=identity
+        )
+        model.external = external
+        model.cached_messages = repeats_of(executor)
+        model.tell(dispatcher.runtime_facts)
+        statistics.load_ns = monotonic_ns() - begun
+        return model
+
+    async def _load_remote(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:
+        """A model that other servers run; without their help where its configuration says all."""
+        LOG.info("loading: %s:%d", files.key, version)
+        begun = monotonic_ns()
+        if not self._settings.disable_auto_complete_config:
+            config = await complete_remote(config, files.directory)
+        validate_load(config, self._gpus)
+        decoupled = config.model_transaction_policy.decoupled
+        statistics = self._new_statistics(
+            files.name, version, decoupled=decoupled, buckets=first_response_buckets(config)
+        )
+        identity = Identity(unknown="what other servers run")
+        labels = await asyncio.to_thread(files.labels)
+        limit = self._settings.max_pending_requests
+        remote = await make_executor(
+            config, version, files.directory, statistics, limit, files.key, self._remote_sequences
+        )
+        executor = self._behind_cache(remote, identity, version, config, statistics, files.namespace)
+        model = Model(config, version, executor, statistics, labels, namespace=files.namespace, identity=identity)
+        model.cached_messages = repeats_of(executor)
+        statistics.load_ns = monotonic_ns() - begun
+        return model
+
+    def can_rescale(self, model: Model, config: ModelConfig) -> bool:
+        """Whether :meth:`rescale` can give a running version instances that the rate limiter counts, or does not."""
+        limits = self._limiter is not None and is_limited(config)
+        return isinstance(uncached(model.executor), LimitsResources) == limits
+
+    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> None:
+        """Give a running version the instances that ``config`` asks for; those that stay are not touched."""
+        changed = with_placement(model.config, config)
+        validate_load(changed, self._gpus)
+        dispatcher = uncached(model.executor)
+        assert isinstance(dispatcher, Dispatcher)
+        kept, new = compare_placements(dispatcher.placements(), self._placements(changed))
+        await self._add_workers(dispatcher, self._starter(files, model.version, changed, on_stalled), new)
+        dispatcher.keep([*kept, *new])
+        model.reconfigure(changed)
+        await dispatcher.finish_retiring()
+        model.tell(dispatcher.runtime_facts)
+
+    async def load_ensemble(
+        self,
+        files: ModelFiles,
+        version: int,
+        config: ModelConfig,
+        keys: Mapping[str, str],
+        find_members: Callable[[], Mapping[str, Model]],
+    ) -> Model:
+        """An ensemble over the loaded models that ``find_members`` returns; it has no process of its own.
+
+        ``keys`` are those of its members, by name.
+        """
+        LOG.info("loading: %s:%d", files.key, version)
+        begun, load_time = monotonic_ns(), time_ns()
+        validate_load(config, self._gpus)
+        labels = await asyncio.to_thread(files.labels)
+        identity = await self._identity(files, version, config, load_time)
+        members = find_members()  # nothing is awaited from here on, so that none of them is unloaded
+        self.check_ensemble(config, members)
+        config = copied(config)
+        complete_ensemble(config, [member.config for member in members.values()])
+        refuse(response_cache_problems(config))  # it may be decoupled, by its members
+        steps = [
+            Step(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
+            for step in config.ensemble_scheduling.step
+        ]
+        statistics = self._new_statistics(files.name, version)
+        limit = config.ensemble_scheduling.max_inflight_requests
+        if limit:
+            LOG.info("Ensemble model '%s' configured with max_inflight_requests: %d", config.name, limit)
+        find = self._find_by(keys)
+        executor = EnsembleExecutor(Ensemble(signature(config, version), steps, find, limit))
+        statistics.load_ns = monotonic_ns() - begun
+
+        def members_now() -> list[Model]:
+            return [find(step.model, step.version) for step in steps]
+
+        cached = self._behind_cache(
+            executor, identity, version, config, statistics, files.namespace, lambda: origins_of(members_now())
+        )
+        labels = {**_inherited_labels(steps, members), **labels}
+        model = Model(
+            config, version, cached, statistics, labels,
+            namespace=files.namespace, steps=keys, members=members_now, identity=identity,
+        )  # fmt: skip
+        model.cached_messages = repeats_of(cached)
+        return model
+
+    def _find_by(self, keys: Mapping[str, str]) -> Callable[[str, int], Model]:
+        """What finds the members of an ensemble by their names."""
+        if all(name == key for name, key in keys.items()):
+            return self._find_member
+        return lambda name, version: self._find_member(keys[name], version)
+
+    def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
+        """Raise INVALID_ARG unless the steps of an ensemble fit the models that they name."""
+        validate_ensemble(config, {name: member.config for name, member in members.items()})
+
+    def _dispatcher(
+        self, config: ModelConfig, version: int, statistics: ModelStatistics, states: tuple[StateTensor, ...]
+    ) -> Dispatcher:
+        limit = self._settings.max_pending_requests
+        scheduler = make_scheduler(config, signature(config, version), limit, states)
+        backend = backend_of(implementation(config), parameters(config))
+        limiter = self._limiter if is_limited(config) else None
+        if isinstance(scheduler, SequenceScheduler):
+            if limiter is not None:
+                return LimitedSequenceDispatcher(scheduler, statistics, limiter=limiter)
+            return SequenceDispatcher(scheduler, statistics)
+        make: Callable[..., Dispatcher] = Dispatcher
+        if limiter is not None:
+            limited = LimitedGenerationDispatcher if backend.generates else LimitedDispatcher
+            make = partial(limited, limiter=limiter)
+        return make(
+            scheduler,
+            statistics,
+            preserve_ordering=preserves_ordering(config) and self._cache_of(config) is None,
+            prepares=backend.prepares,
+        )
+
+    def _cache_of(self, config: ModelConfig) -> ResponseCache | None:
+        """The cache, for a model that enables it."""
+        return self._cache if config.response_cache.enable else None
+
+    async def _identity(
+        self, files: ModelFiles, version: int, config: ModelConfig, load_time: int, workers: Dispatcher | None = None
+    ) -> Identity:
+        """What the version answers from, for a cache that outlives it; empty where there is none.
+
+        A model that does not use the cache has one too, as it may be a member of an ensemble that does.
+        """
+        if self._cache is None or not self._cache.lasting:
+            return NO_IDENTITY
+        settings = self._backend_settings(config)
+        return await version_identity(files, version, without_placement(config), load_time, settings, workers)
+
+    def _behind_cache(
+        self,
+        executor: Executor,
+        identity: Identity,
+        version: int,
+        config: ModelConfig,
+        statistics: ModelStatistics,
+        namespace: str,
+        sources: Callable[[], Sequence[Model]] = tuple,
+    ) -> Executor:
+        """The executor of a version as it is, or behind the cache where the configuration enables it."""
+        cache, key = self._cache_of(config), qualified(namespace, config.name)
+        if cache is None:
+            return executor
+        scope = EnsembleCacheScope(sources, lambda found: entries_of(cache, key, version, identity, found))
+        return CachedExecutor(executor, scope, statistics, InOrder() if preserves_ordering(config) else None)
+
+    def _starter(
+        self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot
+    ) -> WorkerStarter:
+        new_process, templates = self._new_process, self._templates
+        if self._debugs(config):
+            new_process, templates = partial(self._new_process, debugged=True), None
+        return WorkerStarter(
+            files,
+            version,
+            config,
+            self._backend_settings(config),
+            self._models,
+            self._environments,
+            new_process,
+            on_stalled,
+            templates=templates,
+            warmup_limit=self._settings.max_warmup_bytes,
+        )
+
+    def _backend_settings(self, config: ModelConfig) -> dict[str, str]:
+        """The settings of ``--backend-config`` for the model's backend."""
+        scopes = by_scope(self._settings.backend_config)
+        settings: dict[str, str] = {}
+        for scope in ("", implementation(config), config.backend):
+            settings |= scopes.get(scope, {})
+        return settings
+
+    def _placements(self, config: ModelConfig) -> list[WorkerPlacement]:
+        """Where the workers go; a model that is debugged has one instance, since one can read from the terminal."""
+        placements = list(placements_of(config))
+        return placements[:1] if self._debugs(config) else placements
+
+    def _debugs(self, config: ModelConfig) -> bool:
+        return bool(self._settings.debug) and config.name == self._settings.debug
+
+    async def _add_workers(
+        self,
+        dispatcher: Dispatcher,
+        starter: WorkerStarter,
+        placements: Sequence[WorkerPlacement],
+        first: WorkerProcess | None = None,
+    ) -> None:
+        """Start a worker at each placement, all or none; ``first`` has been started and takes the first of them."""
+        limited = dispatcher if isinstance(dispatcher, LimitsResources) else None
+        if limited is not None:
+            limited.reserve(starter.config, placements)
+        try:
+            processes = await _all_or_none(
+                starter.launch(placement, None if index else first) for index, placement in enumerate(placements)
+            )
+        except BaseException:
+            if limited is not None:
+                limited.give_up(placements)
+            raise
+        for placement, process in zip(placements, processes, strict=True):
+            worker = SupervisedWorker(placement, starter.launch, dispatcher)
+            dispatcher.add(worker)
+            worker.adopt(process)
+
+
+def _external_files(files: ModelFiles, workers: Dispatcher, load_time: int) -> ExternalFiles:
+    """The files outside of the model's directory that its workers have read; blocking.
+
+    A file that changed during the load counts as changed: the workers may have read the old one.
+    """
+    paths = {Path(text) for process in workers.processes for kind, text in process.dependencies if kind == "path"}
+    found = take_external(path for path in paths if not path.is_relative_to(files.directory))
+    return {path: frozenset(stamp for stamp in stamps if stamp[1] <= load_time) for path, stamps in found.items()}
+
+
+async def _all_or_none(starts: Iterator[Coroutine[Any, Any, WorkerProcess]]) -> list[WorkerProcess]:
+    """Wait for all workers; when one cannot start, end the others and raise its reason."""
+    results = await gather_all(starts, lambda worker: worker.stop(0))
+    failure = next((result for result in results if isinstance(result, BaseException)), None)
+    workers = [result for result in results if not isinstance(result, BaseException)]
+    if failure is not None:
+        await asyncio.gather(*(worker.stop() for worker in workers))
+        raise failure
+    return workers
+
+
+def _inherited_labels(steps: list[Step], members: Mapping[str, Model]) -> dict[str, Any]:
+    return {
+        tensor: labels
+        for step in steps
+        for output, tensor in step.outputs.items()
+        if (labels := members[step.model].labels(output)) is not None
+    }

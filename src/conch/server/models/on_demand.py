@@ -1,0 +1,419 @@
+"""Loads models on demand: requests wait until their model is loaded, and idle models are evicted to make room.
+
+Owned by the server in ``--model-control-mode=on-demand``; runs on the event loop. The state machine
+:class:`conch.server.models.eviction.machine.OnDemandPlanner` makes the decisions; this module reports events to it and
+carries out its decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from conch.errors import Code, ConchError, invalid, not_found, one_line
+from conch.inference import ModelSignature
+from conch.repository.errors import NotFoundError, without_directories
+from conch.repository.names import is_directory_name
+from conch.repository.scan import ModelRepository
+from conch.server.model import Model
+from conch.server.models.eviction.capacity import Capacity
+from conch.server.models.eviction.machine import OnDemandPlanner
+from conch.server.models.eviction.vocabulary import (
+    CapacityLimits,
+    Decision,
+    Evict,
+    Footprint,
+    Load,
+    Phase,
+    ReadFootprints,
+    ResumeRequest,
+    Waiter,
+)
+from conch.server.models.footprints import LoadFootprints
+from conch.server.models.lifecycle import Lifecycle
+from conch.server.models.rollout import asked_by_model
+from conch.server.models.states import ModelTable
+from conch.settings import Settings
+from conch.telemetry.exposition import Family
+from conch.telemetry.memory import read_size, usable_memory
+from conch.telemetry.on_demand import families
+
+LOG = logging.getLogger("conch")
+
+#: Interval between measurements of the loaded models (s).
+_MEASURE_SECONDS = 5.0
+
+
+class LoadNeeded(ConchError):
+    """The model of a request is not loaded yet; the caller can wait for its load, then retry."""
+
+    def __init__(self, name: str, demand: OnDemand) -> None:
+        super().__init__(f"model '{name}' is not loaded", Code.UNAVAILABLE)
+        self._name = name
+        self._demand = demand
+
+    def then(self, proceed: Callable[[], None], *, by_model: bool = False) -> Callable[[], None]:
+        """Call ``proceed`` once when the model is loaded or its load has failed; returns a function to stop waiting.
+
+        ``proceed`` repeats the call that raised this error: during it,
+        :meth:`conch.server.core.InferenceServer.model` returns the model or raises the error of the load.
+        ``by_model``: the request comes from a model, which may itself be loading.
+        """
+        return self._demand.wait(self._name, lambda error: proceed(), by_model=by_model)
+
+    async def wait(self) -> None:
+        """Wait until the model is loaded; raises the error of a failed load."""
+        answer: asyncio.Future[ConchError | None] = asyncio.get_running_loop().create_future()
+        give_up = self._demand.wait(self._name, lambda error: None if answer.done() else answer.set_result(error))
+        try:
+            error = await answer
+        finally:
+            give_up()
+        if error is not None:
+            raise _again(error)
+
+
+class OnDemand:
+    """Loads requested models within ``limits``, and evicts idle models.
+
+    ``pinned`` models are never evicted. ``clock`` is monotonic, in seconds; it is the clock of ``Model.last_ended``.
+    """
+
+    def __init__(
+        self,
+        limits: CapacityLimits,
+        pinned: tuple[str, ...],
+        repository: ModelRepository,
+        table: ModelTable,
+        lifecycle: Lifecycle,
+        footprints: LoadFootprints,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.planner = OnDemandPlanner(limits, self, pinned)
+        self._repository = repository
+        self._table = table
+        self._lifecycle = lifecycle
+        self._footprints = footprints
+        self._clock = clock
+        #: Names of the models in the repository when it was last read.
+        self.known: frozenset[str] = frozenset()
+        #: Signatures of models when they were last loaded.
+        self._signatures: dict[str, ModelSignature] = {}
+        self._asked_by_models: set[str] = set()
+        self._verdict: tuple[str, ConchError | None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._closed = False
+        table.on_ready = self._decide  # immediate, so that waiting requests run before later requests
+
+    # Called by the server
+
+    def start(self, poll_seconds: float) -> None:
+        """Start updating the list of models (every ``poll_seconds``) and their measurements."""
+        self._run(_regularly(self.refresh, poll_seconds, "read the model repository"))
+        self._run(_regularly(self._measure, _MEASURE_SECONDS, "measure the memory of the loaded models"))
+
+    def needed(self, name: str, missing: ConchError) -> ConchError:
+        """The error for a request to a model that was not found.
+
+        It is ``missing`` if no load can help, a refusal if the request may not wait, otherwise :class:`LoadNeeded`.
+        """
+        if self._verdict is not None and self._verdict[0] == name:
+            return missing if self._verdict[1] is None else _again(self._verdict[1])
+        starting = self._table.starting
+        if starting is None or name in starting or not is_directory_name(name) or self._serves(name):
+            return missing  # a model that serves does not have the requested version
+        return self.planner.refusal(name, self._clock()) or LoadNeeded(name, self)
+
+    def wait(
+        self, name: str, proceed: Callable[[ConchError | None], None], *, by_model: bool = False
+    ) -> Callable[[], None]:
+        """Call ``proceed`` when the model serves, or with the error; returns a function to stop waiting."""
+        if by_model:
+            self._asked_by_models.add(name)
+        waiter = self.planner.ask(name, proceed, self._clock())
+        self._schedule()
+        return partial(self._withdraw, waiter)
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Load a model by name, or reload it if its files have changed.
+
+        Afterwards, the model serves files that were read after the call.
+
+        Raises INVALID_ARG for ``parameters``: an evicted model is always reloaded from the repository.
+        """
+        if parameters:
+            raise invalid(
+                f"model '{name}' is loaded on demand, from the repository alone: a configuration and files can be sent "
+                "with --model-control-mode=explicit"
+            )
+        await self._repository.aside(partial(self._repository.check_unique, name))
+        self.planner.back_off.forget(name)
+        if self._serves(name) and self.planner.phase(name) is not Phase.LEAVING:
+            await self._lifecycle.load(name)
+            self._schedule()
+            return
+        refusal = self.planner.refusal(name, self._clock())
+        if refusal is not None:
+            raise refusal
+        joined = self.planner.phase(name) is Phase.LOADING  # a load that may have read older files
+        try:
+            await LoadNeeded(name, self).wait()
+        except ConchError:
+            failed = self.planner.back_off.refusal(name, self._clock()) is not None
+            if not (joined and failed):
+                raise
+        if joined:
+            await self.load(name, parameters)
+
+    async def unload(self, name: str, dependents: bool) -> None:
+        """Unload a model by name, even if it is pinned; the next request loads it again."""
+        if self._lifecycle.is_loading(name):
+            self.planner.unloaded_early(name, self._clock())
+            self._schedule()
+        await self._lifecycle.unload(name, dependents)
+        if self.planner.phase(name) is Phase.LEAVING:
+            self._run(self._await_left(name))
+        self._schedule()
+
+    def can_serve(self, name: str) -> bool:
+        """Whether a request for a model that is not loaded would probably wait for a load."""
+        fails = self.planner.back_off.refusal(name, self._clock())
+        return not self._closed and name in self.known and fails is None
+
+    def signature(self, name: str) -> ModelSignature | None:
+        """The signature of a model when it was last loaded; None if it never was."""
+        return self._signatures.get(name)
+
+    def families(self) -> Iterable[Family]:
+        """The metric families of loading on demand."""
+        loaded = len(self.planner.residents(Phase.LOADED))
+        return families(self.planner.counts, loaded, self.planner.waiting())
+
+    async def refresh(self) -> None:
+        """Read the names of the models in the repository."""
+        self.known = frozenset(await self._repository.listed())
+
+    async def close(self) -> None:
+        """Fail waiting requests; the lifecycle ends the loads in progress."""
+        self._closed = True
+        self.planner.close("the server is stopping and loads no models", self._clock())
+        self._decide()
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Called by the state machine
+
+    def busy(self, name: str) -> bool:
+        return any(model.in_use for model in self._models(name))
+
+    def last_used(self, name: str) -> float:
+        return max((model.last_ended / 1e9 for model in self._models(name)), default=0.0)
+
+    # Makes and carries out decisions
+
+    def _schedule(self) -> None:
+        """Decide in the next event loop iteration, when the requests of current callbacks are in flight."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._decide)
+
+    def _decide(self) -> None:
+        self._scheduled = False
+        self._reconcile()
+        now = self._clock()
+        while decisions := self.planner.decide(now):
+            for decision in decisions:
+                self._carry_out(decision)
+        if warning := self.planner.thrashing.warning(now):
+            LOG.warning("%s", warning)
+        self._set_timer(now)
+        self._watch_for_idle()
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case ReadFootprints(name):
+                self._run(self._plan(name))
+            case Load():
+                self._run(self._load(decision))
+            case Evict(name, reason):
+                LOG.info("unloading '%s' %s", name, reason)
+                self._run(self._unload(name))
+            case ResumeRequest(waiter, error):
+                if not waiter.withdrawn:
+                    self._proceed(waiter, error)
+
+    def _reconcile(self) -> None:
+        """Report models to the state machine that were loaded or unloaded by other means."""
+        for name in self.planner.residents(Phase.LOADED):
+            if not self._serves(name):
+                self.planner.leaves(name)
+                self._run(self._await_left(name))
+        for name in self._table.models:
+            if self.planner.phase(name) in (None, Phase.LOADING) and self._serves(name):
+                self.planner.serves(name, self._need(name), self._clock())
+                self._signatures[name] = self._models(name)[-1].signature
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake_at = self.planner.wake_at(now)
+        if wake_at is not None and not self._closed:
+            self._timer = self._loop.call_later(max(wake_at - now, 0.0), self._decide)
+
+    def _watch_for_idle(self) -> None:
+        """Decide again when a busy model becomes idle, if another model waits for capacity."""
+        if self._watch is not None or not self.planner.blocked or self._closed:
+            return
+        loaded = (name for name in self.planner.residents(Phase.LOADED) if name not in self.planner.pinned)
+        busy = [model for name in loaded for model in self._models(name) if model.in_use]
+        if busy:
+            self._watch = self._run(self._wait_for_idle(busy))
+
+    async def _wait_for_idle(self, busy: list[Model]) -> None:
+        waiting = [self._loop.create_task(model.drain()) for model in busy]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            self._watch = None
+        self._schedule()
+
+    async def _plan(self, name: str) -> None:
+        try:
+            self.planner.planned(name, await self._footprints.of(name))
+        except NotFoundError:
+            self._asked_by_models.discard(name)
+            error = not_found(f"Request for unknown model: '{name}' is not found")
+            self.planner.unknown(name, error, self._clock())
+        except Exception as error:
+            self.planner.unreadable(name, _failure(name, error), self._clock())
+        self._schedule()
+
+    async def _load(self, load: Load) -> None:
+        asked_by_model.set(load.name in self._asked_by_models)
+        self._asked_by_models.discard(load.name)
+        try:
+            await self._lifecycle.load(load.name)
+        except Exception as error:
+            self.planner.failed(load, _failure(load.name, error), self._clock())
+        else:
+            self.planner.loaded(load)
+        self._decide()
+
+    async def _unload(self, name: str) -> None:
+        try:
+            await self._lifecycle.unload(name)
+        finally:
+            await self._await_left(name)
+
+    async def _await_left(self, name: str) -> None:
+        await self._lifecycle.retired(name)
+        self.planner.left(name)
+        self._schedule()
+
+    def _proceed(self, waiter: Waiter, error: ConchError | None) -> None:
+        """Resume a request and keep its model loaded until the request holds it."""
+        with ExitStack() as holds:
+            if error is None:
+                for model in self._models(waiter.name):
+                    holds.enter_context(model.held())
+            self._loop.call_soon(self._loop.call_soon, holds.pop_all().close)
+        self._verdict = (waiter.name, error)
+        try:
+            waiter.proceed(error)
+        except Exception:
+            LOG.exception("a request for '%s' could not go on when the model was loaded", waiter.name)
+        finally:
+            self._verdict = None
+
+    def _withdraw(self, waiter: Waiter) -> None:
+        self.planner.withdraw(waiter)
+        self._schedule()
+
+    # State of models
+
+    def _models(self, name: str) -> list[Model]:
+        model_state = self._table.models.get(name)
+        return [] if model_state is None else model_state.models()
+
+    def _serves(self, name: str) -> bool:
+        model_state = self._table.models.get(name)
+        return model_state is not None and bool(model_state.ready_versions())
+
+    def _need(self, name: str) -> Footprint:
+        """The footprint of a model that serves."""
+        return self._footprints.measured(self._models(name))
+
+    async def _measure(self) -> None:
+        await self._footprints.measure_again()
+        for name in self.planner.residents(Phase.LOADED):
+            if self._serves(name):
+                self.planner.measured(name, self._need(name).capacity)
+        self._schedule()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("loading on demand failed", exc_info=error)
+
+
+def on_demand_limits(settings: Settings) -> CapacityLimits:
+    """The capacity limits from the command line options."""
+    return CapacityLimits(
+        capacity=Capacity(settings.max_loaded_models, read_size(settings.memory_budget, usable_memory())),
+        min_loaded=settings.min_loaded_secs,
+        wait=settings.load_wait_secs,
+        waiting=settings.max_load_waiting,
+        waiting_per_model=settings.max_load_waiting_per_model,
+    )
+
+
+def _again(error: ConchError) -> ConchError:
+    """Copy an error for each caller that raises it: a traceback keeps the caller's variables alive."""
+    return ConchError(error.message, error.code, public=error.public)
+
+
+def _failure(name: str, error: Exception) -> ConchError:
+    """The error for requests after a failed load; an unexpected error is also logged."""
+    if isinstance(error, ConchError):
+        public = without_directories(error.public.strip())
+        return ConchError(error.message.strip(), Code.UNAVAILABLE, public=public)
+    LOG.error("failed to load '%s'", name, exc_info=error)
+    message = f"load failed for model '{name}': {error!r}"
+    return ConchError(message, Code.UNAVAILABLE, public=without_directories(message))
+
+
+async def _regularly(work: Callable[[], Awaitable[None]], seconds: float, what: str) -> None:
+    """Run ``work`` now and every ``seconds``; logs a failure unless it is the same as the last one."""
+    logged = ""
+    while True:
+        try:
+            await work()
+            logged = ""
+        except Exception as error:
+            reason = one_line(error)
+            if reason != logged:
+                LOG.warning("failed to %s: %s", what, reason, exc_info=not isinstance(error, ConchError | OSError))
+            logged = reason
+        await asyncio.sleep(seconds)

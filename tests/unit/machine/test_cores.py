@@ -1,0 +1,81 @@
+"""The cores that a process may use, and how instances share them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conch.machine.cores import divided, pooled, usable_cores
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+def _write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
+    assert usable_cores(tmp_path) == 8
+
+
+def test_a_quota_of_version_2_limits(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/app\n", "sys/fs/cgroup/app/cpu.max": "300000 100000\n"}
+    assert usable_cores(_write(tmp_path, files)) == 3
+
+
+def test_the_quota_of_a_group_above_limits_too(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/pod/app\n",
+        "sys/fs/cgroup/pod/app/cpu.max": "max 100000\n",
+        "sys/fs/cgroup/pod/cpu.max": "250000 100000\n",
+    }
+    assert usable_cores(_write(tmp_path, files)) == 2
+
+
+def test_in_a_container_the_group_is_the_mount_itself(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/docker/0123\n", "sys/fs/cgroup/cpu.max": "100000 100000\n"}
+    assert usable_cores(_write(tmp_path, files)) == 1
+
+
+def test_less_than_a_core_is_one(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}
+    assert usable_cores(_write(tmp_path, files)) == 1
+
+
+@pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
+def test_a_quota_of_version_1_limits(tmp_path: Path, mount: str) -> None:
+    files = {
+        "proc/self/cgroup": "5:memory:/app\n2:cpu,cpuacct:/app\n",
+        f"sys/fs/cgroup/{mount}/app/cpu.cfs_quota_us": "400000\n",
+        f"sys/fs/cgroup/{mount}/app/cpu.cfs_period_us": "100000\n",
+    }
+    assert usable_cores(_write(tmp_path, files)) == 4
+
+
+def test_version_1_without_a_quota_does_not_limit(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "1:cpu:/\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+    }
+    assert usable_cores(_write(tmp_path, files)) == 8
+
+
+def test_callers_and_the_threads_of_a_common_pool_make_the_cores() -> None:
+    for cores in (1, 2, 8):
+        for instances in range(1, cores + 1):
+            assert instances + pooled(cores, instances) - 1 == cores
+    assert pooled(2, 5) == 1
+
+
+def test_pools_of_their_own_divide_the_cores() -> None:
+    assert [divided(8, instances) for instances in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]

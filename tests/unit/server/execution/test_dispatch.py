@@ -1,0 +1,272 @@
+"""Requests and instances brought together, with workers that finish when the test says."""
+
+import asyncio
+
+import pytest
+
+from conch.errors import Code, ConchError, internal
+from conch.inference import ModelSignature
+from conch.schedulers.batching import DirectScheduler, DynamicBatcher
+from conch.schedulers.queue import RequestQueue
+from conch.server.execution import worker as instance_module
+from conch.server.execution.dispatch import Dispatcher
+from conch.server.execution.starting import WorkerPlacement
+from conch.server.execution.worker import SupervisedWorker
+from conch.telemetry.statistics import ModelStatistics
+from conch.workers.child.memory import RegionMap
+from conch.workers.child.packing import Unpacker
+from tests.unit.server.fakes import Answers, FakeWorker, make_request
+
+
+class Bench:
+    """A dispatcher over a number of fake workers."""
+
+    def __init__(self, count: int = 1, limit: int = 0, ordered: bool = False, delay: int = 0) -> None:
+        signature = ModelSignature("m", 1, 4, {}, {})
+        self.statistics = ModelStatistics("m", 1)
+        scheduler = DynamicBatcher(RequestQueue(limit=limit), signature, preferred=(4,), max_delay_us=delay)
+        self.dispatcher = Dispatcher(scheduler, self.statistics, preserve_ordering=ordered)
+        self.launches: list[FakeWorker | ConchError] = []
+        self.workers = [FakeWorker(f"m_{number}") for number in range(count)]
+        for worker in self.workers:
+            self.add(worker)
+
+    def add(self, worker: FakeWorker) -> None:
+        instance = SupervisedWorker(WorkerPlacement(worker.name, "CPU"), self.launch, self.dispatcher)  # type: ignore[arg-type]
+        self.dispatcher.add(instance)
+        instance.adopt(worker)  # type: ignore[arg-type]
+
+    async def launch(self, placement: WorkerPlacement) -> FakeWorker:
+        result = self.launches.pop(0)
+        if isinstance(result, ConchError):
+            raise result
+        return result
+
+    def submit(self, count: int = 1) -> list[Answers]:
+        answers = [Answers() for _ in range(count)]
+        for answer in answers:
+            self.dispatcher.submit(make_request(answer))
+        return answers
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_requests_of_one_round_share_a_batch() -> None:
+    bench = Bench()
+    bench.submit(3)
+    await settle()
+    assert [len(batch.requests) for batch in bench.workers[0].batches] == [3]
+    assert len(bench.statistics.queue) == 0
+
+
+async def test_next_batch_goes_to_the_worker_before_the_answers_go_out() -> None:
+    bench = Bench()
+    first = bench.submit(4)
+    await settle()
+    bench.submit(2)
+    await settle()
+    assert len(bench.statistics.queue) == 2
+    bench.workers[0].finish_batch()
+    assert [len(batch.requests) for batch in bench.workers[0].batches] == [2]
+    assert [one.finals for one in first] == [1] * 4
+
+
+async def test_free_instances_take_batches_side_by_side() -> None:
+    bench = Bench(count=2)
+    bench.submit(8)
+    await settle()
+    assert [len(worker.batches) for worker in bench.workers] == [1, 1]
+
+
+async def test_incomplete_batch_runs_after_its_delay() -> None:
+    bench = Bench(delay=1000)
+    bench.submit()
+    await settle()
+    assert bench.workers[0].batches == []
+    async with asyncio.timeout(5):
+        while not bench.workers[0].batches:
+            await asyncio.sleep(0.001)
+
+
+async def test_full_queue_refuses_at_once() -> None:
+    bench = Bench(limit=2)
+    bench.submit(2)
+    with pytest.raises(ConchError) as refused:
+        bench.submit()
+    assert refused.value.code is Code.UNAVAILABLE
+
+
+async def test_cancelled_while_waiting_never_runs_and_the_others_do() -> None:
+    bench = Bench()
+    gone, stays = Answers(), Answers()
+    request = make_request(gone)
+    bench.dispatcher.submit(request)
+    bench.dispatcher.submit(make_request(stays))
+    request.cancel()
+    await settle()
+    assert [len(batch.requests) for batch in bench.workers[0].batches] == [1]
+    bench.workers[0].finish_batch()
+    assert (gone.error is not None and gone.error.code, stays.error) == (Code.CANCELLED, None)
+
+
+async def test_dead_worker_fails_only_what_it_ran_and_the_next_one_takes_the_rest() -> None:
+    bench = Bench()
+    running = bench.submit(4)
+    await settle()
+    waiting = bench.submit(2)
+    bench.launches.append(replacement := FakeWorker("m_0"))
+    bench.workers[0].die()
+    assert not bench.dispatcher.ready
+    assert [one.error.message for one in running if one.error] == ["Stub process 'm_0' is not healthy."] * 4
+    await settle()
+    assert bench.dispatcher.ready
+    replacement.finish_batch()
+    assert [(one.finals, one.error) for one in waiting] == [(1, None)] * 2
+
+
+async def test_worker_that_cannot_come_back_fails_what_waits_and_refuses_the_rest(monkeypatch) -> None:
+    monkeypatch.setattr(instance_module, "BACK_OFF", (0.0, 0.0))
+    bench = Bench()
+    bench.launches += [internal("no"), FakeWorker("m_0")]
+    waiting = bench.submit()
+    bench.workers[0].die()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    while waiting[0].error is None:
+        await asyncio.sleep(0)
+    with pytest.raises(ConchError, match="is not healthy"):
+        bench.submit()
+    while not bench.dispatcher.ready:
+        await asyncio.sleep(0)
+    bench.submit()
+
+
+async def test_other_instances_go_on_when_one_is_lost(monkeypatch) -> None:
+    monkeypatch.setattr(instance_module, "BACK_OFF", (0.0, 60.0))
+    bench = Bench(count=2)
+    bench.launches.append(internal("no"))
+    bench.workers[0].die()
+    await settle()
+    answers = bench.submit()
+    await settle()
+    bench.workers[1].finish_batch()
+    assert (answers[0].finals, answers[0].error) == (1, None)
+    await bench.dispatcher.stop(0)
+
+
+async def test_order_is_kept_across_instances() -> None:
+    bench = Bench(count=2, ordered=True)
+    first, second = bench.submit(4), bench.submit(4)
+    await settle()
+    bench.workers[1].finish_batch()
+    assert [one.finals for one in second] == [0] * 4
+    bench.workers[0].finish_batch()
+    assert [one.finals for one in first + second] == [1] * 8
+
+
+async def test_instances_that_are_not_kept_end_and_the_others_stay() -> None:
+    bench = Bench(count=2)
+    bench.dispatcher.keep([WorkerPlacement("m_1", "CPU")])
+    await settle()
+    assert [worker.stopped for worker in bench.workers] == [True, False]
+    bench.submit()
+    await settle()
+    assert len(bench.workers[1].batches) == 1
+
+
+async def test_a_change_of_instances_lasts_until_those_that_go_have_finished_and_finalized() -> None:
+    bench = Bench(count=2)
+    idle, finalized = asyncio.Event(), asyncio.Event()
+    going = bench.workers[0]
+    going.finish = idle.wait  # type: ignore[method-assign,assignment]
+    stop = going.stop
+
+    async def stop_later(seconds: float) -> None:
+        await finalized.wait()
+        await stop(seconds)
+
+    going.stop = stop_later  # type: ignore[method-assign]
+    bench.dispatcher.keep([WorkerPlacement("m_1", "CPU")])
+    change = asyncio.create_task(bench.dispatcher.finish_retiring())
+    for event in (idle, finalized):
+        await settle()
+        assert not change.done()
+        event.set()
+    await change
+    assert going.stopped
+
+
+async def test_execution_is_counted_with_its_batch_size() -> None:
+    bench = Bench()
+    bench.submit(3)
+    await settle()
+    bench.workers[0].finish_batch()
+    assert bench.statistics.execution_count == 1
+    assert list(bench.statistics.batches) == [3]
+
+
+async def test_request_of_no_iterative_sequence_that_is_rescheduled_fails_and_the_rest_is_answered() -> None:
+    bench = Bench()
+    again, other = bench.submit(2)
+    await settle()
+    (worker,) = bench.workers
+    worker.batches[0].rescheduled = worker.batches[0].requests[:1]
+    worker.finish_batch()
+    assert again.error is not None
+    assert again.error.message.startswith("Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while")
+    assert (other.error, other.finals) == (None, 1)
+    bench.submit()
+    await settle()
+    assert len(worker.batches) == 1
+
+
+async def test_model_that_says_so_is_not_ready_and_answers_all_the_same() -> None:
+    bench = Bench(2)
+    worker = bench.workers[1]
+    assert bench.dispatcher.ready
+    for ready in (False, True):
+        assert worker.calls.handle({"op": "model_ready", "ready": ready}, Unpacker(b"", RegionMap()))
+        assert bench.dispatcher.ready is ready
+        bench.submit()
+        await settle()
+        assert worker.batches or bench.workers[0].batches
+
+
+async def test_a_worker_that_generates_takes_as_many_requests_as_it_has_slots() -> None:
+    bench = Bench(count=0)
+    bench.dispatcher = Dispatcher(DirectScheduler(RequestQueue()), bench.statistics)
+    worker = FakeWorker()
+    worker.slots = 2
+    bench.workers.append(worker)
+    bench.add(worker)
+    bench.submit(3)
+    await settle()
+    assert [len(batch.requests) for batch in worker.batches] == [1, 1]
+    worker.finish_batch()
+    await settle()
+    assert len(worker.batches) == 2
+    assert len(bench.statistics.queue) == 0
+
+
+async def test_what_a_worker_generates_is_forgotten_with_it() -> None:
+    bench = Bench()
+    bench.launches = [internal("no memory")] * 3
+    load = {
+        "running": 2,
+        "waiting": 0,
+        "used": 7,
+        "capacity": 9,
+        "bytes": 28,
+        "prompt": 3,
+        "generated": 4,
+        "preempted": 0,
+    }
+    load |= {"queries": 0, "hits": 0, "first": [], "gaps": [], "ended": []}
+    bench.dispatcher.on_progress(bench.workers[0].pid, load)
+    assert bench.statistics.snapshot()["generation"]["running"] == 2
+    bench.workers[0].die()
+    assert bench.statistics.snapshot()["generation"]["running"] == 0
+    await bench.dispatcher.stop(0)

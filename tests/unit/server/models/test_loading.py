@@ -1,0 +1,432 @@
+"""A model version from its files to its workers, with processes that answer as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from conch.caching.cache import NoEntries
+from conch.config import reading, render
+from conch.config.pbtxt import parse
+from conch.errors import ConchError, internal
+from conch.repository import model_files
+from conch.repository.fingerprint import take_external
+from conch.repository.model_files import ModelFiles, describe
+from conch.server.execution import starting
+from conch.server.model import Model
+from conch.server.models.loading import Loader
+from conch.settings import Settings
+from conch.telemetry.metrics import FIRST_RESPONSE_BUCKETS, MetricsConfig, Registry
+from conch.workers.host.liveness import Verdict
+from tests.unit.server.fakes import FakeWorker
+from tests.unit.server.loads import CONFIG, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class FakeProcess(FakeWorker):
+    """Answers what it is asked; ``failure`` is raised by ``start``, ``held`` lets it wait."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[str] = []
+        self.init: dict[str, Any] = {}
+        self.killed = False
+        self.failure: ConchError | None = None
+        self.dependencies: list[tuple[str, str]] = []
+        self.held: asyncio.Event | None = None
+        self.pid = os.getpid()
+
+    def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
+        self.init = init
+
+    async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(header["op"])
+        if header["op"] == "complete":
+            completed = parse(CONFIG, "x")
+            completed.max_batch_size = 4
+            return {"op": "completed", "config": render.to_json(completed)}
+        if self.held is not None:
+            await self.held.wait()
+        if self.failure is not None:
+            raise self.failure
+        facts = {"engine": "swan 1.0", "threads": "2"}
+        return {"op": "ready", "slots": 0, "runs_with": facts, "dependencies": self.dependencies}
+
+    def kill(self) -> None:
+        self.killed = True
+        self.alive = False
+
+    async def stop(self, seconds: float = 0.0) -> None:
+        await super().stop(seconds)
+
+
+class SharedCache:
+    """A cache that outlives its versions; notes what each version is known by."""
+
+    lasting = True
+
+    def __init__(self) -> None:
+        self.known: list[bytes] = []
+
+    def scope(self, model: str, version: int, identity: bytes) -> NoEntries:
+        self.known.append(identity)
+        return NoEntries()
+
+
+class Bench:
+    """A loader of the model in ``directory``, and the processes that it has made."""
+
+    def __init__(
+        self,
+        directory: Path,
+        text: str,
+        prepare: Callable[[FakeProcess], None] = lambda process: None,
+        cache: SharedCache | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.directory = directory / "m"
+        (self.directory / "1").mkdir(parents=True)
+        (self.directory / "config.pbtxt").write_text('name: "m" ' + text)
+        self.processes: list[FakeProcess] = []
+        self.prepare = prepare
+        find: Any = None
+        registry = Registry(MetricsConfig(histogram_latencies=True), cpu=False, gpu=False)
+        self.loader = Loader(
+            settings or Settings(),
+            (),
+            find,
+            registry.statistics,
+            new_process=self.make,
+            cache=cache,  # type: ignore[arg-type]
+        )
+
+    def make(self, name: str) -> FakeProcess:
+        process = FakeProcess(name)
+        self.processes.append(process)
+        self.prepare(process)
+        return process
+
+    @property
+    def files(self) -> ModelFiles:
+        return describe("m", self.directory)
+
+    async def load(self) -> Model:
+        return await self.loader.load(self.files, 1, self.loader.configure(self.files), lambda: None)
+
+
+async def test_worker_that_completed_the_configuration_becomes_the_first_instance(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG + "instance_group [{count: 2 kind: KIND_CPU}]")
+    model = await bench.load()
+    assert model.config.max_batch_size == 4
+    assert sorted(process.asked for process in bench.processes) == [["complete", "start"], ["start"]]
+    assert [process.name for process in bench.processes] == ["m_0_0", "m_0_1"]
+    assert model.ready
+
+
+async def test_first_responses_are_timed_for_decoupled_models_in_the_buckets_of_their_configuration(
+    tmp_path: Path,
+) -> None:
+    decoupled = CONFIG + "model_transaction_policy { decoupled: true } "
+    buckets = """model_metrics { metric_control {
+        metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+        histogram_options { buckets: [ 20, 10 ] }
+    } }"""
+    models = [
+        await Bench(tmp_path / place, text).load()
+        for place, text in [("usual", decoupled), ("own", decoupled + buckets), ("other", CONFIG)]
+    ]
+    usual, own, other = (model.statistics.first_response for model in models)
+    assert usual is not None and usual.bounds == FIRST_RESPONSE_BUCKETS
+    assert own is not None and own.bounds == (10, 20)
+    assert other is None
+
+
+@pytest.mark.parametrize(
+    ("limited", "before", "after", "can"),
+    [
+        (True, "", "rate_limiter { priority: 2 }", False),
+        (True, "rate_limiter { priority: 2 }", "", False),
+        (True, "rate_limiter { priority: 2 }", "rate_limiter { priority: 3 }", True),
+        (False, "", "rate_limiter { priority: 2 }", True),
+    ],
+)
+async def test_version_gets_other_instances_unless_the_rate_limiter_begins_or_ends_to_count_them(
+    tmp_path: Path, limited: bool, before: str, after: str, can: bool
+) -> None:
+    settings = Settings(rate_limit="execution_count" if limited else "off")
+    bench = Bench(tmp_path, f"{CONFIG} instance_group {{ count: 1 {before} }}", settings=settings)
+    model = await bench.load()
+    text = f'name: "m" {CONFIG} instance_group {{ count: 2 {after} }}'
+    (bench.directory / "config.pbtxt").write_text(text)
+    assert bench.loader.can_rescale(model, bench.loader.configure(bench.files)) is can
+    await model.stop(0)
+
+
+async def test_each_instance_says_what_it_runs_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "conch")
+    model = await Bench(tmp_path, CONFIG + "instance_group [{count: 2 kind: KIND_CPU}]").load()
+    facts = "engine swan 1.0, threads 2, device CPU, max batch size 4"
+    assert [line for line in caplog.messages if line.startswith("instance ")] == [
+        f"instance m_0_0 of 'm' version 1: {facts}",
+        f"instance m_0_1 of 'm' version 1: {facts}",
+    ]
+    assert model.statistics.snapshot()["runs_with"] == {
+        "engine": "swan 1.0", "threads": "2", "device": "CPU", "max_batch_size": "4",
+    }  # fmt: skip
+
+
+async def test_load_that_stands_still_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.0)
+    held = asyncio.Event()
+
+    def stall(process: FakeProcess) -> None:
+        process.held = held
+
+    bench = Bench(tmp_path, CONFIG, stall)
+    stalled: list[bool] = []
+    configuration = bench.loader.configure(bench.files)
+    load = bench.loader.load(bench.files, 1, configuration, lambda: stalled.append(True))
+    loading = asyncio.create_task(load)
+    await until(lambda: bench.processes and "start" in bench.processes[0].asked)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not stalled
+    bench.processes[0].verdict = Verdict(idle=starting.STALLED_SECONDS)
+    await until(lambda: stalled)
+    held.set()
+    await loading
+
+
+async def test_load_that_takes_long_says_how_far_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "conch")
+    monkeypatch.setattr(starting, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.0)
+    leave = asyncio.Event()
+    loading = asyncio.create_task(Bench(tmp_path, CONFIG, lambda process: setattr(process, "held", leave)).load())
+    await until(lambda: any("still loading 'm' version 1 after 0 s" in line for line in caplog.messages))
+    leave.set()
+    await loading
+    said = len(caplog.messages)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(caplog.messages) == said
+
+
+async def test_instance_that_cannot_start_takes_the_others_with_it(tmp_path: Path) -> None:
+    def fail_second(process: FakeProcess) -> None:
+        process.failure = internal("no memory") if process.name == "m_0_1" else None
+
+    bench = Bench(tmp_path, CONFIG + "instance_group [{count: 3 kind: KIND_CPU}]", fail_second)
+    with pytest.raises(ConchError, match="no memory"):
+        await bench.load()
+    assert [process.stopped or process.killed for process in bench.processes] == [True] * 3
+
+
+async def test_worker_is_killed_when_the_load_is_given_up_while_it_starts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG, lambda process: setattr(process, "held", asyncio.Event()))
+    loading = asyncio.create_task(bench.load())
+    await until(lambda: bench.processes and "start" in bench.processes[0].asked)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert bench.processes[0].killed
+
+
+async def test_configuration_that_cannot_run_here_ends_the_worker_that_completed_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG + "instance_group [{kind: KIND_GPU gpus: [0]}]")
+    with pytest.raises(ConchError):
+        await bench.load()
+    assert all(process.killed for process in bench.processes)
+
+
+class SlowDisk:
+    """Whoever reads a file through a module waits until the event loop lets it: if that waits, for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, file: str) -> None:
+        self._released = threading.Event()
+        self._file = file
+        monkeypatch.setattr(module, "read_small", self._read)
+
+    def _read(self, path: Path, most: int = reading.MOST_BYTES) -> bytes:
+        assert path.name != self._file or self._released.wait(30)
+        return reading.read_small(path, most)
+
+    async def release(self) -> None:
+        await asyncio.sleep(0)
+        self._released.set()
+
+
+async def test_event_loop_turns_while_a_label_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, CONFIG.replace("dims: [1]}] ", "dims: [1]}] ", 1).replace(
+        'output [{name: "y"', 'output [{name: "y" label_filename: "labels.txt"'
+    ))  # fmt: skip
+    (bench.directory / "labels.txt").write_text("cat\ndog\n")
+    disk = SlowDisk(monkeypatch, model_files, "labels.txt")
+    loading = asyncio.create_task(bench.load())
+    await disk.release()
+    assert (await loading).labels("y") == ["cat", "dog"]
+
+
+async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = CONFIG.replace('backend: "python"', 'platform: "ensemble"').replace(
+        'output [{name: "y"', 'output [{name: "y" label_filename: "labels.txt"'
+    )
+    step = '{model_name: "a" model_version: -1 input_map {key: "x" value: "x"} output_map {key: "y" value: "y"}}'
+    bench = Bench(tmp_path, f"{text} ensemble_scheduling {{step [{step}]}}")
+    (bench.directory / "labels.txt").write_text("cat\n")
+    disk = SlowDisk(monkeypatch, model_files, "labels.txt")
+    loaded = True
+
+    def find_members() -> dict[str, Model]:
+        if not loaded:
+            raise internal("a is not loaded")
+        return {}
+
+    config = bench.loader.configure(bench.files)
+    loading = asyncio.create_task(bench.loader.load_ensemble(bench.files, 1, config, {"a": "a"}, find_members))
+    await asyncio.sleep(0)
+    loaded = False
+    await disk.release()
+    with pytest.raises(ConchError, match="a is not loaded"):
+        await loading
+
+
+async def test_event_loop_turns_while_warm_up_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = 'model_warmup [{name: "s" batch_size: 1 inputs {key: "x" value {data_type: TYPE_FP32 dims: [1] '
+    bench = Bench(tmp_path, CONFIG + sample + 'input_data_file: "x.bin"}}}]')
+    (bench.directory / "warmup").mkdir()
+    (bench.directory / "warmup" / "x.bin").write_bytes(b"abcd")
+    disk = SlowDisk(monkeypatch, starting, "x.bin")
+    loading = asyncio.create_task(bench.load())
+    await disk.release()
+    await until(lambda: bench.processes[0].batches)
+    (request,) = bench.processes[0].batches[0].requests
+    assert request.inputs["x"].data == b"abcd"
+    bench.processes[0].finish_batch()
+    assert (await loading).ready
+
+
+async def test_worker_is_told_which_model_it_runs(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG + 'default_model_filename: "other.py"')
+    await bench.load()
+    init = bench.processes[0].init
+    assert init["model"]["filename"] == "other.py" and init["model"]["version"] == "1"
+    assert json.loads(init["config"])["name"] == "m"
+    assert init["backend"] == "conch.backends.python.backend:PythonBackend"
+
+
+def test_model_without_a_configuration_is_refused_where_nothing_is_completed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG)
+    (bench.directory / "config.pbtxt").unlink()
+    (bench.directory / "1" / "model.py").touch()
+    assert bench.loader.configure(bench.files).backend == "python"
+    nothing: Any = None
+    as_written = Loader(Settings(disable_auto_complete_config=True), (), nothing, nothing)
+    path = bench.directory / "config.pbtxt"
+    with pytest.raises(ConchError, match=f"^failed to open text file for read {path}: No such file or directory$"):
+        as_written.configure(bench.files)
+
+
+async def test_limit_of_an_ensemble_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scheduling = """ensemble_scheduling { max_inflight_requests: 3 step [{ model_name: "a" model_version: -1
+        input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }] }"""
+    bench = Bench(tmp_path, CONFIG.replace('backend: "python"', 'platform: "ensemble"') + scheduling)
+    member = await Bench(tmp_path / "member", CONFIG).load()
+    files = bench.files
+    with caplog.at_level(logging.INFO, logger="conch"):
+        await bench.loader.load_ensemble(files, 1, bench.loader.configure(files), {"a": "a"}, lambda: {"a": member})
+    assert "Ensemble model 'm' configured with max_inflight_requests: 3" in caplog.messages
+
+
+CACHED = CONFIG + "response_cache { enable: true } "
+REMOTE = """backend: "remote" response_cache { enable: true }
+parameters { key: "url" value { string_value: "grpc://127.0.0.1:1" } }
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }"""
+
+
+async def test_shared_cache_tells_versions_by_what_their_workers_read(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    cache = SharedCache()
+
+    def prepare(process: FakeProcess) -> None:
+        process.dependencies = [("path", str(weights))]
+
+    bench = Bench(tmp_path, CACHED, prepare, cache)
+    for content in ("old", "old", "new"):
+        weights.write_text(content)
+        await bench.load()
+    first, second, third = cache.known
+    assert first == second != third
+
+
+async def test_version_has_the_stamps_of_what_its_workers_read_elsewhere(tmp_path: Path) -> None:
+    weights, written = tmp_path / "weights", tmp_path / "written"
+    weights.write_text("x")
+
+    def prepare(process: FakeProcess) -> None:
+        written.write_text("while the model is being loaded")
+        os.utime(written, ns=(time.time_ns(), time.time_ns()))
+        inside = ("path", str(bench.directory / "adapter"))
+        process.dependencies = [("path", str(weights)), ("path", str(written)), inside, ("revision", "org/name@1")]
+
+    bench = Bench(tmp_path, CONFIG, prepare)
+    model = await bench.load()
+    assert model.external == {**take_external([weights]), written: frozenset()}
+
+
+@pytest.mark.parametrize(
+    ("text", "dependencies", "reason"),
+    [
+        (CACHED, [("unknown", "'tokenizer' of model.json")], "'tokenizer' of model.json"),
+        (CACHED, [("path", "/nonexistent")], "No such file or directory: /nonexistent"),
+        (REMOTE, [], "what other servers run"),
+    ],
+)
+async def test_version_that_depends_on_more_is_not_in_a_shared_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, dependencies: list[tuple[str, str]], reason: str
+) -> None:
+    def prepare(process: FakeProcess) -> None:
+        process.dependencies = dependencies
+
+    cache = SharedCache()
+    model = await Bench(tmp_path, text, prepare, cache).load()
+    assert not cache.known and model.cached_messages is None
+    assert [message for message in caplog.messages if message.startswith("responses of")] == [
+        "responses of 'm' version 1 are not kept in the shared response cache, as they depend on more than it can "
+        f"tell: {reason}"
+    ]
+    await model.stop(0)
+
+
+async def test_load_that_is_given_up_after_its_workers_started_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = threading.Event()
+
+    def read(*arguments: object, **options: object) -> None:
+        reading.wait(30)
+
+    monkeypatch.setattr("conch.server.execution.cache_scopes.identity_of", read)
+    bench = Bench(tmp_path, CACHED, cache=SharedCache())
+    load = asyncio.create_task(bench.load())
+    await until(lambda: bench.processes and "start" in bench.processes[0].asked)
+    load.cancel()
+    reading.set()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert not any(process.alive for process in bench.processes)
