@@ -14,10 +14,9 @@ from conch.config.pbtxt import parse
 from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.schedulers.batching import DynamicBatcher
-from conch.schedulers.ensemble import Ensemble, Step
 from conch.schedulers.queue import QueuePolicy, RequestQueue
 from conch.server.execution.dispatch import PREPARE_SECONDS, Dispatcher
-from conch.server.execution.ensemble import EnsembleExecutor
+from conch.server.execution.ensemble import Ensemble, EnsembleExecutor, Step
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model

@@ -1,7 +1,8 @@
 """Finds configurations that a server treats the same, so that only one of them is measured.
 
-Pure. Follows ``conch.server.execution.scheduling`` (the scheduler of a model and the fields that it reads) and the backends' use
-of threads. A Python model receives its configuration and may read any field, so only its scheduler fields are compared.
+Pure. Follows ``conch.server.execution.scheduling`` (the scheduler of a model and the fields that it reads) and the
+backends' use of threads. A Python model receives its configuration and may read any field, so only its scheduler fields
+are compared.
 """
 
 from __future__ import annotations

@@ -2,14 +2,338 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Protocol
 
-from conch.errors import ConchError
-from conch.inference import InferRequest
-from conch.schedulers.ensemble import Ensemble
+from conch import logs
+from conch.errors import Code, ConchError, cancelled
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.tensors import WireTensor
 from conch.workers.host.process import WorkerProcess
+
+# Runs on the event loop. The model of a step is looked up with ``find`` for every request, so that a reloaded version
+# is used from its next request on. A step runs as soon as all of its input tensors are available; independent steps
+# run at the same time. Each response of a decoupled model starts a separate *iteration* through the rest of the
+# graph. Source: Triton's ensemble scheduler.
+
+
+class Member(Protocol):
+    """A loaded model that a step runs."""
+
+    signature: ModelSignature
+
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to an active sequence."""
+
+    def run_step(self, request: InferRequest) -> None:
+        """Validate and enqueue a request; raises :class:`ConchError` if it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An ensemble step; ``inputs`` and ``outputs`` map names of the model to names of the ensemble's tensors."""
+
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+class Ensemble:
+    """A loaded ensemble; :meth:`run` runs a request.
+
+    ``most_at_once`` limits how many requests of a step are in flight for one request of the ensemble, 0 for no limit:
+    a decoupled model may respond faster than the next step runs.
+    """
+
+    def __init__(
+        self,
+        signature: ModelSignature,
+        steps: Sequence[Step],
+        find: Callable[[str, int], Member],
+        most_at_once: int = 0,
+    ) -> None:
+        self.signature = signature
+        self.steps = steps
+        self.find = find
+        self.most_at_once = most_at_once
+        self._writers = {tensor: step for step in range(len(steps)) for tensor in steps[step].outputs.values()}
+        # Precomputed, because most requests want all outputs.
+        self._all_outputs = tuple(signature.outputs)
+        self._all_needed = self._needed_steps(self._all_outputs)
+
+    def run(self, request: InferRequest) -> None:
+        """Start a request; its responses are delivered as for any model."""
+        _Run(self, request).start()
+
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to an active sequence of a step's model."""
+        try:
+            return any(self.find(step.model, step.version).continues(request) for step in self.steps)
+        except ConchError:
+            return False
+
+    def needed_steps(self, outputs: Sequence[str]) -> Sequence[int]:
+        """Return the indices of the steps on which ``outputs`` depend, in ascending order."""
+        if self._all_outputs == outputs:
+            return self._all_needed
+        return self._needed_steps(outputs)
+
+    def _needed_steps(self, outputs: Sequence[str]) -> Sequence[int]:
+        needed: set[int] = set()
+        tensors = list(outputs)
+        while tensors:
+            step = self._writers.get(tensors.pop())
+            if step is not None and step not in needed:
+                needed.add(step)
+                tensors += self.steps[step].inputs.values()
+        return sorted(needed)
+
+
+class _Iteration:
+    """The tensors of one pass through the graph; ``None`` marks a tensor that its step did not produce.
+
+    An iteration also has the tensors of its parents.
+    """
+
+    __slots__ = ("answered", "children", "parent", "started", "tensors")
+
+    def __init__(self, tensors: dict[str, WireTensor | None], parent: _Iteration | None = None) -> None:
+        self.tensors = tensors
+        self.parent = parent
+        self.children: list[_Iteration] = []
+        self.started: set[int] = set()
+        self.answered = False
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors or (self.parent is not None and self.parent.has(name))
+
+    def get(self, name: str) -> WireTensor | None:
+        if name in self.tensors:
+            return self.tensors[name]
+        return self.parent.get(name) if self.parent is not None else None
+
+    def was_started(self, step: int) -> bool:
+        return step in self.started or (self.parent is not None and self.parent.was_started(step))
+
+    def forget(self) -> None:
+        """Release all tensors and child iterations; the children refer to this iteration, which forms a cycle."""
+        self.tensors = {}
+        children, self.children = self.children, []
+        for child in children:
+            child.forget()
+
+    def family(self) -> Iterator[_Iteration]:
+        yield self
+        for child in self.children:
+            yield from child.family()
+
+
+class _Run:
+    """The execution of one ensemble request."""
+
+    def __init__(self, ensemble: Ensemble, request: InferRequest) -> None:
+        self._ensemble = ensemble
+        self._request = request
+        self._outputs = request.outputs or tuple(ensemble.signature.outputs)
+        self._steps = ensemble.needed_steps(self._outputs)
+        given: dict[str, WireTensor | None] = dict.fromkeys(ensemble.signature.inputs)
+        given.update(request.inputs)
+        self._root = _Iteration(given)
+        self._in_flight: dict[int, InferRequest] = {}
+        self._limit = ensemble.most_at_once
+        self._under_way = [0] * len(ensemble.steps)
+        self._waiting: list[deque[_Iteration]] = [deque() for _ in ensemble.steps] if self._limit else []
+        self._correlation_id = request.correlation_id
+        self._flags = request.flags
+
+    def start(self) -> None:
+        self._request.on_cancel = self._cancel
+        self._advance(self._root)
+
+    def _advance(self, changed: _Iteration) -> None:
+        """Start the steps and send the responses that new tensors in ``changed`` make possible."""
+        complete: list[_Iteration] = []
+        for iteration in list(changed.family()) if changed.children else (changed,):
+            for step in self._steps:
+                if not iteration.was_started(step) and self._is_ready(step, iteration):
+                    iteration.started.add(step)
+                    self._start(step, iteration)
+                    if self._request.finished:
+                        return
+            if not iteration.answered and all(iteration.has(name) for name in self._outputs):
+                iteration.answered = True
+                complete.append(iteration)
+        if self._request.finished:
+            return
+        for iteration in complete:
+            if iteration.parent is not None:
+                iteration.parent.children.remove(iteration)  # it is complete
+            last = iteration is complete[-1] and not self._in_flight
+            self._answer(iteration, final=last or not self._ensemble.signature.decoupled)
+        if not self._in_flight and not self._request.finished:
+            self._end()
+        if self._request.finished:
+            self._root.forget()
+
+    def _is_ready(self, step: int, iteration: _Iteration) -> bool:
+        # A loop is faster than a generator; this runs for every new tensor.
+        for tensor in self._ensemble.steps[step].inputs.values():
+            if tensor not in iteration.tensors and not iteration.has(tensor):
+                return False
+        return True
+
+    def _answer(self, iteration: _Iteration, final: bool) -> None:
+        outputs = [tensor for name in self._outputs if (tensor := iteration.get(name)) is not None]
+        if len(outputs) < len(self._outputs):
+            given = {tensor.name for tensor in outputs}
+            for name in self._outputs:
+                if name not in given:
+                    logs.verbose(1, "Composing models did not output tensor %s", name)
+        sequence: dict[str, ParameterValue] = {
+            "sequence_id": self._correlation_id,
+            "sequence_start": bool(self._flags & SEQUENCE_START),
+            "sequence_end": bool(self._flags & SEQUENCE_END),
+        }
+        self._request.answered = True
+        self._request.respond(InferResponse(outputs, final=final, parameters=sequence if outputs else None))
+
+    def _start(self, index: int, iteration: _Iteration) -> None:
+        if self._limit and self._under_way[index] >= self._limit:
+            self._waiting[index].append(iteration)
+            return
+        self._under_way[index] += 1
+        step, parent = self._ensemble.steps[index], self._request
+        try:
+            member = self._ensemble.find(step.model, step.version)
+            request = InferRequest(
+                step.model,
+                _inputs(step, iteration, member.signature),
+                lambda response: self._arrived(request, index, iteration, member.signature, response),
+                model_version=member.signature.version,
+                id=parent.id,
+                outputs=tuple(step.outputs),
+                parameters=parent.parameters,
+                correlation_id=self._correlation_id,
+                flags=self._flags,
+                priority=parent.priority,
+                timeout=parent.timeout,
+            )
+            if parent.trace is not None:
+                request.trace = parent.trace.child()
+            self._in_flight[request.serial] = request
+            if not parent.times.started:
+                parent.times.started = parent.times.queued
+            member.run_step(request)
+        except ConchError as error:
+            self._fail(error)
+
+    def _arrived(
+        self,
+        request: InferRequest,
+        index: int,
+        iteration: _Iteration,
+        signature: ModelSignature,
+        response: InferResponse,
+    ) -> None:
+        if response.final:
+            self._in_flight.pop(request.serial, None)
+            self._add_times(request)
+            self._under_way[index] -= 1
+            if self._limit and self._waiting[index] and not self._request.finished and response.error is None:
+                self._start(index, self._waiting[index].popleft())
+        if self._request.finished:
+            return
+        if response.error is not None:
+            self._fail(response.error)
+            return
+        self._take_over_sequence(response)
+        changed = iteration
+        if signature.decoupled:
+            if not response.empty:
+                changed = _Iteration({}, parent=iteration)
+                iteration.children.append(changed)
+                self._store(index, changed, response)
+        else:
+            self._store(index, changed, response)
+        self._advance(changed)
+
+    def _store(self, index: int, iteration: _Iteration, response: InferResponse) -> None:
+        given = {tensor.name: tensor for tensor in response.outputs}
+        for output, name in self._ensemble.steps[index].outputs.items():
+            tensor = given.get(output)
+            if tensor is not None:
+                tensor = WireTensor(name, tensor.datatype, tensor.shape, tensor.data)
+            iteration.tensors[name] = tensor
+
+    def _add_times(self, request: InferRequest) -> None:
+        mine, theirs = self._request.times, request.times
+        mine.compute_input += theirs.compute_input
+        mine.compute_infer += theirs.compute_infer
+        mine.compute_output += theirs.compute_output
+
+    def _take_over_sequence(self, response: InferResponse) -> None:
+        given = response.parameters
+        if "sequence_id" in given:
+            sequence = given["sequence_id"]
+            self._correlation_id = sequence if isinstance(sequence, int | str) else int(sequence)
+        for key, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
+            if key in given:
+                self._flags = self._flags | flag if given[key] else self._flags & ~flag
+
+    def _end(self) -> None:
+        """End a request that has no running steps and can start none; an error unless the ensemble is decoupled."""
+        if self._ensemble.signature.decoupled:
+            self._request.respond(InferResponse())
+            return
+        deadlock = self._request.error(
+            "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+        )
+        self._fail(deadlock)
+
+    def _fail(self, error: ConchError) -> None:
+        """Fail the request with its first error and cancel its running steps."""
+        if error.code is Code.CANCELLED:
+            self._request.fail(error)
+        else:
+            where = f"in ensemble '{self._ensemble.signature.name}', "
+            self._request.fail(ConchError(where + error.message, error.code, public=where + error.public))
+        self._give_up()
+
+    def _cancel(self, request: InferRequest) -> None:
+        request.fail(cancelled())
+        self._give_up()
+
+    def _give_up(self) -> None:
+        self._root.forget()
+        for waiting in self._waiting:
+            waiting.clear()
+        for request in list(self._in_flight.values()):
+            request.cancel()
+
+
+def _inputs(step: Step, iteration: _Iteration, member: ModelSignature) -> dict[str, WireTensor]:
+    inputs: dict[str, WireTensor] = {}
+    for name, source in step.inputs.items():
+        tensor = iteration.get(source)
+        if tensor is not None:
+            shape = _adapt(tensor.shape, member, name)
+            inputs[name] = WireTensor(name, tensor.datatype, shape, tensor.data)
+    return inputs
+
+
+def _adapt(shape: tuple[int, ...], member: ModelSignature, name: str) -> tuple[int, ...]:
+    """Add or remove a batch dimension of 1 between models with and without batching."""
+    spec = member.inputs.get(name)
+    if spec is None:
+        return shape
+    fits = len(shape) == len(spec.dims) and all(dim in (-1, given) for given, dim in zip(shape, spec.dims, strict=True))
+    if member.max_batch_size > 0:
+        return (1, *shape) if fits else shape
+    return shape[1:] if not fits and shape[:1] == (1,) else shape
 
 
 class EnsembleExecutor:

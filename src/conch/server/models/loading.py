@@ -28,7 +28,6 @@ from conch.repository.fingerprint import ExternalFiles, take_external
 from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.model_files import ModelFiles
 from conch.repository.naming import qualified
-from conch.schedulers.ensemble import Ensemble, Step
 from conch.schedulers.ordering import InOrder
 from conch.schedulers.rate_limiter import InstanceRateLimiter
 from conch.schedulers.sequences.scheduler import SequenceScheduler
@@ -37,7 +36,7 @@ from conch.server.concurrency import gather_all
 from conch.server.execution.cache_scopes import EnsembleCacheScope, entries_of, version_identity
 from conch.server.execution.caching import CachedExecutor, repeats_of, uncached
 from conch.server.execution.dispatch import Dispatcher
-from conch.server.execution.ensemble import EnsembleExecutor
+from conch.server.execution.ensemble import Ensemble, EnsembleExecutor, Step
 from conch.server.execution.initial_states import read_states
 from conch.server.execution.limited import (
     LimitedDispatcher,

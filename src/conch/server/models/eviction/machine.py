@@ -1,11 +1,11 @@
 """The state machine of on-demand loading: decides which model is loaded next and which models are evicted for it.
 
-Owned by ``conch.server.models.on_demand``, which tells it what happens and carries out what it decides.  Models are loaded in
-the order in which they were first asked for, and a model that does not fit blocks the models behind it, so none
-is overtaken for ever.  A model whose files are still being read, or that is still being unloaded, blocks no others and
-keeps its position.  A step of an ensemble that is being loaded also loads on its own if a request waits for it, so it
-does not wait for the files of the ensemble or of other steps.  Idle models are evicted, least recently used first.  If
-none is idle, the model that was loaded first is evicted after its minimum time, once its requests have ended.
+Owned by ``conch.server.models.on_demand``, which tells it what happens and carries out what it decides.  Models are
+loaded in the order in which they were first asked for, and a model that does not fit blocks the models behind it, so
+none is overtaken for ever.  A model whose files are still being read, or that is still being unloaded, blocks no others
+and keeps its position.  A step of an ensemble that is being loaded also loads on its own if a request waits for it, so
+it does not wait for the files of the ensemble or of other steps.  Idle models are evicted, least recently used first.
+If none is idle, the model that was loaded first is evicted after its minimum time, once its requests have ended.
 """
 
 from __future__ import annotations

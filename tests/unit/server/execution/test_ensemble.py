@@ -6,7 +6,7 @@ import pytest
 
 from conch.errors import Code, ConchError, invalid, not_found
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
-from conch.schedulers.ensemble import Ensemble, Step
+from conch.server.execution.ensemble import Ensemble, Step
 from conch.tensors import WireTensor
 
 
