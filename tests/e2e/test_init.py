@@ -67,7 +67,7 @@ def test_they_pass_the_check(repository: Repository) -> None:
 def test_their_tests_pass(repository: Repository) -> None:
     folder, _ = repository
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "conch.testing.pytest_plugin", "models"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conch.pytest_plugin", "models"]
     ended = subprocess.run(command, cwd=folder.parent, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "15 passed" in ended.stdout

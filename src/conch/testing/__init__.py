@@ -2,7 +2,7 @@
 
 For authors of models.  The backend's own classes run the model and the server's own code checks its requests, so a test
 sees the same errors as a client.  There is no worker, so exceptions, coverage and debuggers work as in any test.  Needs
-no test framework; ``conch.testing.pytest_plugin`` has a fixture for pytest.
+no test framework; ``conch.pytest_plugin`` has a fixture for pytest.
 """
 
 from conch.testing.loading import load

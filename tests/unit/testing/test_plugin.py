@@ -43,16 +43,16 @@ def test_models_are_finalised_after_their_test(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "model.py").write_text(MODEL)
     (tmp_path / "test_m.py").write_text(TESTS)
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "conch.testing.pytest_plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conch.pytest_plugin", "-p", "no:cacheprovider"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "2 passed" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_pytest_finds_it_by_its_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"conch": "conch.testing.pytest_plugin"}
+    assert project["entry-points"]["pytest11"] == {"conch": "conch.pytest_plugin"}
 
 
 def test_a_run_of_pytest_without_models_pays_nothing() -> None:
-    program = "import sys, conch.testing.pytest_plugin; print('numpy' in sys.modules, 'conch.testing' in sys.modules)"
+    program = "import sys, conch.pytest_plugin; print('numpy' in sys.modules, 'conch.testing' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False False\n"
