@@ -11,8 +11,8 @@ from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
-from tests.unit.server.fakes import Answers, FakeWorker, make_request
 from tests.unit.server.execution.test_dispatch import settle
+from tests.unit.server.fakes import Answers, FakeWorker, make_request
 
 
 @pytest.fixture(autouse=True)
