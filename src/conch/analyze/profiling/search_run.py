@@ -90,7 +90,7 @@ class SearchRun:
         """
         self._tell_plan()
         while (trial := self._strategy.next()) is not None:
-            if not self._fits(self._strategy.ahead):
+            if not self._next_fits():
                 ends = (
                     "The time for the search is up." if trial.finalist is None else "The time for final rounds is up."
                 )
@@ -110,11 +110,12 @@ class SearchRun:
         progress = self._pace.progress(self._strategy.expected)
         return replace(progress, left=max(0.0, min(progress.left, self._deadline - time.monotonic())))
 
-    def _fits(self, trials: Sequence[Trial]) -> bool:
-        """Return whether there is time for measurements; the first one always runs, so that there is a result."""
+    def _next_fits(self) -> bool:
+        """Return whether there is time for the next measurement and those that make it useful; the first one always runs,
+        so that there is a result."""
         if self._deadline == inf or not self._answered:
             return True
-        return self._costs.of(trials, self._loaded) <= self._deadline - time.monotonic()
+        return self._costs.of(self._strategy.ahead, self._loaded) <= self._deadline - time.monotonic()
 
     def _tell_plan(self) -> None:
         minutes = self._progress().left / 60
