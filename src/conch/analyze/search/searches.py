@@ -6,7 +6,7 @@ Pure. :mod:`conch.analyze.profiling.profile` reads the facts about the models, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from typing import Any, Final
@@ -250,7 +250,6 @@ class Search:
     models: tuple[str, ...]
     space: SearchSpace
     goals: Goals
-    facts: Mapping[str, ModelFacts] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -272,20 +271,17 @@ def searches(settings: AnalyzeSettings, facts: Mapping[str, ModelFacts]) -> list
 
 
 def _search(settings: AnalyzeSettings, names: Sequence[str], facts: Mapping[str, ModelFacts]) -> Search:
-    used = [*names, *(one for name in names for one in composing(settings, name, facts))]
-    tuned = list(dict.fromkeys(used))
-    dimensions = [one for name in tuned for one in dimensions_of(settings, facts[name])]
-    configs = {name: facts[name].config for name in tuned}
-    base = {name: changes for name in tuned if (changes := _base(settings, facts[name]))}
+    used = [model for name in names for model in composing(settings, name, facts)]
+    tuned = {name: facts[name] for name in (*names, *used)}
+    dimensions = [dimension for model in tuned.values() for dimension in dimensions_of(settings, model)]
+    base = {name: changes for name, model in tuned.items() if (changes := _base(settings, model))}
     loads = axis_of(settings, names)
-    known = {name: facts[name] for name in tuned}
-    steps = {step for name in names for step in composing(settings, name, facts)}
-    for name in set(names) - steps:
+    for name in set(names) - set(used):
         size = settings.batch_size_of(name)
         waiting = inf if loads.rates else size * max(loads.given, default=loads.most)
-        known[name] = replace(facts[name], request_batch=size, most_waiting=waiting)
-    space = SearchSpace("+".join(names), tuple(dimensions), configs, base, known)
-    return Search(tuple(names), space, settings.goals(names), known)
+        tuned[name] = replace(facts[name], request_batch=size, most_waiting=waiting)
+    space = SearchSpace("+".join(names), tuple(dimensions), tuned, base)
+    return Search(tuple(names), space, settings.goals(names))
 
 
 def dimensions_of(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimension]:

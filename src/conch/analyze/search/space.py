@@ -57,19 +57,23 @@ class Dimension:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The dimensions, and the repository's completed configurations by model.
+    """The dimensions, and facts about the models by name, which determine the choices that a server treats the same.
 
     ``name``, made of the measured models, is the prefix of the candidates' names. ``base`` are overrides that all
-    candidates have, including the default. ``facts`` about the models determine which choices a server treats the same.
+    candidates have, including the default.
     """
 
     name: str
     dimensions: tuple[Dimension, ...]
-    configs: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, ModelFacts]
     base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    facts: Mapping[str, ModelFacts] = field(default_factory=dict)
     _candidates: dict[str, Candidate] = field(default_factory=dict, compare=False)
     _known: dict[Choice, tuple[str, dict[str, Any]]] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def configs(self) -> Mapping[str, Mapping[str, Any]]:
+        """The repository's configurations, completed, by model."""
+        return {name: model.config for name, model in self.facts.items()}
 
     @property
     def default(self) -> Candidate:
@@ -145,12 +149,7 @@ class SearchSpace:
         return self._key(self._based())
 
     def _key(self, configs: Mapping[str, Mapping[str, Any]]) -> str:
-        return key(
-            {
-                model: as_served(config, self.facts.get(model) or ModelFacts(model, config))
-                for model, config in configs.items()
-            }
-        )
+        return key({model: as_served(config, self.facts[model]) for model, config in configs.items()})
 
     def parallelism(self, candidate: Candidate) -> int:
         """Return the number of concurrent inferences of a candidate: instances x batch size, of the widest model."""

@@ -20,9 +20,8 @@ from tests.unit.analyze.configs import batching_model
 
 
 def space_for(settings: AnalyzeSettings, **changes: object) -> SearchSpace:
-    config = batching_model(**changes)
-    facts = ModelFacts("m", config, threads=4)
-    return SearchSpace("m", tuple(dimensions_of(settings, facts)), {"m": config})
+    facts = ModelFacts("m", batching_model(**changes), threads=4)
+    return SearchSpace("m", tuple(dimensions_of(settings, facts)), {"m": facts})
 
 
 def test_every_candidate_is_a_valid_configuration() -> None:
