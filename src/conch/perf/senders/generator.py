@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from random import randrange
 from time import monotonic_ns, process_time
 from typing import Any, Final
@@ -38,7 +39,7 @@ from conch.perf.senders.load import ClosedLoad, OpenLoad, Sending
 from conch.perf.senders.recording import Collected
 from conch.perf.senders.records import RecordBuffer, Unfinished, join_events, read_events, read_records
 from conch.perf.senders.schedule import Schedule, share_of
-from conch.perf.spawning import start_process
+from conch.perf.spawning import end_processes, start_process
 
 #: Timeout of a sending process for a reply (s); it replies between requests.
 _PATIENCE: Final = 30.0
@@ -95,7 +96,7 @@ class Generators:
     def __init__(self, traffic: Traffic, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
-        self._processes: list[Any] = []
+        self._processes: list[SpawnProcess] = []
         #: The number of unread replies of each process.
         self._unread = [0] * count
         # Random, so that texts differ from those of earlier senders.
@@ -167,13 +168,7 @@ class Generators:
 
     def close(self) -> None:
         """End the processes and their requests."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(5.0)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
+        end_processes(self._pipes, self._processes)
 
     def _ask_all(self, question: str) -> list[Any]:
         for number, pipe in enumerate(self._pipes):

@@ -13,8 +13,9 @@ import re
 import socket
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Final
 
 import hpack
 
@@ -23,7 +24,7 @@ from conch.frontends.grpc.http2 import frames
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.generator import Generators, Traffic
 from conch.perf.senders.records import Outcome
-from conch.perf.spawning import start_process
+from conch.perf.spawning import end_processes, start_process
 
 # The server implements HTTP/1.1 with one request at a time per connection, and unary gRPC calls over HTTP/2. It runs in
 # separate processes, which end when the pipe to their parent is closed.
@@ -41,7 +42,7 @@ class NullServer:
         context = multiprocessing.get_context("spawn")
         self.port = 0
         self._pipes: list[Connection] = []
-        self._processes: list[Any] = []
+        self._processes: list[SpawnProcess] = []
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_main, args=(theirs, self.port, grpc), daemon=True)
@@ -55,13 +56,7 @@ class NullServer:
 
     def close(self) -> None:
         """End the processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(5.0)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
+        end_processes(self._pipes, self._processes)
 
 
 def _main(pipe: Connection, port: int, grpc: bool) -> None:
