@@ -56,8 +56,7 @@ def _formats(name: str, value: Any) -> tuple[str, ...]:
     """Read the formats of the reports."""
     if "pdf" in (format.strip().lower() for format in values.names(name, value)):
         raise OptionProblem(f"{name}: {NO_PDF}", name)
-    formats: tuple[str, ...] = values.some_of("html", "csv", "json")(name, value)
-    return formats
+    return tuple(values.some_of("html", "csv", "json")(name, value))
 
 
 @dataclass(frozen=True, kw_only=True)
