@@ -12,7 +12,7 @@ from conch.analyze.report.analysis import Analysis, Placed, memory_of, utilisati
 from conch.analyze.report.traits import ConfigTraits, other_changes, traits_of
 from conch.analyze.results import ModelFigures, Point
 from conch.reports.numbers import NONE, megabytes, milliseconds, significant
-from conch.reports.page import Column, Row, Table
+from conch.reports.page import Column, Row, Table, Tone
 
 STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 #: Separates the figures of several models in a cell.
@@ -28,11 +28,11 @@ def ranking_table(analysis: Analysis, placed: Sequence[Placed], *, targets: bool
     columns = _columns(analysis)
     rows = [
         Row(
-            [cell(one) for _, cell in columns],
-            "muted" if one.disturbed or not one.satisfied else "good" if one is analysis.recommended else "",
-            one.name if targets else "",
+            [cell(candidate) for _, cell in columns],
+            _tone(good=candidate is analysis.recommended, muted=candidate.disturbed or not candidate.satisfied),
+            candidate.name if targets else "",
         )
-        for one in placed
+        for candidate in placed
     ]
     return Table(
         "Configurations, the best first, each at its best load",
@@ -69,7 +69,7 @@ def _columns(analysis: Analysis) -> list[tuple[str, _Cell]]:
         ("Dynamic Batching", trait(lambda one: "Enabled" if one.batching else "Disabled")),
         *((heading, cell) for heading, cell in optional if len({cell(one) for one in analysis.placed}) > 1),
         ("Total Instance Count", trait(lambda one: one.instance_text)),
-        (level, point(lambda one: f"{one.load:g}{starred(one)}")),
+        (level, point(lambda best: f"{best.load:g}{disturbed_mark(best)}")),
         ("p99 Latency (ms)", figure(lambda one: milliseconds(one.percentiles.get(99)))),
         ("Throughput (infer/sec)", figure(lambda one: significant(one.throughput))),
         *_resources(gpus, point),
@@ -88,7 +88,7 @@ def _resources(gpus: bool, point: Callable[[Callable[[Point], str]], _Cell]) -> 
     ]
 
 
-def load_table(analysis: Analysis, one: Placed) -> Table:
+def load_table(analysis: Analysis, candidate: Placed) -> Table:
     """Return the points of a candidate, the highest load first: client latency, server stages and resources."""
     several = len(analysis.models) > 1
     gpus = analysis.has_gpus
@@ -103,10 +103,11 @@ def load_table(analysis: Analysis, one: Placed) -> Table:
         "Failed",
     ]  # fmt: skip
     rows = []
-    for point in sorted(one.result.points, key=lambda point: -point.load):
+    points = candidate.result.points
+    for point in sorted(points, key=lambda point: -point.load):
         used = point.resources
         for model, figures in point.models.items():
-            mark = starred(point) + ("†" if point.stopped else "")
+            mark = disturbed_mark(point) + ("†" if point.stopped else "")
             rows.append(
                 Row(
                     [
@@ -120,26 +121,28 @@ def load_table(analysis: Analysis, one: Placed) -> Table:
                         _hundred(utilisation_of(point)) if gpus else significant(used.cores if used else None),
                         str(figures.failed),
                     ],
-                    "bad"
-                    if figures.failed
-                    else "muted"
-                    if point.disturbed
-                    else "good"
-                    if point == one.point and one.satisfied
-                    else "",
+                    _tone(
+                        bad=bool(figures.failed),
+                        muted=point.disturbed,
+                        good=point == candidate.point and candidate.satisfied,
+                    ),
                 )
             )
     marks = [
-        *(["* other processes used the machine"] if any(point.disturbed for point in one.result.points) else []),
-        *(["† ended early, because it was clearly worse"] if any(point.stopped for point in one.result.points) else []),
+        *(["* other processes used the machine"] if any(point.disturbed for point in points) else []),
+        *(["† ended early, because it was clearly worse"] if any(point.stopped for point in points) else []),
     ]
-    caption = f"{one.name} by load" + (f" ({'; '.join(marks)})" if marks else "")
+    caption = f"{candidate.name} by load" + (f" ({'; '.join(marks)})" if marks else "")
     return Table(caption, [Column(heading, number=heading != "Model") for heading in headings], rows)
 
 
-def starred(point: Point) -> str:
+def disturbed_mark(point: Point) -> str:
     """Return an asterisk for a disturbed point."""
     return "*" if point.disturbed else ""
+
+
+def _tone(*, good: bool, muted: bool, bad: bool = False) -> Tone:
+    return "bad" if bad else "muted" if muted else "good" if good else ""
 
 
 def _hundred(share: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from conch.analyze.report.analysis import Analysis, Placed, load_text, memory_of, slowest, utilisation_of
-from conch.analyze.report.columns import STAGES, load_table, ranking_table, starred
+from conch.analyze.report.columns import STAGES, disturbed_mark, load_table, ranking_table
 from conch.analyze.report.words import doubts, headline, missing, reasons, title
 from conch.analyze.results import Point
 from conch.reports.charts import Axis, Bar, Dot, Limit, Series, bar_chart, line_chart
@@ -76,9 +76,9 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
 
 def _about_grey(analysis: Analysis) -> Iterator[str]:
     """Yield the reasons for grey rows in the ranking."""
-    if not all(measurement.satisfied for measurement in analysis.measured):
+    if not all(candidate.satisfied for candidate in analysis.measured):
         yield "Grey configurations do not keep the constraints."
-    if any(measurement.disturbed for measurement in analysis.measured):
+    if any(candidate.disturbed for candidate in analysis.measured):
         yield "Other processes used the machine while those with an asterisk were measured."
 
 
@@ -126,21 +126,21 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
     chosen = _with_default(analysis, analysis.measured[:_CURVES])
     series = [
         Series(
-            one.name,
+            candidate.name,
             [
-                Dot(point.throughput, 1e3 * figures.percentiles.get(99, 0.0), f"{point.load:g}{starred(point)}")
-                for point in sorted(one.result.points, key=lambda point: point.load)
+                Dot(point.throughput, 1e3 * figures.percentiles.get(99, 0.0), f"{point.load:g}{disturbed_mark(point)}")
+                for point in sorted(candidate.result.points, key=lambda point: point.load)
                 if (figures := slowest(point)) is not None and figures.requests
             ],
         )
-        for one in chosen
+        for candidate in chosen
     ]
     ends = "; ".join(
-        f"{one.name} reaches {significant(max(point.throughput for point in one.result.points))} infer/s"
-        for one in chosen
+        f"{candidate.name} reaches {significant(max(point.throughput for point in candidate.result.points))} infer/s"
+        for candidate in chosen
     )
     several = " of the slowest model" if len(analysis.models) > 1 else ""
-    disturbed = any(point.disturbed for one in chosen for point in one.result.points)
+    disturbed = any(point.disturbed for candidate in chosen for point in candidate.result.points)
     limits = []
     if analysis.latency_limit is not None:
         limits.append(Limit("y", 1e3 * analysis.latency_limit, f"at most {duration(analysis.latency_limit)} is wanted"))
