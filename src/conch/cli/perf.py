@@ -18,10 +18,6 @@ from conch.cli.status import INTERRUPTED
 if TYPE_CHECKING:
     from conch.perf.measured import Measured
 
-
-# Each is declared here, once; ``REFUSED`` are perf_analyzer's that are not taken, with the reason.
-
-
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 _READ: Final = click.Path(dir_okay=False, exists=True)
 

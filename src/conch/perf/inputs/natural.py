@@ -46,7 +46,10 @@ _BEGINNING: Final = re.compile(r"[A-Za-z0-9 ,']{4,}")
 
 
 def tokens_of(text: str) -> int:
-    """Estimate the tokens of a numbered text, including special tokens."""
+    """Estimate the tokens of a numbered text.
+
+    They are words and punctuation marks, 5 % more for words that tokenizers split, and two special tokens.
+    """
     return round(_SPLIT * (_words(text) - 1)) + _AROUND
 
 
@@ -67,7 +70,7 @@ def shapes_of(mix: Mix, count: int, random: Random) -> list[Shape]:
 
 
 class TextWriter:
-    """Writes texts of given lengths.
+    """Writes texts of given lengths, from the sentences on which ``conch convert`` compares variants.
 
     Each begins with a six-digit number, which senders change from request to request.
     """

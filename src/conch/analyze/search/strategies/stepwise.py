@@ -22,7 +22,6 @@ _LEADERS: Final = 4
 #: Typical number of measurements before the rounds.
 _BEFORE: Final = 3
 
-
 _T = TypeVar("_T")
 
 
