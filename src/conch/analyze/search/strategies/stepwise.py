@@ -32,7 +32,7 @@ class FinalSteps:
         self._seen, self._rounds = exploration, rounds
         self._left = self.most
         self.found: FinalRounds | None = None
-        #: The round that the next measurement begins; empty before the rounds and within one.
+        #: The round that the next measurement begins; empty before the rounds and within a round.
         self.beginning: list[Trial] = []
 
     @property
