@@ -111,8 +111,7 @@ class SearchRun:
         return replace(progress, left=max(0.0, min(progress.left, self._deadline - time.monotonic())))
 
     def _next_fits(self) -> bool:
-        """Return whether there is time for the next measurement and those that make it useful; the first one always runs,
-        so that there is a result."""
+        """Return whether the next measurement and those that make it useful fit; True for the first one."""
         if self._deadline == inf or not self._answered:
             return True
         return self._costs.of(self._strategy.ahead, self._loaded) <= self._deadline - time.monotonic()
