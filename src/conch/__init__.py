@@ -12,13 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from conch.client.client import Client
+    from conch.client.results import InferResult
+    from conch.client.service import InferenceService, ResultStream
     from conch.errors import Code, ConchError
     from conch.library.async_server import AsyncServer
     from conch.library.async_service import AsyncInferenceService, AsyncResultStream
-    from conch.library.client import Client
-    from conch.library.results import InferResult
     from conch.library.server import Server
-    from conch.library.service import InferenceService, ResultStream
     from conch.library.serving import serve
 
 __all__ = [
@@ -40,12 +40,12 @@ _MODULES = {
     "AsyncInferenceService": "conch.library.async_service",
     "AsyncResultStream": "conch.library.async_service",
     "AsyncServer": "conch.library.async_server",
-    "Client": "conch.library.client",
+    "Client": "conch.client.client",
     "Code": "conch.errors",
     "ConchError": "conch.errors",
-    "InferResult": "conch.library.results",
-    "InferenceService": "conch.library.service",
-    "ResultStream": "conch.library.service",
+    "InferResult": "conch.client.results",
+    "InferenceService": "conch.client.service",
+    "ResultStream": "conch.client.service",
     "Server": "conch.library.server",
     "serve": "conch.library.serving",
 }

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from conch.client.client import Client
 from conch.errors import ConchError
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
-from conch.library.client import Client
 from conch.library.server import Server
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from conch.app import Application
+from conch.client.client import Client
 from conch.errors import ConchError
 from conch.inference import InferResponse
-from conch.library.client import Client
 from conch.library.server import Server
 from conch.tensors import WireTensor
 from tests.simulation.connection import OnResponse

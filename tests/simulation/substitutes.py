@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from conch import app
+from conch.client import connection as client_connection
 from conch.frontends.budget import ByteBudget
-from conch.library import async_server, http_connection
+from conch.library import async_server
 from conch.library import server as library_server
 from conch.machine.process_memory import ProcessMemory
 from conch.repository.stores import copies, pool, s3, transfer
@@ -83,9 +84,9 @@ def substituted(simulation: Simulation) -> Iterator[None]:
             (ByteBudget, "of", new_budget),
             (async_server, "Application", lambda settings: running(simulation.application)),
             (library_server, "LoopThread", partial(SimulatedLoopThread, loop)),
-            (http_connection, "getaddrinfo", simulation.sockets.getaddrinfo),
-            (http_connection, "create_connection", simulation.sockets.create_connection),
-            (http_connection, "select", simulation.sockets),
+            (client_connection, "getaddrinfo", simulation.sockets.getaddrinfo),
+            (client_connection, "create_connection", simulation.sockets.create_connection),
+            (client_connection, "select", simulation.sockets),
             (app, "Registry", new_registry),
             (app, "heap_trimmer", lambda: None),
             (app, "remove_orphans", lambda: []),

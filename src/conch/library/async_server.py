@@ -13,14 +13,14 @@ from typing import Any, Self
 
 from conch import logs
 from conch.app import Application
+from conch.client.deadline import Deadline
+from conch.client.requests import OutgoingRequest, version_number
+from conch.client.results import InferResult
 from conch.errors import ConchError, unavailable, unsupported
 from conch.inference import ModelSignature
 from conch.library import inprocess
 from conch.library.async_service import AsyncInferenceService, AsyncResultStream
-from conch.library.deadline import Deadline
 from conch.library.flags import plan
-from conch.library.requests import OutgoingRequest, version_number
-from conch.library.results import InferResult
 from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
 from conch.server.model import Model

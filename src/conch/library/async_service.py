@@ -12,16 +12,16 @@ from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
-from conch.inference import ModelSignature, ParameterValue
-from conch.library.deadline import Deadline
-from conch.library.requests import (
+from conch.client.deadline import Deadline
+from conch.client.requests import (
     OutgoingRequest,
     generate_request,
     infer_request,
     single_response,
     version_number,
 )
-from conch.library.results import InferResult
+from conch.client.results import InferResult
+from conch.inference import ModelSignature, ParameterValue
 
 
 class AsyncResultStream(AsyncIterator[InferResult]):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from conch.client.requests import OutgoingRequest
+from conch.client.results import InferResult
+from conch.client.values import decode
 from conch.errors import ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse
 from conch.library.async_service import AsyncResultStream
-from conch.library.requests import OutgoingRequest
-from conch.library.results import InferResult
-from conch.library.values import decode
 from conch.server.model import Model
 
 #: Maximum size of unread responses before their request is cancelled, as over gRPC (bytes).

@@ -12,16 +12,16 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from conch.client.deadline import Deadline
+from conch.client.requests import OutgoingRequest
+from conch.client.results import InferResult
+from conch.client.service import InferenceService, RequestTarget, ResultStream
 from conch.errors import ConchError, unavailable
 from conch.inference import ModelSignature
 from conch.library import inprocess
 from conch.library.async_server import AsyncServer
-from conch.library.deadline import Deadline
 from conch.library.inprocess import HeldModel, LocalStream
 from conch.library.loop_thread import LoopThread
-from conch.library.requests import OutgoingRequest
-from conch.library.results import InferResult
-from conch.library.service import InferenceService, RequestTarget, ResultStream
 
 T = TypeVar("T")
 

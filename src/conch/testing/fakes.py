@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from conch.backends.python.errors import TritonModelException
+from conch.client.values import decode
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
-from conch.library.values import decode
 from conch.testing.tensors import to_tensor
 
 #: Takes inputs as arrays by name; returns outputs by name, or any number of such mappings, as a decoupled model does.

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from conch.client.values import decode
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
-from conch.library.values import decode
 from conch.repository.model_files import ModelFiles
 from conch.tensors import format_shape
 from conch.testing.fakes import FakeModel

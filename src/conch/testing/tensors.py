@@ -9,8 +9,8 @@ import numpy as np
 
 from conch.backends.python import strings
 from conch.backends.python.datatypes import DATATYPE
+from conch.client.values import encode_inputs
 from conch.inference import ModelSignature
-from conch.library.values import encode_inputs
 from conch.tensors import WireTensor
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import conch
-from conch.library.deadline import Deadline
+from conch.client.deadline import Deadline
+from conch.client.service import RequestTarget
 from conch.library.loop_thread import LoopThread
-from conch.library.service import RequestTarget
 from conch.server.models.rollout import Rollout
 from tests.models import build, write
 

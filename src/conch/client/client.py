@@ -10,17 +10,17 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
+from conch.client.deadline import Deadline
+from conch.client.grpc import GrpcTransport
+from conch.client.http import HttpTransport
+from conch.client.requests import OutgoingRequest, version_number
+from conch.client.results import InferResult
+from conch.client.service import InferenceService, RequestTarget, ResultStream
+from conch.client.transport import TlsFiles, Transport
 from conch.config import render
 from conch.config.signature import signature as signature_of
 from conch.errors import Code, ConchError, invalid
 from conch.inference import ModelSignature
-from conch.library.deadline import Deadline
-from conch.library.grpc_transport import GrpcTransport
-from conch.library.http_transport import HttpTransport
-from conch.library.requests import OutgoingRequest, version_number
-from conch.library.results import InferResult
-from conch.library.service import InferenceService, RequestTarget, ResultStream
-from conch.library.transport import TlsFiles, Transport
 
 #: How long the inputs and outputs of a model are cached (s).
 _SIGNATURE_SECONDS: Final = 2.0

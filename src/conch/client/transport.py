@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from conch.client.deadline import Deadline
+from conch.client.requests import OutgoingRequest
+from conch.client.results import InferResult
+from conch.client.service import ResultStream
 from conch.config.schema import ModelConfig
-from conch.library.deadline import Deadline
-from conch.library.requests import OutgoingRequest
-from conch.library.results import InferResult
-from conch.library.service import ResultStream
 
 
 class TlsFiles(NamedTuple):

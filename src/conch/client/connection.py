@@ -14,7 +14,7 @@ from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection, HTTPResponse
 from socket import IPPROTO_TCP, SHUT_RDWR, SOCK_STREAM, TCP_NODELAY, create_connection, getaddrinfo, socket
 from typing import Any
 
-from conch.library.deadline import NO_DEADLINE
+from conch.client.deadline import NO_DEADLINE
 
 
 class FinalResponse(HTTPResponse):

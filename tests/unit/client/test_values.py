@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conch.client.values import decode, encode_inputs, from_values
 from conch.errors import Code, ConchError
 from conch.inference import ModelSignature, TensorSpec
-from conch.library.values import decode, encode_inputs, from_values
 from conch.tensors import WireTensor, split_bytes
 
 

@@ -12,14 +12,14 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from conch.addresses import host_and_port
+from conch.client.deadline import Deadline
+from conch.client.requests import OutgoingRequest
+from conch.client.results import InferResult
+from conch.client.service import ResultStream
+from conch.client.transport import TlsFiles
+from conch.client.values import decode
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, invalid, unavailable
-from conch.library.deadline import Deadline
-from conch.library.requests import OutgoingRequest
-from conch.library.results import InferResult
-from conch.library.service import ResultStream
-from conch.library.transport import TlsFiles
-from conch.library.values import decode
 from conch.tensors import WireTensor
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, write_parameters
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES, FINAL_RESPONSE

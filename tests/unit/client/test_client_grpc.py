@@ -13,14 +13,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from conch.client import grpc as client_grpc
+from conch.client.client import Client
+from conch.client.grpc import GrpcTransport
+from conch.client.requests import OutgoingRequest
+from conch.client.service import ResultStream
 from conch.errors import Code, ConchError
 from conch.inference import ModelSignature
-from conch.library import grpc_transport
-from conch.library.client import Client
-from conch.library.grpc_transport import GrpcTransport
-from conch.library.requests import OutgoingRequest
-from conch.library.service import ResultStream
-from tests.unit.library.test_http_transport import HEALTH, WITH_TIMEOUT
+from tests.unit.client.test_client_http import HEALTH, WITH_TIMEOUT
 
 REQUEST = OutgoingRequest(ModelSignature("m", 1, 0, {}, {}, decoupled=True), -1, {})
 
@@ -110,7 +110,7 @@ def test_a_stream_whose_error_has_come_is_ended_by_the_server() -> None:
 
 
 def test_a_stream_that_goes_on_after_its_error_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "_END_SECONDS", 0.05)
+    monkeypatch.setattr(client_grpc, "_END_SECONDS", 0.05)
     service = FakeService(60)
     with streamed(service) as stream:
         with pytest.raises(ConchError, match="negative"):

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from conch.client.deadline import NO_DEADLINE, Deadline
+from conch.client.values import encode_inputs
 from conch.errors import ConchError, invalid, unsupported
 from conch.inference import SEQUENCE_END, SEQUENCE_START, ModelSignature, ParameterValue
-from conch.library.deadline import NO_DEADLINE, Deadline
-from conch.library.values import encode_inputs
 from conch.tensors import WireTensor
 
 #: Names with another meaning in the protocols; most are separate arguments.

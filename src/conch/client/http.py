@@ -18,17 +18,17 @@ from urllib.parse import quote
 
 import numpy as np
 
+from conch.client.connection import DeadlineConnection
+from conch.client.deadline import Deadline
+from conch.client.requests import OutgoingRequest
+from conch.client.results import InferResult
+from conch.client.service import ResultStream
+from conch.client.transport import TlsFiles
+from conch.client.values import decode, from_values
 from conch.config import render
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, internal, invalid, unavailable, unsupported
 from conch.inference import TensorSpec
-from conch.library.deadline import Deadline
-from conch.library.http_connection import DeadlineConnection
-from conch.library.requests import OutgoingRequest
-from conch.library.results import InferResult
-from conch.library.service import ResultStream
-from conch.library.transport import TlsFiles
-from conch.library.values import decode, from_values
 from conch.tensors import WireTensor
 from conch.wire.json.generate import deduced_shape
 from conch.wire.json.outgoing import CODES, model_path, request_document
