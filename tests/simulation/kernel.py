@@ -260,6 +260,7 @@ class _Popen:
         **options: Any,
     ) -> None:
         self._kernel = kernel
+        kernel.close(kernel.install(_PipeEnd()))  # for the error of a program that cannot start
         self.stdin: Any = None
         if stdin == subprocess.PIPE:
             fd = kernel.install(_PipeEnd())
