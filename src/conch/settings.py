@@ -1,6 +1,6 @@
 """All options of the server, each declared once: name, type, default, help.
 
-The command line, the documentation and the server read these declarations.  ``Settings`` holds the options of a server;
+The command line, the documentation and the server read these declarations. ``Settings`` holds the options of a server;
 it is validated on creation, so that contradictory settings cannot exist.
 """
 # ruff: noqa: RUF009 (``option`` is ``dataclasses.field``, with names for its metadata)
@@ -68,7 +68,7 @@ _TRITONS: Final = "it is for tritonserver alone"
 def option(default: Any, group: str, help: str, *, common: bool = False, no_effect: str = "") -> Any:
     """Declare an option; an option with a tuple as default is repeatable.
 
-    ``common`` options come first in the help.  An option with ``no_effect`` is checked but ignored, for that reason.
+    ``common`` options come first in the help. An option with ``no_effect`` is checked but ignored, for that reason.
     """
     return field(default=default, metadata={"group": group, "help": help, "common": common, "no_effect": no_effect})
 
@@ -79,7 +79,7 @@ def _ignored(default: Any = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The server's options, with defaults for those not given.  Raises INVALID_ARG for contradictory options."""
+    """The server's options, with defaults for those not given. Raises INVALID_ARG for contradictory options."""
 
     # fmt: off
     model_repository: tuple[str, ...] = option(

@@ -1,7 +1,7 @@
 """Checks a request against its model before it is scheduled.
 
-The server calls it for every request of every front end.  The order and the messages of the checks are Triton's, so
-that clients see the same errors.
+The server calls it for every request of every front end. The order and the messages of the checks are Triton's, so that
+clients see the same errors.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _batch_size(signature: ModelSignature, request: InferRequest) -> int:
             batch = tensor.shape[0]
         elif tensor.shape[0] != batch:
             raise request.error(f"input '{name}' batch size does not match other inputs for '{signature.name}'")
-    # A batch of 0 counts as 1, which its data then does not fill.
+    # A batch of 0 counts as 1; the check of the data size then fails.
     batch = batch or 1
     if batch > signature.max_batch_size:
         raise request.error(

@@ -55,8 +55,8 @@ class LimitedInstance:
 class InstanceRateLimiter:
     """The resources of a server and the instances that wait for them.
 
-    ``given`` are the amounts of the resources; without any, the amount of each resource is the largest need of any
-    instance.
+    ``given`` are the amounts of the resources; without any, the amount of each resource is the largest amount that an
+    instance needs.
     """
 
     def __init__(self, given: Iterable[Resource] = ()) -> None:
@@ -89,7 +89,7 @@ class InstanceRateLimiter:
         self.attempt()
 
     def stage(self, instance: LimitedInstance) -> None:
-        """Mark an instance as having work; :meth:`attempt` calls it in its turn."""
+        """Mark an instance as having work; :meth:`attempt` runs it in order."""
         instance.staged = True
         self._staged.add(instance)
 

@@ -1,7 +1,7 @@
-"""The server as its models see it: they call, load and unload each other (BLS).
+"""Business logic scripting (BLS): inference requests, loads and unloads that models request of the server.
 
-Requests of models, like those of ensembles, are accepted while the server stops too, since a client's request waits for
-them.  Runs on the event loop.
+Requests from models are also accepted while the server stops, because the request of a client may depend on them. Runs
+on the event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conch.server.models.rollout import asked_by_model
 
 
 class ModelControl(Protocol):
-    """What finds, loads and unloads models: :class:`conch.server.core.InferenceServer`."""
+    """The interface that finds, loads and unloads models; see :class:`conch.server.core.InferenceServer`."""
 
     def model(self, name: str, version: int = -1) -> Model: ...
 
@@ -30,11 +30,11 @@ class ModelControl(Protocol):
 
 
 class BlsModels:
-    """Finds, loads and unloads models for models; see :class:`conch.workers.host.bls.BlsServer`."""
+    """Serves the BLS calls of models; see :class:`conch.workers.host.bls.BlsServer`."""
 
     def __init__(self, control: ModelControl) -> None:
         self._control = control
-        #: The models that are being loaded at the request of one that is being loaded itself: that one, by their name.
+        #: Loads that a model requested during its own load: the requesting model, by the name of the requested one.
         self._requesters: dict[str, str] = {}
 
     def infer(self, request: InferRequest, decoupled: bool) -> None:
@@ -64,7 +64,7 @@ class BlsModels:
             try:
                 self.infer(request, decoupled)
             except ConchError as error:
-                request.on_response = on_response  # a request that was refused has let go of it
+                request.on_response = on_response  # released when the request was refused
                 request.fail(error)
 
         give_up = needed.then(proceed, by_model=True)
@@ -88,7 +88,11 @@ class BlsModels:
 
     @contextmanager
     def _requested_by(self, name: str, starting: str) -> Iterator[None]:
-        """Refuse to load what the load of ``starting`` would wait for while it waits for ``starting``."""
+        """Record, during the block, that the load of ``starting`` waits for the load of ``name``.
+
+        Raises INVALID_ARG if the load of ``name`` already waits for ``starting``, directly or indirectly. ``starting``
+        is empty if the caller is not loading.
+        """
         requester = starting
         while requester:
             if requester == name:

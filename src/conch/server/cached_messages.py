@@ -1,7 +1,7 @@
-"""Answers messages that were answered from the response cache before with the same bytes, without decoding them.
+"""Responds to repeated request messages from the response cache, without decoding them.
 
-Front ends ask it, where a model has one: a message says all that its request has, so the same message again is the same
-request.  What was sent is kept beside the response and goes when that goes.  Lives on the event loop.
+Front ends look up each message, if the model has this cache: identical messages are identical requests. Encoded
+responses are stored with their cache entry and removed with it. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from conch.caching.local import LocalScope
 from conch.inference import InferRequest
 from conch.telemetry.statistics import ModelStatistics
 
-#: Larger messages are not kept: going through them takes longer than what is saved.
+#: Maximum message size (bytes): for larger messages, the lookup takes longer than it saves.
 MOST_MESSAGE_BYTES: Final = 4 << 10
-#: About what a message and an answer take besides their bytes.
+#: Approximate memory overhead of a message and its encoded response (bytes).
 _OVERHEAD: Final = 500
 
 
 class CachedMessages:
-    """What was sent in answer to messages for one model version; ``scope`` gives the entries that count now."""
+    """Encoded responses of a model version by request message; ``scope`` returns the current cache scope."""
 
     def __init__(self, scope: Callable[[], LocalScope], statistics: ModelStatistics) -> None:
         self._scope = scope
         self._statistics = statistics
 
     def answer_to(self, message: Hashable) -> object | None:
-        """What :meth:`keep` was given for the same message, which counts as a hit of the cache; None for none."""
+        """Return the encoded response to an identical earlier message and record a cache hit; None if there is none."""
         begun = monotonic_ns()
         answer = self._scope().answer_to(message)
         if answer is not None:
@@ -38,9 +38,9 @@ class CachedMessages:
         return answer
 
     def keep(self, request: InferRequest, message: Hashable, answer: object, size: int) -> None:
-        """Keep ``answer``, of ``size`` bytes with its message, if the cache answered ``request``.
+        """Store ``answer``, an encoded response, if the response cache responded to ``request``.
 
-        One with an id of its own is not sent again.
+        ``size`` is that of the response and its message (bytes). Requests with an ID are skipped.
         """
         entry = request.times.entry
         if isinstance(entry, CachedResponse) and not request.id:

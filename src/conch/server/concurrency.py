@@ -1,4 +1,4 @@
-"""Runs coroutines concurrently, and cleans up after cancellation and errors.  Runs on the event loop."""
+"""Runs coroutines concurrently, and cleans up after cancellation and errors. Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ T = TypeVar("T")
 async def gather_all(
     starts: Iterable[Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[object]]
 ) -> list[T | BaseException]:
-    """The results or errors of all, in their order; when this is cancelled, those that have a result are undone."""
+    """Run coroutines concurrently; return their results or errors in order.
+
+    If this call is cancelled, calls ``undo`` for the results of coroutines that completed all the same.
+    """
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
         return await asyncio.gather(*tasks, return_exceptions=True)
@@ -26,7 +29,7 @@ async def gather_all(
 
 
 async def end_all(what: str, *endings: Awaitable[object]) -> None:
-    """Wait for all ``endings``.  Logs each error as a failure to do ``what`` instead of raising it."""
+    """Wait for all ``endings``; log each error as a failure to ``what`` instead of raising it."""
     for result in await asyncio.gather(*endings, return_exceptions=True):
         if isinstance(result, Exception):
             LOG.error("failed to %s", what, exc_info=result)

@@ -1,6 +1,6 @@
-"""The server as its front ends see it: finds models, tells their state, loads and unloads them.
+"""The server behind the front ends: finds models, reports their state, loads and unloads them.
 
-Knows no protocol and opens no port.  Runs on the event loop.
+Independent of protocols and ports. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LOG = logging.getLogger("conch")
 
 
 class InferenceServer:
-    """One server: its settings, its models, its metrics."""
+    """A server: its settings, models and metrics."""
 
     def __init__(self, settings: Settings, repository: ModelRepository, registry: Registry, tracing: Tracing) -> None:
         self.settings = settings
@@ -120,17 +120,20 @@ class InferenceServer:
 
     @property
     def ready(self) -> bool:
-        """Whether the models that should be there can be used."""
+        """Whether startup is complete, the server is not stopping and, with strict readiness, the models are ready."""
         if not self._initialised or self.exiting:
             return False
         if not self.settings.strict_readiness:
             return True
-        if self._on_demand is not None:  # others come and go
+        if self._on_demand is not None:  # other models are evicted when idle
             return self._table.ready_names(self.settings.load_model)
         return self._table.all_ready()
 
     def in_flight(self, names: Collection[str] = ()) -> int:
-        """How many requests of these models wait or run; without names of all, and an ensemble's beside its steps."""
+        """Return the number of in-flight requests of the models ``names``, or of all models.
+
+        A request of an ensemble counts in addition to the requests of its steps.
+        """
         return sum(model.in_flight for model in self._table.loaded() if not names or model.name in names)
 
     @property
@@ -139,7 +142,7 @@ class InferenceServer:
         return self._on_demand is not None
 
     def metadata(self) -> dict[str, Any]:
-        """The body of ``GET /v2``; ``version`` is that of the Triton whose behaviour the server keeps."""
+        """Return the body of ``GET /v2``; ``version`` is the compatible version of Triton."""
         return {
             "name": self.settings.id,
             "version": SERVER_VERSION,
@@ -148,9 +151,9 @@ class InferenceServer:
         }
 
     def model(self, name: str, version: int = -1) -> Model:
-        """A model that serves; raises NOT_FOUND or UNAVAILABLE for one that does not.
+        """Return a model that serves. Raises NOT_FOUND or UNAVAILABLE if it does not.
 
-        In on-demand mode, what is raised may be :class:`LoadNeeded`, with which the request waits for the model.
+        In on-demand mode, the error may be :class:`LoadNeeded`, with which the caller can wait for the model.
         """
         try:
             return self._table.named(name, version)
@@ -160,11 +163,11 @@ class InferenceServer:
             raise self._on_demand.needed(name, missing) from None
 
     def versions_of(self, name: str) -> list[Model]:
-        """The versions of a model that serve; none for one that does not."""
+        """Return the versions of a model that serve; empty if none does."""
         return [model for model in self._table.loaded() if model.name == name]
 
     async def loaded_model(self, name: str, version: int = -1) -> Model:
-        """A model that serves, for which the caller waits while it is loaded on demand."""
+        """Return a model that serves; waits for its load in on-demand mode."""
         while True:
             try:
                 return self.model(name, version)
@@ -172,7 +175,7 @@ class InferenceServer:
                 await needed.wait()
 
     def model_metadata(self, name: str, version: int = -1) -> dict[str, Any]:
-        """The body of ``GET /v2/models/<name>``: with all versions that are ready unless one is named."""
+        """Return the body of ``GET /v2/models/<name>``, with all ready versions unless ``version`` is given."""
         model = self.model(name, version)
         metadata = model.metadata
         if version == -1:
@@ -180,7 +183,7 @@ class InferenceServer:
         return metadata
 
     def model_ready(self, name: str, version: int = -1) -> bool:
-        """Whether requests to the model can run now, or when it has been loaded on demand; False for an unknown one."""
+        """Whether requests to a model can run now, or after a load on demand; False for an unknown model."""
         try:
             return self._table.is_ready(self._table.named(name, version))
         except ConchError as missing:
@@ -191,14 +194,14 @@ class InferenceServer:
         return demand is not None and demand.can_serve(name) and isinstance(demand.needed(name, missing), LoadNeeded)
 
     async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
-        """One entry per version, by name and version; a directory that was never loaded has its name alone."""
+        """Return the repository index: an entry per version, in order; only the name if a model was never loaded."""
         directories = [] if ready_only else await self.repository.listed()
         if self._on_demand is not None and not ready_only:
             self._on_demand.known = frozenset(directories)
         return self._table.index(directories, ready_only)
 
     async def public_index(self, ready_only: bool = False) -> list[dict[str, str]]:
-        """The index for clients of other processes, with reasons that do not name directories of this machine."""
+        """Return the index for clients in other processes; its reasons omit directories of this machine."""
         entries = await self.index(ready_only)
         for entry in entries:
             if "reason" in entry:
@@ -206,16 +209,16 @@ class InferenceServer:
         return entries
 
     def ready_models(self) -> list[str]:
-        """The names of the models of which a version serves, or could be loaded on demand."""
+        """Return the names of the models that serve or can be loaded on demand."""
         serving = self._table.serving_names()
         if self._on_demand is not None:
             serving |= set(filter(self._on_demand.can_serve, self._on_demand.known))
         return sorted(serving)
 
     def signature(self, name: str) -> ModelSignature | None:
-        """What a model takes and gives; None where it could be loaded on demand and has never been.
+        """Return the signature of a model; None if it can be loaded on demand but never was.
 
-        Raises NOT_FOUND or UNAVAILABLE for one that does not serve and cannot be loaded on demand.
+        Raises NOT_FOUND or UNAVAILABLE for a model that neither serves nor can be loaded on demand.
         """
         try:
             return self.model(name).signature
@@ -224,11 +227,11 @@ class InferenceServer:
             return self._on_demand.signature(name)
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
-        """Statistics of one version, of all ready versions of a model, or of all models."""
+        """Return the statistics of one version, of all ready versions of a model, or of all models."""
         return [statistics.snapshot() for statistics in self.counters(name, version)]
 
     def counters(self, name: str = "", version: int = -1) -> list[ModelStatistics]:
-        """Whose snapshots these are: of many models they take a while, and need not be taken at once."""
+        """Return the counters behind :meth:`statistics`, so that the caller can take many snapshots in steps."""
         self.ledger.refresh()
         if not name:
             return [one.statistics for one in sorted(self._table.loaded(), key=attrgetter("name", "version"))]
@@ -242,15 +245,15 @@ class InferenceServer:
         return [model.statistics for model in chosen]
 
     def require_explicit_control(self) -> None:
-        """Raises UNAVAILABLE unless models are loaded and unloaded on request; begins as Triton does in both modes."""
+        """Raise UNAVAILABLE unless models are loaded and unloaded on request; the message begins as in Triton."""
         if (mode := self.settings.model_control_mode) in ("none", "poll"):
             more = "" if mode == "poll" else "; this server runs with --model-control-mode=none: start it with explicit"
             raise unavailable(f"explicit model load / unload is not allowed if polling is enabled{more}")
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load or reload a model, from the repository or with a configuration (JSON) and files of the client's.
+        """Load or reload a model, from the repository or with a configuration (JSON) and files from the client.
 
-        Raises INVALID_ARG for a load that brings more than ``--model-load-overrides`` allows.
+        Raises INVALID_ARG for a load that sends more than ``--model-load-overrides`` allows.
         """
         self.require_explicit_control()
         check_allowed(self.settings.model_load_overrides, config, files or {})
@@ -266,7 +269,7 @@ class InferenceServer:
         await self._lifecycle.load_named(name, override)
 
     async def load_with(self, name: str, parameters: Mapping[str, object]) -> None:
-        """Load or reload a model with the parameters ``config`` (str) and ``file:<path>`` (bytes) of a model."""
+        """Load or reload a model for another model; parameters are ``config`` (str) and ``file:<path>`` (bytes)."""
         self.require_explicit_control()
         check_model_name(name)
         if self._on_demand is not None:
@@ -275,7 +278,7 @@ class InferenceServer:
         await self._lifecycle.load_named(name, read_parameters(name, parameters))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Stop serving a model, even if the caller is cancelled; does nothing for one that is not loaded."""
+        """Unload a model, even if the caller is cancelled; does nothing if it is not loaded."""
         self.require_explicit_control()
         check_model_name(name)
         if self._on_demand is None:
@@ -284,7 +287,7 @@ class InferenceServer:
             await self._lifecycle.complete(self._on_demand.unload(name, dependents))
 
     def _worker_families(self) -> Iterator[Family]:
-        """Which models are ready, and how many workers had to be killed."""
+        """Yield the metrics of model readiness, template memory and killed workers."""
         yield families.readiness(
             (model.name, model.namespace, model.version, model.ready) for model in self._table.loaded()
         )
@@ -292,12 +295,12 @@ class InferenceServer:
         yield families.kills((model, cause.value, count) for (model, cause), count in self._processes.kills.items())
 
     def check_traced(self, name: str) -> None:
-        """Raises INVALID_ARG unless the model, whose trace setting is wanted, serves; an empty name stands for all."""
+        """Raise INVALID_ARG if trace settings name an unknown model; an empty name means all models."""
         if name and name not in self.ready_models():
             raise invalid(f"Request for unknown model : {name}")
 
     def update_logs(self, changes: Mapping[str, Any]) -> None:
-        """Change what is logged, here and in the workers."""
+        """Change the log settings of the server and its workers."""
         logs.current().update(**changes)
         levels = log_levels()
         for model in self._table.loaded():
@@ -306,7 +309,7 @@ class InferenceServer:
     # Called by the application.
 
     async def load_startup_models(self) -> dict[str, ConchError]:
-        """Load the models that the control mode asks for at start.  Returns the errors of failed ones by name."""
+        """Load the models that the control mode loads at startup; return the errors of failed loads by name."""
         wanted: list[str] = []
         named = self.settings.model_control_mode in ("explicit", "on-demand")
         if not named or self.settings.load_model == ("*",):
@@ -332,11 +335,11 @@ class InferenceServer:
         return failed
 
     async def load_anew(self, names: Sequence[str]) -> dict[str, ConchError]:
-        """Load models of the repository whose files are new or others; returns the errors of failed ones by name."""
+        """Load new and changed models of the repository; return the errors of failed loads by name."""
         return await self._lifecycle.load_all(list(names))
 
     async def unload_removed(self, name: str) -> None:
-        """Stop serving a model whose files have gone, or are others when a request asks for it again."""
+        """Unload a model whose files were removed or changed; in on-demand mode, a request can load it again."""
         if self._on_demand is None:
             await self._lifecycle.unload(name)
         else:
@@ -355,11 +358,11 @@ class InferenceServer:
         )
 
     def model_rows(self) -> list[tuple[str, str, str]]:
-        """Name, version and status of every model, for the table that is logged at start."""
+        """Return name, version and status of every model version, for the table in the startup log."""
         return self._table.rows()
 
     async def stop(self, seconds: float) -> bool:
-        """Refuse new requests, finish the others for at most ``seconds``, end all models; False when time ran out."""
+        """Refuse new requests, wait up to ``seconds`` for in-flight ones, end all models; False after a timeout."""
         self.exiting = True
         if self._polling is not None:
             self._polling.stop()
@@ -371,11 +374,11 @@ class InferenceServer:
         models = self._table.loaded()
         for model in models:
             model.stopping = True
-        used = bool(models) or self._table.starting is not None  # else its ports were taken
+        used = bool(models) or self._table.starting is not None  # False if a port was already in use
         if used:
             LOG.info("Waiting for in-flight requests to complete.")
         in_time = True
-        # Models end after those that call them, which may have been replaced: ensembles and models with BLS.
+        # A model ends after its callers (ensembles and models with BLS), even if these have been replaced.
         while busy := [
             *(model for model in models if model.in_use),
             *(model for model in self._rollout.retiring if model.in_flight),
@@ -397,7 +400,7 @@ class InferenceServer:
             LOG.info("All models are stopped, unloading models")
         timeout: float | None = None
         if not in_time:
-            # Whoever is not to blame for that still gets to finalize its model.
+            # Idle workers can still finalize their models.
             for model in models:
                 model.abandon()
             timeout = min(self.settings.finalize_timeout_secs, self.settings.exit_timeout_secs)

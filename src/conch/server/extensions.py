@@ -1,4 +1,4 @@
-"""The extensions of the protocol that this server has, as its metadata and its log name them."""
+"""The protocol extensions of this server, as listed in its metadata and log."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Final
 
 from conch import __version__
 
-#: In Triton's order; the last one tells gRPC clients conch's version,
-#: for which the message has no field.
+#: In Triton's order. The last entry reports conch's version to gRPC clients, because the message has no field for it.
 EXTENSIONS: Final = (
     "classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
     "model_configuration", "system_shared_memory", "cuda_shared_memory", "binary_tensor_data", "parameters",

@@ -1,9 +1,9 @@
-"""Gives memory back to the system that the C library keeps after large bodies have been freed.
+"""Returns freed memory to the operating system after large request bodies have been processed.
 
-glibc takes blocks from heaps, and a heap shrinks only from its end: one small block there keeps hundreds of megabytes.
-For a busy server it is right to keep them, since its next body goes into the same pages, and fresh ones cost more than
-all else that is done for a body; one that is at rest should give them back.  Made by :mod:`conch.app`; looks at the
-process twice a second, on its event loop.
+glibc allocates blocks from heaps, and a heap shrinks only at its end: one small block there retains hundreds of
+megabytes. A busy server should keep that memory, because the next body reuses its pages, and new pages cost more than
+the rest of the processing. An idle server should return it. Created by :mod:`conch.app`; checks the process twice a
+second, on its event loop.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Final
 from conch.machine.process_memory import resident_bytes
 
 PERIOD: Final = 0.5
-#: A server that computed for no more than this share of a period was at rest.
+#: Maximum fraction of a core that an idle server uses.
 _REST: Final = 0.2
-#: Options of ``mallopt`` (malloc.h of glibc) and their values: one heap; blocks of less than 32 MiB, the most that it
-#: takes, come from it; and it keeps as much as 64 MiB at its end.  By itself glibc comes to these sizes only where
-#: blocks of 32 MiB are freed, and takes fresh pages for every body of 1 MiB.
+#: Options of ``mallopt`` (malloc.h of glibc) and their values: one heap; blocks of less than 32 MiB, the maximum, come
+#: from it; up to 64 MiB are kept at its end. By default, glibc reaches these sizes only after blocks of 32 MiB have
+#: been freed, and takes new pages for every body of 1 MiB.
 _OPTIONS: Final = {"M_ARENA_MAX": (-8, 1), "M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 64 << 20)}
-#: What is worth the trouble (bytes): more than the process once got by with, and more than the last trial left.
+#: Memory above the minimum so far from which the heap is trimmed, and growth after which trims start again (bytes).
 _WORTH: Final = 16 << 20
 _GROWTH: Final = 1 << 20
-#: How many periods after it came to rest a server is trimmed: some of what it had is freed only in the seconds after.
+#: Numbers of idle periods after which the heap is trimmed; some memory is freed only seconds after the last request.
 _TRIALS: Final = frozenset({1, 2, 4, 8, 16, 32})
 
 
 class HeapTrimmer:
-    """Trims the heap when the process has come to rest and has more memory than it once got by with.
+    """Trims the heap when the process is idle and uses more memory than its minimum so far.
 
-    ``trim`` is called in a thread; ``resident`` and ``computed`` tell the bytes in memory and the seconds of processor
-    time of this process.
+    ``trim`` is called in a thread. ``resident`` returns the memory (bytes) and ``computed`` the CPU time (s) of this
+    process.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class HeapTrimmer:
         self._trimming: asyncio.Future[object] | None = None
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the checks."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -81,7 +81,7 @@ class HeapTrimmer:
 
 
 def heap_trimmer() -> HeapTrimmer | None:
-    """Start trimming; None where the C library has nothing for it, or gives all memory back by itself."""
+    """Start trimming; return None if the C library does not have ``malloc_trim``."""
     try:
         malloc_trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -90,11 +90,11 @@ def heap_trimmer() -> HeapTrimmer | None:
 
 
 def keep_to_one_heap() -> None:
-    """Have all threads of this process share one heap, which keeps its pages while they are used again.
+    """Make all threads of this process share one heap, which keeps its pages for reuse.
 
-    Call before threads start; without effect where the C library has no such options.  Trimming gives back the end of
-    the first heap alone, and each thread that inflates a message may have a heap of its own with as much as 64 MiB.
-    The interpreter's lock leaves little to be gained from several.
+    Call this before threads start; it has no effect if the C library lacks these options. A trim affects only the end
+    of the first heap, while each thread that decompresses a message could have its own heap of up to 64 MiB. Because of
+    the interpreter lock, several heaps have little benefit.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,7 +1,6 @@
-"""One loaded version of a model, as the front ends see it.
+"""A loaded version of a model: validates, counts and records its requests.
 
-Validates, counts and accounts for every request; how requests are executed is its executor's
-business: a dispatcher with instances, or an ensemble.  Lives on the event loop.
+Its executor runs the requests: a dispatcher with workers, an ensemble or a remote executor. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from conch.tensors import WireTensor
 from conch.validation import validate_request
 from conch.workers.host.process import WorkerProcess
 
-# In Triton's protocol a request may carry any parameter, and a backend ignores those that it does not know; a
-# misspelt option then changes nothing, and nobody is told. Requests of Python models and of ensembles stay like that.
-# The wire formats call this for what a client sends; parameters that the server itself adds (forwarded headers) are
-# not checked.
+# In Triton's protocol a request may have any parameters, and backends ignore unknown ones: a misspelt option has no
+# effect and causes no error. Python models and ensembles keep this behaviour. The wire formats check the parameters
+# that clients send; parameters that the server adds (forwarded headers) are not checked.
 
 
-#: How alike two names are (``difflib``'s ratio) when an unknown one is refused for it, and when it is only suggested.
+#: Similarity (``difflib`` ratio) to a known name from which an unknown name is refused, and from which a name is
+#: suggested.
 _MISSPELT = 0.85
 _SUGGESTED = 0.6
-#: What clients of the protocol send to any server: the member ``id`` of a body for ``generate``, which is a parameter
-#: as well, as in Triton; what MLServer's clients say of their tensors; and what KServe's pass on from HTTP to gRPC.
+#: Parameters that clients send to any server: ``id`` of a body for ``generate``, which is also a parameter in Triton;
+#: tensor parameters of MLServer's clients; and parameters that KServe's clients pass on from HTTP to gRPC.
 _PROTOCOL = frozenset({"id", "content_type", "headers", "binary_data_output"})
-#: How many names that have been judged are remembered for a model, and the longest that is compared with others.
+#: Number of cached results per model, and maximum length of a name whose result is cached.
 _REMEMBERED = 256
 _LONGEST = 64
-#: How many unknown names a request may have: to judge one takes a fifth of a millisecond.
+#: Maximum number of unknown parameters in a request; a check takes 0.2 ms.
 _MOST_UNKNOWN = 64
 
 
 class CheckParameters:
-    """The check for requests of ``model``, which has ``inputs``: raises INVALID_ARG for a name that is not accepted."""
+    """Checks the parameter names of requests to ``model``; raises INVALID_ARG for a name that is not accepted."""
 
     def __init__(self, model: str, accepted: RequestParameters, inputs: Iterable[str]) -> None:
         self._model = model
@@ -61,7 +60,7 @@ class CheckParameters:
         self._others = accepted.others
         self._inputs = frozenset(inputs)
         self._known = accepted.names | self._inputs
-        # To compare a name with all that are known takes longer than all else that is done with a small request.
+        # Cached, because the comparison with all known names takes longer than the rest of a small request.
         self._judged = lru_cache(_REMEMBERED)(self._problem)
 
     def __call__(self, names: Iterable[str]) -> None:
@@ -76,7 +75,7 @@ class CheckParameters:
                     raise invalid(problem)
 
     def _problem(self, name: str) -> str:
-        """Why the name is refused; empty where it is accepted."""
+        """Return why a name is refused; empty if it is accepted."""
         if name in self._inputs:
             if self._others:
                 return ""
@@ -93,30 +92,30 @@ class CheckParameters:
 
 _serial = count(1)
 
-#: How often it is looked whether the sequences of a model that stops have ended (s).
+#: Interval between checks whether the sequences of a stopping model have ended (s).
 SEQUENCE_LOOK_SECONDS: Final = 0.1
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
 class Executor(Protocol):
-    """What runs the requests of a model version."""
+    """Runs the requests of a model version."""
 
     @property
     def ready(self) -> bool: ...
 
     @property
     def away(self) -> str:
-        """Why other servers, which are to run the requests, cannot; empty where they can, or this one runs them."""
+        """The reason why no remote server can take requests; empty if one can, or if this server runs them."""
 
     @property
     def processes(self) -> Sequence[WorkerProcess]: ...
 
     @property
     def sequences(self) -> int:
-        """How many sequences are under way."""
+        """Number of active sequences."""
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to a sequence that is under way."""
+        """Whether a request belongs to an active sequence."""
 
     def submit(self, request: InferRequest) -> None: ...
 
@@ -125,7 +124,7 @@ class Executor(Protocol):
     def set_log(self, levels: Mapping[str, Any]) -> None: ...
 
     def retire(self) -> None:
-        """Other versions, or none, get the requests that come from now on, except some that are being decoded."""
+        """Called when other versions, or none, get new requests; requests that are being decoded may still arrive."""
 
     def abandon(self) -> None: ...
 
@@ -133,13 +132,13 @@ class Executor(Protocol):
 
 
 class Model:
-    """A model version that has been loaded; ``namespace`` is its repository, where names may be ambiguous.
+    """A loaded model version; ``namespace`` is its repository if names may be ambiguous.
 
-    ``steps`` has the keys of an ensemble's members, by name; ``members`` finds those that its steps would use now.
-    ``identity`` says what this version itself answers from, for a cache that may outlive it.
+    ``steps`` maps the model names in an ensemble's steps to keys; ``members`` returns the models that the steps use
+    now. ``identity`` covers everything that the responses of this version depend on, for a cache that may outlive it.
 
-    ``config`` is the effective configuration, ``shown_config`` the one that clients are shown.  ``stopping`` refuses
-    requests from outside while steps of ensembles that are under way may still come.
+    ``config`` is the effective configuration, ``shown_config`` the one that clients receive. While ``stopping`` is set,
+    requests of clients are refused, but further steps of in-flight ensemble requests are accepted.
     """
 
     def __init__(
@@ -155,10 +154,10 @@ class Model:
         members: Callable[[], Sequence[Model]] = tuple,
         identity: Identity = NO_IDENTITY,
     ) -> None:
-        #: Tells every load of every version from all others.
+        #: Unique for each load of a version.
         self.serial = next(_serial)
         self.identity = identity
-        #: The files outside of the model's directory that it was loaded from.
+        #: Files outside of the model's directory that it was loaded from.
         self.external: ExternalFiles = {}
         self._members = members
         self.name: str = config.name
@@ -175,10 +174,10 @@ class Model:
         self.executor = executor
         self.stopping = False
         self._stopped = False
-        #: What the loader gives a model whose responses are cached in the server.
+        #: Set by the loader if responses are cached in the server.
         self.cached_messages: CachedMessages | None = None
         self.in_flight = 0
-        #: When its last request ended (ns, monotonic).
+        #: Time at which its last request ended (ns, monotonic).
         self.last_ended = 0
         self._labels = labels
         on_request = backend.on_request if backend is not None else frozenset[str]()
@@ -190,30 +189,30 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """Whether requests can run right now."""
+        """Whether requests can run now."""
         return self.executor.ready
 
     @property
     def away(self) -> str:
-        """Why the servers that are to run its requests cannot; empty where they can, or this one does."""
+        """The reason why no remote server can take its requests; empty if one can, or if this server runs them."""
         return self.executor.away
 
     @property
     def in_use(self) -> bool:
-        """Whether requests are in flight or sequences under way."""
+        """Whether requests are in flight or sequences are active."""
         return bool(self.in_flight or self.executor.sequences)
 
     @property
     def sources(self) -> list[Model]:
-        """The models that its answers come from: itself and all that its steps lead to.
+        """The models that its responses depend on: itself and, recursively, the models of its steps.
 
-        Raises what finding a model raises.
+        Raises the error of a model that is not found.
         """
         return [self, *origins_of(self._members())]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The body of ``GET /v2/models/<name>`` but for ``versions``, which the server knows."""
+        """The body of ``GET /v2/models/<name>`` for this version; the server may list further versions."""
         config = self.config
         return {
             "name": self.name,
@@ -224,27 +223,27 @@ class Model:
         }
 
     def reconfigure(self, config: ModelConfig) -> None:
-        """Take over a configuration that differs in nothing that requests depend on."""
+        """Replace the configuration by one that does not change how requests run."""
         self.config = config
 
     def tell(self, runtime_facts: RuntimeFacts) -> None:
-        """Show what the model runs with in its configuration and its statistics."""
+        """Set the runtime facts that the statistics and the configuration for clients show."""
         self.statistics.runtime_facts = dict(runtime_facts)
         self.shown_config = shown(self.config, runtime_facts)
         self.config_json = render.to_json(self.shown_config).encode()
 
     def labels(self, output: str) -> Sequence[str] | None:
-        """The labels of an output's classes, where a file names them."""
+        """Return the labels of an output's classes; None if no file names them."""
         return self._labels.get(output)
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to a sequence that is under way, whose requests are accepted to the end."""
+        """Whether a request belongs to an active sequence; its requests are accepted until the sequence ends."""
         return self.executor.continues(request)
 
     def infer(self, request: InferRequest) -> None:
         """Accept a request from a client.
 
-        Raises :class:`ConchError` when it is refused; otherwise it ends exactly once, through
+        Raises :class:`ConchError` if the request is refused; otherwise it ends exactly once, through
         ``request.respond``.
         """
         if self.stopping and not self.continues(request):
@@ -253,7 +252,7 @@ class Model:
         self.run_step(request)
 
     def answer_again(self, message: Hashable) -> object | None:
-        """What was sent in answer to the same message before, if the response cache still has it."""
+        """Return the encoded response to an identical earlier message if the response cache still has it."""
         if self.cached_messages is None or self.stopping or logs.current().log_verbose_level:
             return None
         answer = self.cached_messages.answer_to(message)
@@ -262,7 +261,7 @@ class Model:
         return answer
 
     def run_step(self, request: InferRequest) -> None:
-        """Accept a request from inside the server, also while the server stops; raises as :meth:`infer` does."""
+        """Accept a request from inside the server, even while the server stops; raises as :meth:`infer` does."""
         if self._stopped:
             _refuse(request)
             raise request.error(STOPPING, Code.UNAVAILABLE)
@@ -285,7 +284,7 @@ class Model:
         except ConchError as error:
             _refuse(request)
             self._left()
-            if error.code is not Code.INVALID_ARG:  # the client's fault, as what validation refuses
+            if error.code is not Code.INVALID_ARG:  # client errors are not counted, as in validation
                 self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
             raise
 
@@ -299,7 +298,7 @@ class Model:
             self._left()
 
     async def finish(self, seconds: float | None = None) -> bool:
-        """Wait until nothing is in flight; False when ``seconds`` run out first."""
+        """Wait until no request is in flight; False after ``seconds``."""
         if not self.in_flight:
             return True
         self._idle.clear()
@@ -310,7 +309,7 @@ class Model:
         return True
 
     async def drain(self, seconds: float | None = None) -> None:
-        """Wait until nothing is in flight and no sequence is under way, for ``seconds`` at most."""
+        """Wait until no request is in flight and no sequence is active, or for ``seconds``."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         await self.finish(seconds)
@@ -318,13 +317,13 @@ class Model:
             await asyncio.sleep(SEQUENCE_LOOK_SECONDS)
 
     def abandon(self) -> None:
-        """Fail the requests that run or wait, and refuse the next steps of ensembles that they belong to."""
+        """Fail running and waiting requests, and refuse the next steps of their ensembles."""
         self.stopping = self._stopped = True
         self.executor.fail_waiting(unavailable(STOPPING))
         self.executor.abandon()
 
     async def stop(self, seconds: float | None = None) -> None:
-        """End the executor within ``seconds``, or after its workers' timeouts; queued requests fail."""
+        """Stop the executor within ``seconds``, or its workers' timeouts if that is None; queued requests fail."""
         self.stopping = self._stopped = True
         self.executor.fail_waiting(unavailable(STOPPING))
         await self.executor.stop(seconds)
@@ -384,7 +383,7 @@ class Model:
             self._idle.set()
 
     def _restore_shapes(self, request: InferRequest) -> None:
-        """Give outputs with a ``reshape`` the shape that clients know."""
+        """Restore the shapes of outputs with a ``reshape`` to those that clients expect."""
         deliver = request.on_response
 
         def restore(response: InferResponse) -> None:
@@ -406,19 +405,19 @@ class Model:
 
 
 def origins_of(members: Iterable[Model]) -> list[Model]:
-    """The models that the answers of an ensemble with these members come from."""
+    """Return the models that the responses of an ensemble with these ``members`` depend on."""
     return [origin for member in members for origin in member.sources]
 
 
 def _refuse(request: InferRequest) -> None:
-    """Let go of a request that is refused with an error."""
+    """Release a request that is refused with an error."""
     request.release()
     if request.trace is not None:
         request.trace.refused()
 
 
 def _with_ways_of(signature: ModelSignature, backend: Backend | None) -> ModelSignature:
-    """The signature with what ``backend`` does otherwise than Triton; an ensemble has none."""
+    """Add the request rules of ``backend`` that differ from Triton's; an ensemble has no backend."""
     if backend is None:
         return signature
     accepted = backend.request_parameters

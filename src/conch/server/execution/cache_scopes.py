@@ -1,7 +1,7 @@
-"""The identity of a version, and its entries in the response cache.
+"""The identity of a model version, and its scope in the response cache.
 
-Responses of an ensemble depend on the models of its steps: when one is reloaded, the ensemble gets other entries.  Used
-by the loader; the entries are looked up on the event loop at each request.
+Responses of an ensemble depend on the models of its steps: when one is reloaded, the ensemble gets a new scope. Used by
+the loader; scopes are looked up on the event loop for each request.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from conch.server.model import Model
 
 LOG = logging.getLogger("conch")
 
-#: The runtime facts, by name, that responses depend on.
+#: Names of the runtime facts that responses depend on.
 _DECISIVE: Final = frozenset({"engine", "precision", "variant", "by_shape", "providers"})
 
 
 class EnsembleCacheScope:
-    """Gives the entries that count now, which ``make`` makes for the models that ``sources`` finds.
+    """Returns the current cache scope of a version; ``make`` creates it for the models that ``sources`` returns.
 
-    A response of members that have been replaced meanwhile is not kept, however long it was under way.
+    When a model of a step is replaced, the scope ends: responses that used the old model are not cached, however late
+    they are.
     """
 
     def __init__(self, sources: Callable[[], Sequence[Model]], make: Callable[[Sequence[Model]], CacheScope]) -> None:
@@ -41,7 +42,7 @@ class EnsembleCacheScope:
     def __call__(self) -> CacheScope:
         try:
             found = self._sources()
-        except ConchError:  # one is away; what the others do about it is not the cache's business
+        except ConchError:  # a step's model is not loaded; the executor reports it
             return self._scope
         serials = _serials(found)
         if serials != self._serials:
@@ -57,9 +58,9 @@ def _serials(models: Sequence[Model]) -> list[int]:
 def entries_of(
     cache: ResponseCache, key: str, version: int, identity: Identity, sources: Sequence[Model]
 ) -> CacheScope:
-    """The cache entries of the version with this ``key``, whose responses also depend on ``sources``.
+    """Return the cache scope of the version with this ``key``, whose responses also depend on ``sources``.
 
-    If the cache outlives the version and the identity is incomplete, logs a warning and returns no entries.
+    If the cache outlives the version and the identity is incomplete, logs a warning and returns an empty scope.
     """
     joint = joint_identity(identity, ((model.name, model.identity) for model in sources))
     if not joint.unknown or not cache.lasting:

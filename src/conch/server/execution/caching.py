@@ -1,7 +1,7 @@
-"""Answers requests from the response cache, in front of what runs a model version.
+"""Responds to requests from the response cache, in front of the executor of a model version.
 
-The loader puts a ``CachedExecutor`` before the executor of a model whose configuration enables the cache, where the
-server has one.  Two requests that are the same and run at the same time both run, as in Triton.
+The loader puts a ``CachedExecutor`` before the executor of a model whose configuration enables the cache, if the server
+has a cache. Identical requests that run at the same time all run, as in Triton.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from conch.telemetry.statistics import ModelStatistics
 from conch.threads import compute
 from conch.workers.host.process import WorkerProcess
 
-#: Inputs of more bytes are gone through in a thread: a few milliseconds, in which others should be served.
+#: Maximum size of inputs that are hashed on the event loop (bytes); hashing larger ones takes milliseconds, in a
+#: thread.
 MOST_BYTES_AT_ONCE: Final = 1 << 20
 
 
 class CachedExecutor:
     """An executor behind the response cache; see :class:`conch.server.model.Executor`.
 
-    ``scope`` gives the entries that count now.  ``order`` is given for a model that preserves the order of its
-    responses, which those of the cache keep as well.
+    ``scope`` returns the current cache scope. ``order`` is given for a model that preserves the order of its responses,
+    including cached ones.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class CachedExecutor:
         return self.inner.continues(request)
 
     def submit(self, request: InferRequest) -> None:
-        """Answer from the cache or enqueue; raises what the inner executor raises.
+        """Respond from the cache or enqueue the request; raises as the inner executor does.
 
-        The response to a request of a sequence may depend on the requests before, which a step of an ensemble, another
-        server or a model that this one calls has seen: it is neither answered from the cache nor kept.
+        Requests of a sequence are not cached: their responses may depend on earlier requests, through a step of an
+        ensemble, another server or a model that this one calls.
         """
         begun = request.times.queued = monotonic_ns()
         if not request.correlation_id:
-            request.hold_copies()  # which the key is made of
+            request.hold_copies()  # the key is computed from them
         if self.order is not None:
             self.order.admit(request)
         if request.correlation_id:
@@ -91,7 +92,7 @@ class CachedExecutor:
         found = scope.find(key)
         if isinstance(found, CachedResponse):
             _note_hit(request, key, found, monotonic_ns() - begun)
-            # Not at once: whoever sends requests may not expect to be called back before it has sent all.
+            # Deferred, because a caller may not expect a callback before it has sent all its requests.
             self._loop.call_soon(_answer, request, found)
         elif found is None:
             self._run(request, scope, key, monotonic_ns() - begun)
@@ -154,13 +155,13 @@ class CachedExecutor:
         except ConchError as error:
             if self.order is None:
                 raise
-            request.fail(error)  # in its turn, and so that later ones have theirs
+            request.fail(error)  # in order, and so that later responses are not blocked
 
 
 class _Miss:
-    """Stands between a request and its receiver until there is a response to keep.
+    """Intercepts the response of a request and adds it to the cache.
 
-    It is kept only if the entries that counted when the request came count ``now``.
+    The response is cached only if ``now`` returns the scope that was current when the request arrived.
     """
 
     __slots__ = ("_deliver", "_key", "_lookup", "_now", "_response", "_scope", "_statistics", "_worth_keeping")
@@ -200,12 +201,12 @@ class _Miss:
 
 
 def uncached(executor: Executor) -> Executor:
-    """The executor behind the cache, where there is one."""
+    """Return the executor behind the cache; without a cache, the executor itself."""
     return executor.inner if isinstance(executor, CachedExecutor) else executor
 
 
 def repeats_of(executor: Executor) -> CachedMessages | None:
-    """What answers repeated messages, where the cache is in the server and answers need not wait for others."""
+    """Return the message cache of an executor; None if its cache is not in the server or its responses are ordered."""
     if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.scope(), LocalScope):
         return CachedMessages(cast(Callable[[], LocalScope], executor.scope), executor.statistics)
     return None

@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs this process may use.  Asked once, when the server starts."""
+"""The NVIDIA GPUs that this process may use, determined once when the server starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _DRIVER) -> tuple[int, ...]:
-    """Ids of the GPUs, numbered from 0 as CUDA does among those that ``CUDA_VISIBLE_DEVICES`` leaves."""
+    """Return the numbers of the GPUs, from 0, as CUDA numbers the devices in ``CUDA_VISIBLE_DEVICES``."""
     try:
         present = len(list(driver.iterdir()))
     except OSError:
@@ -22,14 +22,14 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _DR
 
 
 def environment_for(gpu: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a process that is to see GPU number ``gpu`` and no other."""
+    """Return the environment of a process that sees only the GPU with number ``gpu``."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = _names(visible) if visible is not None else []
     return {**environment, "CUDA_VISIBLE_DEVICES": names[gpu] if gpu < len(names) else str(gpu)}
 
 
 def _names(visible: str) -> list[str]:
-    """The devices that CUDA would take from the variable: up to the first empty or negative one."""
+    """Return the devices that CUDA takes from the variable, up to the first empty or negative one."""
     names = []
     for name in visible.split(","):
         if not name.strip() or name.strip().startswith("-"):

@@ -1,7 +1,7 @@
-"""Gives waiting requests to free workers.
+"""Dispatches waiting requests to free workers.
 
-There is one dispatcher per loaded model version, on the event loop.  The scheduler decides which requests run; the
-dispatcher asks it whenever a request arrives or a worker becomes free, and again when a delay has passed.
+Each loaded model version has a dispatcher, on the event loop. The scheduler decides which requests run; the dispatcher
+calls it when a request arrives, when a worker becomes free, and when a queue delay has passed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
 
-#: How long requests that wait are collected before a worker is told to decode them: many in one frame disturb it
-#: less, and those that start sooner need not be told twice.
+#: Time for which waiting requests are collected before a worker decodes them (s): one frame with many requests
+#: interrupts the worker less, and requests that start sooner are sent only once.
 PREPARE_SECONDS = 0.001
 
 _NOT_ITERATIVE = (
@@ -39,7 +39,7 @@ _NOT_ITERATIVE = (
 
 
 class Dispatcher:
-    """Feeds the workers of a model version from its scheduler's queue."""
+    """Dispatches the requests in a scheduler's queue to the workers of a model version."""
 
     def __init__(
         self,
@@ -56,25 +56,25 @@ class Dispatcher:
         self._order = InOrder() if preserve_ordering else None
         self._workers: list[SupervisedWorker] = []
         self._retiring: dict[asyncio.Task[None], SupervisedWorker] = {}
-        self._free: deque[SupervisedWorker] = deque()  # each as often as it can take a batch now
+        self._free: deque[SupervisedWorker] = deque()  # repeated for each free slot
         self._prepares = prepares
         self._to_prepare: list[InferRequest] = []
         self._turns = 0
         self._loop = asyncio.get_running_loop()
         self._asking = False
         self._timer: asyncio.TimerHandle | None = None
-        self._lost: ConchError | None = None  # why nothing can run, as long as that is so
+        self._lost: ConchError | None = None  # set while no worker can run requests
 
     def add(self, worker: SupervisedWorker) -> None:
-        """Feed another worker, which calls :meth:`on_available` when it can run."""
+        """Add a worker, which calls :meth:`on_available` when it can run batches."""
         self._workers.append(worker)
 
     def placements(self) -> list[WorkerPlacement]:
-        """Where the workers are."""
+        """Return the placements of the workers."""
         return [worker.placement for worker in self._workers]
 
     def keep(self, placements: Collection[WorkerPlacement]) -> None:
-        """Retire the workers whose placement is not among ``placements``; each finishes its requests first."""
+        """Retire the workers with a placement not in ``placements``; each finishes its requests first."""
         retiring = [worker for worker in self._workers if worker.placement not in placements]
         self._workers = [worker for worker in self._workers if worker.placement in placements]
         self._free = deque(worker for worker in self._free if worker.placement in placements)
@@ -82,51 +82,51 @@ class Dispatcher:
             self._retire(worker)
 
     def _retire(self, worker: SupervisedWorker) -> asyncio.Task[None]:
-        """Have a worker end after its requests; the task is done when it has."""
+        """End a worker after its in-flight requests; the returned task ends with the worker."""
         task = self._loop.create_task(worker.retire())
         self._retiring[task] = worker
         task.add_done_callback(self._retiring.pop)
         return task
 
     async def finish_retiring(self) -> None:
-        """Wait until the models of the workers that retire have finalized; giving up changes nothing for them."""
+        """Wait until the retiring workers have ended; cancelling the wait does not affect them."""
         if self._retiring:
             await asyncio.wait(list(self._retiring))
 
     @property
     def ready(self) -> bool:
-        """Whether every worker can run a batch, and shows signs of life."""
+        """Whether all workers are ready and responsive."""
         return all(worker.responsive for worker in self._workers)
 
     @property
     def away(self) -> str:
-        """Its requests run on this server."""
+        """Empty: the requests run on this server."""
         return ""
 
     @property
     def runtime_facts(self) -> RuntimeFacts:
-        """What the workers run with, together."""
+        """The merged runtime facts of the workers."""
         return merged(worker.runtime_facts for worker in self._workers)
 
     @property
     def sequences(self) -> int:
-        """How many sequences are under way: none."""
+        """0: requests do not belong to sequences here."""
         return 0
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to what is under way, which the server finishes when it stops."""
+        """False: requests do not belong to sequences here."""
         return False
 
     @property
     def processes(self) -> list[WorkerProcess]:
-        """The processes of the workers, also of those that finish their last requests."""
+        """The processes of the workers, including retiring ones."""
         workers = (*self._workers, *self._retiring.values())
         return [worker.process for worker in workers if worker.process is not None]
 
     def submit(self, request: InferRequest) -> None:
-        """Enqueue; raises UNAVAILABLE when the queue is full, INTERNAL when there is no worker and none to be had."""
+        """Enqueue a request; raises UNAVAILABLE if the queue is full, INTERNAL if no worker can be started."""
         if self._lost is not None:
-            raise ConchError(self._lost.message, self._lost.code)  # a new one, since it keeps who it was raised to
+            raise ConchError(self._lost.message, self._lost.code)  # a copy, because its traceback references the caller
         self._queue.add(request, monotonic_ns())
         if self._order is not None:
             self._order.admit(request)
@@ -137,7 +137,7 @@ class Dispatcher:
         self._schedule_dispatch()
 
     def on_available(self, worker: SupervisedWorker) -> None:
-        """``worker`` has started or restarted and can take as many batches as it has slots."""
+        """Record that ``worker`` has started or restarted and can run as many batches as it has slots."""
         self._lost = None
         if worker in self._workers:
             self._free = deque(one for one in self._free if one is not worker)
@@ -145,58 +145,58 @@ class Dispatcher:
             self._schedule_dispatch()
 
     def on_prepared(self) -> None:
-        """A worker has told the lengths of some requests, on which it may depend which of them run."""
+        """Dispatch again, because a worker has reported lengths of requests, which may change the next batch."""
         self._schedule_dispatch()
 
     def on_progress(self, pid: int, progress: Mapping[str, Any]) -> None:
-        """Count what the worker process ``pid`` generates (``{}`` when it has ended)."""
+        """Record the generation progress of the worker process ``pid``; empty when it has ended."""
         self._statistics.record_generation(pid, progress)
 
     def on_died(self, worker: SupervisedWorker) -> None:
-        """The process of ``worker`` has died; what waits runs when there is another, or elsewhere."""
+        """Do nothing: waiting requests run on other workers, or after the restart."""
 
     def on_lost(self, worker: SupervisedWorker) -> None:
-        """``worker`` could not be restarted; if no other can run either, fail what waits and refuse new requests."""
+        """If no other worker is ready, fail waiting requests and refuse new ones: ``worker`` could not be restarted."""
         if not any(one.ready for one in self._workers):
             self._lost = internal(f"Stub process '{worker.name}' is not healthy.")
             self.fail_waiting(self._lost)
 
     def fail_waiting(self, error: ConchError) -> None:
-        """End every request that still waits with ``error``."""
+        """Fail all waiting requests with ``error``."""
         for request in self._queue.drain():
             request.fail(error)
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
-        """Tell the models' loggers which levels are wanted."""
+        """Set the levels of the models' loggers."""
         for worker in self._workers:
             worker.set_log(levels)
 
     def retire(self) -> None:
-        """Its sequences end with it."""
+        """Do nothing: requests do not belong to sequences here."""
 
     def abandon(self) -> None:
-        """End the workers that have requests; the others are left to be stopped."""
+        """Kill the workers with in-flight requests; :meth:`stop` ends the others."""
         for worker in (*self._workers, *self._retiring.values()):
             worker.abandon()
 
     async def stop(self, seconds: float | None) -> None:
-        """End all workers, by force after ``seconds``, or after their own timeouts."""
+        """End all workers; by force after ``seconds``, or after their own timeouts if that is None."""
         if self._timer is not None:
             self._timer.cancel()
         workers = [*self._workers, *self._retiring.values()]
         await asyncio.gather(*(worker.stop(seconds) for worker in workers))
-        # They know this dispatcher: neither should wait for the garbage collector to find both.
+        # Breaks the reference cycles between the workers and this dispatcher.
         self._workers.clear()
         self._free.clear()
 
     def _schedule_dispatch(self) -> None:
-        # After the callbacks of this round: requests that arrived together can share a batch.
+        # Deferred until the current callbacks have run, so that requests that arrived together can share a batch.
         if not self._asking and self._free and len(self._queue):
             self._asking = True
             self._loop.call_soon(self._dispatch)
 
     def _prepare(self) -> None:
-        """Have a worker decode the requests that arrived within the last millisecond and still wait."""
+        """Send the collected requests that still wait to a worker for decoding."""
         waiting = [request for request in self._to_prepare if not request.finished and not request.times.started]
         self._to_prepare = []
         ready = [worker for worker in self._workers if worker.ready]
@@ -218,7 +218,7 @@ class Dispatcher:
                 break
 
     def _run_on(self, worker: SupervisedWorker) -> list[InferRequest]:
-        """Give ``worker``, which is free, the batch that is to run now; empty if there is none yet."""
+        """Run the next batch on ``worker``, which is free; return it, empty if none is due."""
         taken = self._scheduler.take(monotonic_ns())
         if taken.batch:
             self._free.remove(worker)
@@ -237,7 +237,7 @@ class Dispatcher:
                 self._dispatch()
 
     def _record(self, worker: SupervisedWorker, execution: Execution) -> None:
-        """Count an execution."""
+        """Record an execution in the statistics and the verbose log."""
         size = sum(request.batch_size for request in execution.requests)
         self._statistics.record_execution(size, *execution.times)
         if logs.current().log_verbose_level > 1:
@@ -248,12 +248,12 @@ class Dispatcher:
             self._statistics.record_work(execution.work)
 
     def _refuse_to_reschedule(self, request: InferRequest) -> None:
-        """Fail a request that its model wants once more, which only the requests of iterative sequences may be."""
+        """Fail a request that its model has rescheduled; only requests of iterative sequences can be rescheduled."""
         LOG.error("failed to release a request of model '%s': %s", self._statistics.name, _NOT_ITERATIVE)
         request.fail(internal(_NOT_ITERATIVE))
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
-        """Count a response that a response sender gave, by its index in its request."""
+        """Record a response of a response sender, by its index in the request."""
         now, times = monotonic_ns(), request.times
         self._statistics.record_sent(
             request.responses,

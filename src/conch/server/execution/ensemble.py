@@ -1,4 +1,4 @@
-"""Runs the requests of an ensemble model: nothing waits here, its members have the queues."""
+"""Runs the requests of an ensemble; requests wait only in the queues of its steps' models."""
 
 from __future__ import annotations
 
@@ -344,26 +344,26 @@ class EnsembleExecutor:
 
     @property
     def ready(self) -> bool:
-        """An ensemble is as ready as its members, which the server knows."""
+        """True: the server checks the models of the steps."""
         return True
 
     @property
     def away(self) -> str:
-        """Its members know it of themselves."""
+        """Empty: a step with a remote model reports its own reason."""
         return ""
 
     @property
     def processes(self) -> Sequence[WorkerProcess]:
-        """An ensemble has none of its own."""
+        """Empty: an ensemble has no workers."""
         return ()
 
     @property
     def sequences(self) -> int:
-        """Its members have the sequences."""
+        """0: sequences belong to the models of the steps."""
         return 0
 
     def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to a sequence that is under way in one of its members."""
+        """Whether a request belongs to an active sequence of a step's model."""
         return self._ensemble.continues(request)
 
     def submit(self, request: InferRequest) -> None:
@@ -371,16 +371,16 @@ class EnsembleExecutor:
         self._ensemble.run(request)
 
     def fail_waiting(self, error: ConchError) -> None:
-        """Nothing waits here."""
+        """Do nothing: an ensemble has no queue."""
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
-        """No code of an ensemble logs."""
+        """Do nothing: an ensemble has no workers."""
 
     def retire(self) -> None:
-        """Its members have the sequences."""
+        """Do nothing: sequences belong to the models of the steps."""
 
     def abandon(self) -> None:
-        """Its steps are other models' requests."""
+        """Do nothing: the steps are requests of other models."""
 
     async def stop(self, seconds: float | None) -> None:
-        """There is nothing to stop."""
+        """Do nothing: an ensemble has no workers."""

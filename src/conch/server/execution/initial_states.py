@@ -1,4 +1,4 @@
-"""Reads the files with the states in which sequences begin.  Called by the loader, in a thread."""
+"""Reads the files with the initial states of sequences. Called by the loader, in a thread."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from conch.errors import internal, invalid
 from conch.schedulers.sequences.states import StateTensor, state_tensors
 from conch.tensors import ELEMENT_SIZE
 
-#: The folder of a model with such files.
+#: Folder of the files in a model's directory.
 FOLDER: Final = "initial_state"
-#: The most bytes of a file.
+#: Maximum size of a file (bytes).
 _MOST_BYTES: Final = 1 << 30
 
 
 def read_states(config: ModelConfig, directory: Path) -> tuple[StateTensor, ...]:
-    """The states of the sequences of the model in ``directory``.
+    """Return the states of sequences, with initial values, of the model in ``directory``.
 
-    Raises INVALID_ARG for a file that is too small, INTERNAL for one that cannot be read.
+    Raises INVALID_ARG if a file is too small, INTERNAL if a file cannot be read.
     """
     files = {
         state.input_name: _read(initial, directory)

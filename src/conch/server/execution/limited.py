@@ -1,4 +1,4 @@
-"""Dispatchers of models whose instances share resources with others: ``--rate-limit=execution_count``."""
+"""Dispatchers for models whose instances share resources with other instances (``--rate-limit=execution_count``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conch.workers.host.execution import Execution
 
 
 class LimitsResources(Dispatcher):
-    """What dispatchers that ask ``limiter`` have in common: whose instances are registered, and how long."""
+    """Base class of rate-limited dispatchers; registers the instances of its workers with ``limiter``."""
 
     def __init__(self, *arguments: Any, limiter: InstanceRateLimiter, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -28,11 +28,11 @@ class LimitsResources(Dispatcher):
         self._limits = WorkersLimits(limiter, self._granted)
 
     def reserve(self, config: ModelConfig, placements: Iterable[WorkerPlacement]) -> None:
-        """Register the instances at ``placements``, which are about to start; raises as the limiter does."""
+        """Register the instances at ``placements`` before their workers start; raises as the limiter does."""
         self._limits.reserve(config, placements)
 
     def give_up(self, placements: Iterable[WorkerPlacement]) -> None:
-        """Forget the instances at ``placements``: they could not start."""
+        """Unregister the instances at ``placements`` because their workers failed to start."""
         self._limits.give_up(placements)
 
     def add(self, worker: SupervisedWorker) -> None:
@@ -40,7 +40,7 @@ class LimitsResources(Dispatcher):
         super().add(worker)
 
     def on_died(self, worker: SupervisedWorker) -> None:
-        """Stop its instances from waiting for resources, so that other instances or models can run."""
+        """Unstage the instances of the worker, so that other instances or models can run."""
         super().on_died(worker)
         for instance in self._limits.of(worker):
             self._limiter.unstage(instance)
@@ -61,16 +61,16 @@ class LimitsResources(Dispatcher):
         self._schedule_dispatch()
 
     def _granted(self, instance: LimitedInstance) -> bool:
-        """Run a batch on ``instance`` if there is one now; it has the resources.  Returns whether it runs."""
+        """Run a batch on ``instance``, which has its resources; return False if no batch is due."""
         raise NotImplementedError
 
 
 class LimitedDispatcher(LimitsResources):
-    """Asks before each batch, with the free instance whose turn is next."""
+    """Acquires resources for each batch, with the free instance that is next in the limiter's order."""
 
     def __init__(self, *arguments: Any, limiter: InstanceRateLimiter, **options: Any) -> None:
         super().__init__(*arguments, limiter=limiter, **options)
-        self._ran_by: dict[int, LimitedInstance] = {}  # by the serial of the first request of each batch
+        self._ran_by: dict[int, LimitedInstance] = {}  # by the serial number of the batch's first request
         self._staged: LimitedInstance | None = None
 
     def on_died(self, worker: SupervisedWorker) -> None:
@@ -141,10 +141,10 @@ class LimitedDispatcher(LimitsResources):
 
 
 class LimitedGenerationDispatcher(LimitsResources):
-    """Takes an engine's resources with its first request and gives them back when its last one has ended.
+    """Acquires the resources of an engine for its first request and releases them after its last one.
 
-    While an instance of another model waits for some of them the engine gets no further requests, or it would keep
-    them for ever.
+    While an instance of another model waits for one of them, the engine gets no further requests; otherwise it might
+    never release them.
     """
 
     def __init__(self, *arguments: Any, limiter: InstanceRateLimiter, **options: Any) -> None:
@@ -154,7 +154,7 @@ class LimitedGenerationDispatcher(LimitsResources):
     def _dispatch(self) -> None:
         self._asking = False
         engines = {worker: self._limits.of(worker)[0] for worker in self._workers}
-        for worker in list(self._free):  # each as often as it has room
+        for worker in list(self._free):  # repeated for each free slot
             if not worker.ready or not len(self._queue):
                 continue
             instance = engines[worker]
@@ -166,7 +166,7 @@ class LimitedGenerationDispatcher(LimitsResources):
         self._withdraw_if_empty()
 
     def _withdraw_if_empty(self) -> None:
-        """Have no engine wait for its turn, and others for it, when no request is left."""
+        """Unstage all engines if no request waits, so that they do not block other instances."""
         if not len(self._queue):
             for worker in self._workers:
                 self._limiter.unstage(self._limits.of(worker)[0])
@@ -191,11 +191,11 @@ class LimitedGenerationDispatcher(LimitsResources):
 
 
 class LimitedSequenceDispatcher(LimitsResources, SequenceDispatcher):
-    """Asks before each batch of sequences, with every instance whose sequences have something to run."""
+    """Acquires resources for each batch of sequences; stages every idle instance that has waiting requests."""
 
     def __init__(self, *arguments: Any, limiter: InstanceRateLimiter, **options: Any) -> None:
         super().__init__(*arguments, limiter=limiter, **options)
-        self._limited: dict[str, LimitedInstance] = {}  # by the names of instances that the scheduler knows
+        self._limited: dict[str, LimitedInstance] = {}  # by the scheduler's instance key
 
     def on_available(self, worker: SupervisedWorker) -> None:
         super().on_available(worker)

@@ -1,6 +1,6 @@
-"""Bounds how many model versions load at the same time, so that they do not take each other's memory and cores.
+"""Limits how many model versions load at the same time, because loads compete for memory and cores.
 
-Belongs to the rollout; on the event loop.
+Owned by the rollout; runs on the event loop.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-#: Gives a place up before the load has ended; may be called more than once.
+#: Releases a load slot before the load has ended; may be called more than once.
 ReleaseLoadSlot = Callable[[], None]
 
 
 class LoadSlots:
-    """``count`` places.  A load that stands still takes nothing from others, and leaves its place to them."""
+    """A number of load slots. A stalled load releases its slot so that other models can load."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[ReleaseLoadSlot]:
-        """A place, which is left at the end of the block or earlier."""
+        """Acquire a slot for the block; the yielded function releases it earlier."""
         await self._free.acquire()
         held = True
 
@@ -39,5 +39,5 @@ class LoadSlots:
 
 @asynccontextmanager
 async def no_load_slot() -> AsyncIterator[ReleaseLoadSlot]:
-    """For a load that needs none."""
+    """Replaces :meth:`LoadSlots.take` for a load that needs no slot."""
     yield lambda: None

@@ -1,6 +1,6 @@
-"""What loading a model takes: estimated from its files before, measured when it is loaded.
+"""Footprints of models: estimated from their files before a load, measured while they are loaded.
 
-Used by load on demand, on the event loop; disks are read in threads.
+Used for loading on demand, on the event loop; disks are read in threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conch.telemetry.memory import together
 
 
 class LoadFootprints:
-    """Tells what models of a repository take; ``gpus`` are those that their configurations may be completed with."""
+    """Determines the footprints of models in a repository; ``gpus`` are used to complete configurations."""
 
     def __init__(self, repository: ModelRepository, ledger: MemoryLedger, gpus: tuple[int, ...] = ()) -> None:
         self._repository = repository
@@ -29,9 +29,9 @@ class LoadFootprints:
         self._gpus = gpus
 
     async def of(self, name: str) -> Footprints:
-        """What a load of ``name`` brings: the model and all members.  Raises :class:`NotFoundError` for no model.
+        """Return the footprints of a load of ``name``: of the model and, recursively, the models of its steps.
 
-        Whatever else is wrong with a model is left to its load to say.
+        Raises :class:`NotFoundError` if the model does not exist. Other problems of a model are reported by its load.
         """
         footprints: dict[str, Footprint] = {}
         waiting = [name]
@@ -61,17 +61,17 @@ class LoadFootprints:
         return Footprint(Capacity(models=1, memory=memory.host))
 
     def measured(self, models: Sequence[Model]) -> Footprint:
-        """What the loaded versions of one model take."""
+        """Return the footprint of the loaded versions of one model."""
         members = frozenset[str]().union(*(_members(model.config) for model in models))
         if members:
             return Footprint(Capacity(), members)
         return Footprint(Capacity(models=1, memory=together(model.statistics.memory for model in models).host))
 
     async def measure_again(self) -> None:
-        """Measure all models that serve."""
+        """Measure all loaded models."""
         await self._ledger.measure()
 
 
 def _members(config: ModelConfig) -> frozenset[str]:
-    """The models that the steps of an ensemble name."""
+    """Return the names of the models in an ensemble's steps."""
     return frozenset(step.model_name for step in config.ensemble_scheduling.step)

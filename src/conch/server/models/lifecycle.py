@@ -1,8 +1,8 @@
-"""Loads, reloads and unloads models, and keeps the table of their states true.
+"""Loads, reloads and unloads models, and keeps the table of their states.
 
-Runs on the event loop; disks are read in threads.  A load starts new versions and then swaps them in; those that they
-replace serve until then and end after their last request.  A model is loaded and unloaded under its lock, so other
-models load at the same time.
+Runs on the event loop; disks are read in threads. A load starts new versions, then swaps them in; the replaced versions
+serve until then and end after their last request. Loads and unloads of a model hold its lock, so that different models
+load concurrently.
 """
 
 from __future__ import annotations
@@ -34,22 +34,19 @@ from conch.server.models.overrides import check_same_code
 from conch.server.models.rollout import Rollout
 from conch.server.models.states import ModelState, ModelTable, State, ambiguous
 
-# Made by the lifecycle for every call; runs on the event loop and reads disks in threads.
-
-
 LOG = logging.getLogger("conch")
 
 
 class NameLocks:
-    """A lock per model, kept as long as somebody holds it or waits for it.
+    """A lock per model, kept while it is held or waited for.
 
-    An ensemble's is held while its members load under theirs; cycles of ensembles are refused
-    before anything waits.
+    An ensemble's lock is held while the models of its steps load under theirs; cycles of ensembles are refused before
+    any wait.
     """
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        #: The members of the ensembles that are being loaded, in whatever operation.
+        #: Models in the steps of ensembles that are being loaded, by any operation.
         self.members: dict[str, set[str]] = {}
 
     def of(self, name: str) -> asyncio.Lock:
@@ -60,8 +57,7 @@ class NameLocks:
 
 
 class RunningLoads:
-    """The loads that have not ended, whose callers may have gone: they can be given up by whoever stops the server or
-    unloads the model."""
+    """The loads in progress, possibly without a caller; they are cancelled by an unload or when the server stops."""
 
     def __init__(self) -> None:
         self._names: dict[asyncio.Task[None], str] = {}
@@ -72,11 +68,11 @@ class RunningLoads:
         task.add_done_callback(self._names.pop)
 
     def includes(self, name: str) -> bool:
-        """Whether a load of the model has not ended."""
+        """Whether a load of the model is in progress."""
         return name in self._names.values()
 
     def give_up(self, reason: str, name: str | None = None) -> list[asyncio.Task[None]]:
-        """Cancel the loads of one model, or all; their callers are told ``reason``.  Returns their tasks."""
+        """Cancel the loads of one model, or all; their callers get ``reason`` as an error. Returns their tasks."""
         tasks = [task for task, loading in self._names.items() if name in (None, loading)]
         for task in tasks:
             self._reasons[task] = reason
@@ -84,12 +80,12 @@ class RunningLoads:
         return tasks
 
     def reason(self, task: asyncio.Task[None]) -> str:
-        """Why a load was given up."""
+        """Return why a load was cancelled."""
         return self._reasons.get(task, "")
 
 
 async def _shielded(task: asyncio.Task[None]) -> None:
-    """Wait for a task, which goes on if the caller is cancelled; its error, which has been logged, is then ignored."""
+    """Wait for a task, which continues if the caller is cancelled; its error, already logged, is then ignored."""
     task.add_done_callback(_retrieve)
     outer = asyncio.shield(task)
     outer.add_done_callback(_retrieve)
@@ -97,13 +93,13 @@ async def _shielded(task: asyncio.Task[None]) -> None:
 
 
 def _retrieve(task: asyncio.Future[None]) -> None:
-    """Retrieve the error of a task that no caller may await any more."""
+    """Retrieve the error of a task that may have no caller any more, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
 
 
 class _CircularDependencyError(ConchError):
-    """A load of an ensemble that is a member of itself; ``cycle`` are the ensembles that contain each other."""
+    """Failure to load an ensemble that contains itself; ``cycle`` has the ensembles that contain each other."""
 
     def __init__(self, name: str, cycle: tuple[str, ...]) -> None:
         self.cycle = cycle
@@ -112,9 +108,9 @@ class _CircularDependencyError(ConchError):
 
 
 class LoadOperation:
-    """Loads what is ``wanted``, with ``override`` in place of its files where that is given.
+    """Loads the ``wanted`` models and the models of their steps; ``override`` replaces the files of a wanted model.
 
-    A load goes on when nobody waits for it any more; ``running`` is told of it.
+    A load continues without callers; it is registered in ``running``.
     """
 
     def __init__(
@@ -214,7 +210,7 @@ class LoadOperation:
         return await self._repository.described(name, written), None
 
     def _has_no_directory(self, name: str, override: Override) -> bool:
-        """Whether the model of a load is in no repository, and need not be; blocking."""
+        """Whether the model of a load is in no repository and need not be; blocking."""
         if not needs_no_directory(override):
             return False
         try:
@@ -224,7 +220,7 @@ class LoadOperation:
         return False
 
     async def _load_members(self, name: str, config: ModelConfig) -> dict[str, str]:
-        """Load the models that the steps of an ensemble name; returns their keys by name."""
+        """Load the models in an ensemble's steps; return their keys by name."""
         if not is_ensemble(config):
             return {}
         steps = await self._repository.aside(partial(self._repository.members, config, name))
@@ -232,7 +228,7 @@ class LoadOperation:
         self._locks.members[name] = members
         cycle = cycle_of(name, self._locks.members)
         if not cycle:
-            # What does not load is reported by the ensemble's own validation.
+            # Failed loads are reported by the validation of the ensemble.
             results = await asyncio.gather(*(self.load(member) for member in sorted(members)), return_exceptions=True)
             cycles = (result.cycle for result in results if isinstance(result, _CircularDependencyError))
             cycle = next((found for found in cycles if name in found), ())
@@ -243,7 +239,7 @@ class LoadOperation:
         return steps
 
     def _check_members(self, config: ModelConfig, steps: Mapping[str, str]) -> None:
-        """Refuse an ensemble that does not fit its members; it is then as if it were not there."""
+        """Raise INVALID_ARG if an ensemble does not fit the models of its steps."""
         try:
             self._loader.check_ensemble(config, self._rollout.step_models(config, steps))
         except ConchError as error:
@@ -260,8 +256,11 @@ class LoadOperation:
             raise PollError.of(files.name, error) from error
 
     async def _is_unchanged(self, model_state: ModelState) -> bool:
-        """Whether a model serves just what its directory holds; as a member that nobody asked for here, also whether it
-        serves what a load of its own brought, and its directory has not changed since."""
+        """Whether all versions of a model serve and their files have not changed since they were loaded.
+
+        An override counts as a change if the model is now loaded by name, but not if it is loaded as a step of an
+        ensemble.
+        """
         if not model_state.versions or (model_state.overridden and model_state.name in self._wanted):
             return False
         if any(version_state.state is not State.READY for version_state in model_state.versions.values()):
@@ -282,12 +281,12 @@ class LoadOperation:
             return False
 
 
-#: How long an unload waits for the members of an ensemble that has no requests left (s).
+#: Timeout for the unload of the models in an ensemble's steps, if the ensemble has no requests left (s).
 _PROMPT_SECONDS = 0.5
 
 
 class Lifecycle:
-    """The one writer of the model table."""
+    """Loads and unloads models; the only writer of the model table."""
 
     def __init__(self, repository: ModelRepository, loader: Loader, table: ModelTable, rollout: Rollout) -> None:
         self._repository = repository
@@ -301,7 +300,7 @@ class Lifecycle:
         self._closed = False
 
     async def load_all(self, names: Iterable[str]) -> dict[str, ConchError]:
-        """Load several models.  Returns the errors of those that failed, by name."""
+        """Load several models; return the errors of failed loads by name."""
         self._refuse_if_closed()
         names = sorted(set(names))
         operation = self._operation(frozenset(names))
@@ -317,9 +316,10 @@ class Lifecycle:
         return failed
 
     async def load(self, name: str, override: Override | None = None) -> None:
-        """Load or reload one model and, for an ensemble, the members that are not there yet.
+        """Load or reload a model and, for an ensemble, the models of its steps that are not loaded yet.
 
-        Raises the reason; what served before serves on.  All of it goes on when the caller is cancelled.
+        Raises the error of a failed load; the previous versions then continue to serve. The load continues if the
+        caller is cancelled.
         """
         self._refuse_if_closed()
         await self.complete(self._load(name, override))
@@ -330,9 +330,9 @@ class Lifecycle:
         await self._restore([name])
 
     async def load_named(self, name: str, override: Override | None = None) -> None:
-        """Load the model of a name, or in several repositories all models of that name; raises as :meth:`load` does.
+        """Load the model with a name, or all models with it in several repositories; raises as :meth:`load` does.
 
-        Raises INVALID_ARG for an override that several models would get.
+        Raises INVALID_ARG for an override if several models have the name.
         """
         if not self._table.naming:
             await self.load(name, override)
@@ -344,14 +344,15 @@ class Lifecycle:
             await self.load(key, override)
 
     async def unload_named(self, name: str, dependents: bool = False) -> None:
-        """Stop serving all models of a name."""
+        """Unload all models with a name."""
         for key in self._table.keys(name) or [name]:
             await self.unload(key, dependents)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Stop serving a model; returns while its last requests still run.  A load of it is given up.
+        """Unload a model and cancel its load, if any; returns while its last requests still run.
 
-        ``dependents`` are the members of an ensemble that nobody asked for by name and nobody else needs.
+        ``dependents``: also unload the models of an ensemble's steps that were not loaded by name and that no other
+        ensemble needs.
         """
         self._loading.give_up("the model was unloaded meanwhile", name)
         async with self._locks.of(name):
@@ -376,22 +377,22 @@ class Lifecycle:
         await _shielded(task)
 
     def external_files(self) -> dict[str, ExternalFiles]:
-        """By model, the files outside of its directory that its versions were loaded from."""
+        """Return, by model, the files outside of its directory that its versions were loaded from."""
         return {
             name: dict(chain.from_iterable(model.external.items() for model in model_state.models()))
             for name, model_state in self._table.models.items()
         }
 
     def is_loading(self, name: str) -> bool:
-        """Whether an unload of the model would end a load of it."""
+        """Whether a load of the model is in progress, which an unload would cancel."""
         return self._loading.includes(name)
 
     async def retired(self, name: str) -> None:
-        """Wait until what has been replaced or unloaded of a model so far has ended."""
+        """Wait until the versions of a model that were replaced or unloaded before this call have ended."""
         await self._rollout.retired(name)
 
     async def close(self) -> None:
-        """Give up what is being loaded, and accept no further loads; the models that serve are left as they are."""
+        """Cancel loads in progress and refuse further ones; models that serve are not unloaded."""
         self._closed = True
         tasks = [*self._loading.give_up("the server is stopping"), *self._unloading, *self._finishing]
         for task in self._unloading:
@@ -403,7 +404,7 @@ class Lifecycle:
             raise unavailable("the server is stopping and loads no models")
 
     async def _unload_members(self, ensemble: str, members: set[str]) -> None:
-        """Stop serving the members that nobody else needs, once the ensemble's last requests have ended."""
+        """After the last request of an ensemble, unload the models of its steps that are not needed otherwise."""
         await self._rollout.retired(ensemble)
         for member in sorted(members):
             async with self._locks.of(member):
@@ -412,7 +413,7 @@ class Lifecycle:
                     self._rollout.retire_all(model_state)
 
     def _is_member(self, name: str) -> bool:
-        """Whether an ensemble that serves, or is being loaded, has a step of this model."""
+        """Whether an ensemble that serves, or is being loaded, has this model in a step."""
         serving = (state.members for state in self._table.models.values() if state.ready_versions())
         return any(name in members for members in (*serving, *self._locks.members.values()))
 
@@ -422,7 +423,7 @@ class Lifecycle:
         )
 
     def _revalidate(self, changed: Iterable[str]) -> None:
-        """Look at the ensembles whose members have changed; those that do not fit any more stop serving."""
+        """Validate the ensembles with ``changed`` models in their steps; those that no longer fit stop serving."""
         names = set(changed)
         for ensemble in list(self._table.models.values()):
             if ensemble.name in names or not ensemble.members & names or not ensemble.models():
@@ -440,7 +441,7 @@ class Lifecycle:
                     self._revalidate([ensemble.name])
 
     async def _restore(self, loaded: Iterable[str]) -> None:
-        """Have ensembles serve again that had lost members, now that all are back; not those that were unloaded."""
+        """Load ensembles again whose missing step models are back; not ensembles that were unloaded."""
         names = set(loaded)
         for ensemble in list(self._table.models.values()):
             if not ensemble.members & names or not ensemble.is_disabled:

@@ -1,6 +1,6 @@
-"""Turns the files of a model version into a running one: completes its configuration, starts its workers.
+"""Loads a model version: completes its configuration, starts its workers and creates its executor.
 
-Called by the lifecycle, on the event loop.  Whatever fails leaves nothing behind.
+Called by the lifecycle, on the event loop. A load that fails ends all workers that it has started.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LOG = logging.getLogger("conch")
 
 
 class NewStatistics(Protocol):
-    """Makes the counters of a version; see :meth:`conch.telemetry.metrics.Registry.statistics`."""
+    """Creates the statistics of a version; see :meth:`conch.telemetry.metrics.Registry.statistics`."""
 
     def __call__(
         self, name: str, version: int, *, decoupled: bool = False, buckets: Iterable[float] = ()
@@ -72,12 +72,12 @@ class NewStatistics(Protocol):
 
 
 class Loader:
-    """Makes :class:`Model` objects.
+    """Creates :class:`Model` objects.
 
-    ``find_member`` reaches a loaded model for a step of an ensemble; ``new_statistics`` makes the
-    counters of a version as the metrics settings want them; ``models`` takes the calls of models; ``new_process`` makes
-    a worker process by its name, and by what spawns it unless that is the usual way, which is not started yet;
-    ``templates`` fork workers, if there are any; ``cache`` keeps responses of the models that enable it.
+    ``find_member`` returns the model of an ensemble step; ``new_statistics`` creates the statistics of a version;
+    ``models`` serves the BLS calls of workers; ``new_process`` creates a worker process, not started yet, from its name
+    and an optional function that spawns it; ``templates`` fork workers, if given; ``cache`` stores responses of models
+    that enable it.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Loader:
         self._limiter = InstanceRateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None
 
     def configure(self, files: ModelFiles) -> ModelConfig:
-        """The configuration before any backend has looked at the model.
+        """Return the configuration of a model before its backend completes it.
 
-        Raises INVALID_ARG for a model without a backend and for a name that is not the directory's; where backends
-        complete nothing, also for tensors that are incomplete, and INTERNAL for a model without a configuration.
+        Raises INVALID_ARG if the model has no backend or a name that differs from its directory. If backends complete
+        nothing, also raises INVALID_ARG for incomplete tensors and INTERNAL for a model without a configuration.
         """
         as_written = self._settings.disable_auto_complete_config
         if as_written:
@@ -124,9 +124,9 @@ class Loader:
         return config
 
     async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> Model:
-        """Start one version of a model that is not an ensemble.  Raises the reason why it cannot run.
+        """Load a version of a model that is not an ensemble. Raises the reason if it cannot run.
 
-        ``on_stalled`` is called while a worker stands still.
+        ``on_stalled`` is called while a loading worker is stalled.
         """
         if is_remote(config):
             return await self._load_remote(files, version, config)
@@ -176,7 +176,7 @@ class Loader:
         return model
 
     async def _load_remote(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:
-        """A model that other servers run; without their help where its configuration says all."""
+        """Load a version of a remote model; its servers are needed only to complete its configuration."""
         LOG.info("loading: %s:%d", files.key, version)
         begun = monotonic_ns()
         if not self._settings.disable_auto_complete_config:
@@ -199,12 +199,12 @@ class Loader:
         return model
 
     def can_rescale(self, model: Model, config: ModelConfig) -> bool:
-        """Whether :meth:`rescale` can give a running version instances that the rate limiter counts, or does not."""
+        """Whether :meth:`rescale` can apply ``config``: rate limiting of the instances must not start or end."""
         limits = self._limiter is not None and is_limited(config)
         return isinstance(uncached(model.executor), LimitsResources) == limits
 
     async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> None:
-        """Give a running version the instances that ``config`` asks for; those that stay are not touched."""
+        """Give a running version the instances in ``config``; unchanged instances keep their workers."""
         changed = with_placement(model.config, config)
         validate_load(changed, self._gpus)
         dispatcher = uncached(model.executor)
@@ -224,20 +224,20 @@ class Loader:
         keys: Mapping[str, str],
         find_members: Callable[[], Mapping[str, Model]],
     ) -> Model:
-        """An ensemble over the loaded models that ``find_members`` returns; it has no process of its own.
+        """Load an ensemble of the loaded models that ``find_members`` returns; it has no process of its own.
 
-        ``keys`` are those of its members, by name.
+        ``keys`` has the keys of these models, by name.
         """
         LOG.info("loading: %s:%d", files.key, version)
         begun, load_time = monotonic_ns(), time_ns()
         validate_load(config, self._gpus)
         labels = await asyncio.to_thread(files.labels)
         identity = await self._identity(files, version, config, load_time)
-        members = find_members()  # nothing is awaited from here on, so that none of them is unloaded
+        members = find_members()  # no ``await`` follows, so that none of them is unloaded
         self.check_ensemble(config, members)
         config = copied(config)
         complete_ensemble(config, [member.config for member in members.values()])
-        refuse(response_cache_problems(config))  # it may be decoupled, by its members
+        refuse(response_cache_problems(config))  # decoupled steps make it decoupled
         steps = [
             Step(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
             for step in config.ensemble_scheduling.step
@@ -265,13 +265,13 @@ class Loader:
         return model
 
     def _find_by(self, keys: Mapping[str, str]) -> Callable[[str, int], Model]:
-        """What finds the members of an ensemble by their names."""
+        """Return the function that finds the models of an ensemble's steps by name."""
         if all(name == key for name, key in keys.items()):
             return self._find_member
         return lambda name, version: self._find_member(keys[name], version)
 
     def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
-        """Raise INVALID_ARG unless the steps of an ensemble fit the models that they name."""
+        """Raise INVALID_ARG unless the steps of an ensemble fit their models."""
         validate_ensemble(config, {name: member.config for name, member in members.items()})
 
     def _dispatcher(
@@ -297,15 +297,15 @@ class Loader:
         )
 
     def _cache_of(self, config: ModelConfig) -> ResponseCache | None:
-        """The cache, for a model that enables it."""
+        """Return the response cache if the model enables it."""
         return self._cache if config.response_cache.enable else None
 
     async def _identity(
         self, files: ModelFiles, version: int, config: ModelConfig, load_time: int, workers: Dispatcher | None = None
     ) -> Identity:
-        """What the version answers from, for a cache that outlives it; empty where there is none.
+        """Return everything that the responses of a version depend on; empty unless the cache outlives versions.
 
-        A model that does not use the cache has one too, as it may be a member of an ensemble that does.
+        A model that does not use the cache has an identity too, because it may be in a step of an ensemble that does.
         """
         if self._cache is None or not self._cache.lasting:
             return NO_IDENTITY
@@ -322,7 +322,7 @@ class Loader:
         namespace: str,
         sources: Callable[[], Sequence[Model]] = tuple,
     ) -> Executor:
-        """The executor of a version as it is, or behind the cache where the configuration enables it."""
+        """Put the executor of a version behind the cache if the configuration enables it."""
         cache, key = self._cache_of(config), qualified(namespace, config.name)
         if cache is None:
             return executor
@@ -349,7 +349,7 @@ class Loader:
         )
 
     def _backend_settings(self, config: ModelConfig) -> dict[str, str]:
-        """The settings of ``--backend-config`` for the model's backend."""
+        """Return the settings of ``--backend-config`` for the model's backend."""
         scopes = by_scope(self._settings.backend_config)
         settings: dict[str, str] = {}
         for scope in ("", implementation(config), config.backend):
@@ -357,7 +357,7 @@ class Loader:
         return settings
 
     def _placements(self, config: ModelConfig) -> list[WorkerPlacement]:
-        """Where the workers go; a model that is debugged has one instance, since one can read from the terminal."""
+        """Return the placements of workers; a debugged model has only one, because only one can use the terminal."""
         placements = list(placements_of(config))
         return placements[:1] if self._debugs(config) else placements
 
@@ -371,7 +371,7 @@ class Loader:
         placements: Sequence[WorkerPlacement],
         first: WorkerProcess | None = None,
     ) -> None:
-        """Start a worker at each placement, all or none; ``first`` has been started and takes the first of them."""
+        """Start a worker at each placement, all or none; ``first`` is already started and takes the first placement."""
         limited = dispatcher if isinstance(dispatcher, LimitsResources) else None
         if limited is not None:
             limited.reserve(starter.config, placements)
@@ -390,7 +390,7 @@ class Loader:
 
 
 def _external_files(files: ModelFiles, workers: Dispatcher, load_time: int) -> ExternalFiles:
-    """The files outside of the model's directory that its workers have read; blocking.
+    """Return the files outside of the model's directory that its workers have read; blocking.
 
     A file that changed during the load counts as changed: the workers may have read the old one.
     """
@@ -400,7 +400,7 @@ def _external_files(files: ModelFiles, workers: Dispatcher, load_time: int) -> E
 
 
 async def _all_or_none(starts: Iterator[Coroutine[Any, Any, WorkerProcess]]) -> list[WorkerProcess]:
-    """Wait for all workers; when one cannot start, end the others and raise its reason."""
+    """Wait for all workers; if one fails to start, end the others and raise its error."""
     results = await gather_all(starts, lambda worker: worker.stop(0))
     failure = next((result for result in results if isinstance(result, BaseException)), None)
     workers = [result for result in results if not isinstance(result, BaseException)]

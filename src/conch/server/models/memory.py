@@ -1,7 +1,7 @@
-"""The ledger: how much memory each model has, how much a load will take, and whether that is there.
+"""The memory ledger: how much memory each model uses, how much a load will use, and whether it is available.
 
-The rollout has it measure a model when it has loaded and before it ends; whoever shows the figures asks for them to be
-read again.  Runs on the event loop; processes and directories are read in a thread.
+The rollout measures a model after its load and before its end; readers of the figures request new measurements. Runs on
+the event loop; processes and directories are read in a thread.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from conch.threads import compute
 
 LOG = logging.getLogger("conch")
 
-#: How old the figures may be that clients are shown (s); a reading takes milliseconds for each gigabyte.
+#: Maximum age of the figures for clients (s); a measurement takes milliseconds per gigabyte.
 FRESH_SECONDS: Final = 2.0
-#: What a worker has before it has read any weights, by backend; about, with the libraries that engines import, which
-#: workers that were forked from one template share (bytes).
+#: Approximate memory of a worker without weights, by backend (bytes); includes the libraries of engines, which workers
+#: that are forked from the same template share.
 _WORKER_BYTES: Final = {"python": 32 << 20, "onnxruntime": 96 << 20, "openvino": 160 << 20}
 _OTHER_WORKER_BYTES: Final = 420 << 20
 
@@ -42,8 +42,8 @@ _OTHER_WORKER_BYTES: Final = 420 << 20
 class MemoryLedger:
     """The memory of the models in ``table``.
 
-    ``checks`` says whether :meth:`check` refuses anything; ``reader`` and ``read_free`` read the machine; ``templates``
-    returns the ids of the processes that workers are forked from, whose memory is no model's.
+    ``checks`` is False if :meth:`check` refuses nothing. ``reader`` and ``read_free`` read the machine's memory.
+    ``templates`` returns the process ids of worker templates, whose memory belongs to no model.
     """
 
     def __init__(
@@ -60,25 +60,25 @@ class MemoryLedger:
         self._reader = reader or ProcessReader()
         self._read_free = read_free
         self._templates = templates
-        #: What the templates of workers had, as measured last (bytes).
+        #: Memory of the worker templates at the last measurement (bytes).
         self.template_bytes = 0
         self._measured_at = 0.0
         self._refreshing: asyncio.Task[None] | None = None
 
     def used(self, name: str = "") -> ModelMemory:
-        """What the versions of a model that serve have together, or those of all models, as measured last."""
+        """Return the last measured memory of the versions of a model that serve, or of all models without a name."""
         return together(model.statistics.memory for model in self._table.loaded() if name in ("", model.name))
 
     async def free(self) -> FreeMemory:
-        """What the machine, or the server's control group, has left.  Raises OSError where it does not tell."""
+        """Return the free memory of the machine or of the server's control group. Raises OSError if it is unknown."""
         return await compute(self._read_free)
 
     async def gpu_free(self) -> dict[int, int]:
-        """The bytes that each GPU has left, by the driver's number; empty without NVML."""
+        """Return the free memory of each GPU (bytes), by the driver's number; empty without NVML."""
         return await compute(self._reader.gpu_free)
 
     async def measure(self, models: Iterable[Model] | None = None) -> None:
-        """Read what ``models`` have now, or all that serve, into their statistics."""
+        """Measure ``models``, or all models that serve, and store the results in their statistics."""
         chosen = list(self._table.loaded() if models is None else models)
         regions = [sum(process.shared_bytes for process in model.executor.processes) for model in chosen]
         pids = [[process.pid for process in model.executor.processes] for model in chosen]
@@ -94,16 +94,16 @@ class MemoryLedger:
             )
 
     def refresh(self) -> None:
-        """Have all models measured if that was not done within the last seconds; returns at once."""
+        """Start a measurement of all models unless the last one is recent; returns at once."""
         if self._refreshing is None and monotonic() - self._measured_at > FRESH_SECONDS:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
 
     async def expected(self, files: ModelFiles, versions: Iterable[int], config: ModelConfig) -> ModelMemory:
-        """What these versions of a model will take when they are loaded.
+        """Return the memory that these versions of a model will use when they are loaded.
 
-        That is what they took the last time, where they have been loaded before; else an estimate: a worker with its
-        libraries for each placement, and the weights' files once on each device.  KV caches and what the model
-        allocates while it runs are not in it.
+        For a version that was loaded before, this is its last measurement. Otherwise it is an estimate: a worker with
+        its libraries for each placement, and the weight files once on each device. KV caches and memory that the model
+        allocates while it runs are not included.
         """
         model_state = self._table.models.get(files.key)
         known = model_state.memory if model_state is not None else {}
@@ -114,12 +114,12 @@ class MemoryLedger:
         return together(estimates)
 
     async def check(self, files: ModelFiles, version: int, config: ModelConfig) -> None:
-        """Raise UNAVAILABLE, with the sum, for a version whose weights are larger than the memory that is left.
+        """Raise UNAVAILABLE, with the amounts, if the weights of a version are larger than the free memory.
 
-        Compares the least that it can take (the variants of a converted model that run, or the smallest form of the
-        weights that another folder has, in the smallest number format that its parameters allow) with all that the
-        system could free, files mapped by other models included.  Models of the backend ``python`` read their files as
-        they like, and are never refused.
+        Compares the minimum memory of the version (the variants of a converted model that run, or the smallest form of
+        the weights in another folder, in the smallest number format that its parameters allow) with all memory that the
+        system could free, including files mapped by other models. Models of the backend ``python`` are never refused,
+        because it is unknown how they read their files.
         """
         runs_on = implementation(config)
         if not self._checks or is_ensemble(config) or runs_on == "python" or runs_on not in BACKENDS:
@@ -139,7 +139,7 @@ class MemoryLedger:
                 continue
             if gpu_free is None:
                 gpu_free = await self.gpu_free()
-            # A visible device's number need not be the driver's: only a machine with one leaves no doubt.
+            # The number of a visible device may differ from the driver's, unless the machine has only one.
             if len(gpu_free) == 1 and weights.least // 2 > gpu_free[0]:
                 raise _too_large(files, version, weights, f"the GPU has {mebibytes(gpu_free[0])} left")
         if needed > free.available:
@@ -163,13 +163,13 @@ class MemoryLedger:
         LOG.info("'%s' version %d uses %s", model.name, model.version, model.statistics.memory.sentence())
 
     async def note_end(self, model: Model) -> None:
-        """Measure a version that is about to end, and remember it for :meth:`expected`."""
+        """Measure a version that is about to end, and store the result for :meth:`expected`."""
         if not is_ensemble(model.config):
             await self.measure([model])
             self._remember(model)
 
     def note_ended(self, model: Model) -> None:
-        """Log what a version has given back, whose workers have ended."""
+        """Log the memory that a version has released; called after its workers have ended."""
         if not is_ensemble(model.config):
             LOG.info("'%s' version %d gave back %s", model.name, model.version, model.statistics.memory.sentence())
 
@@ -189,16 +189,16 @@ class MemoryLedger:
         worker = self._worker_bytes(implementation(config))
         placements = list(placements_of(config))
         gpus = {placement.device: weights.size for placement in placements if placement.kind == "GPU"}
-        # A configuration that nothing has completed yet may have no instance groups: one worker then.
+        # A configuration that is not complete yet may have no instance groups: assume one worker.
         workers = len(placements) or 1
         return ModelMemory(
             workers=workers * worker + (workers - len(gpus)) * weights.size, gpus=gpus, weights=weights.size
         )
 
     def _worker_bytes(self, backend: str) -> int:
-        """What a worker of a backend has beside weights: the median of those that are loaded, where there are any.
+        """Return the memory of a worker of a backend without weights: the median of loaded workers, or a constant.
 
-        Workers of Python models have in common only what all have.
+        For Python models it is always the constant, because their workers have only the interpreter in common.
         """
         if backend == "python":
             return _WORKER_BYTES[backend]

@@ -44,15 +44,15 @@ CLAIM_SECONDS = 60.0
 _lock = Lock()
 _forks = 0
 _before = 0
-#: The children that began before the forks, or that their starters wait for.
+#: Children that existed before the forks, or that the code that started them waits for.
 _known: set[int] = set()
 
 
 @contextmanager
 def adopting() -> Iterator[set[int]]:
-    """Have descendants whose parents end become children of this process.  Linux only; raises OSError.
+    """Adopt descendants whose parents end during the block. Linux only; raises OSError.
 
-    The caller adds the ids of those that it waits for itself to the set.
+    The caller adds the ids of the processes that it waits for itself to the yielded set.
     """
     global _forks, _before, _known
     with _lock:
@@ -371,9 +371,9 @@ class Template:
         seconds: float,
         meanwhile: Callable[[], AbstractContextManager[set[int] | None]] = nullcontext,
     ) -> dict[str, Any]:
-        """The answer to a message; ``meanwhile`` holds until it comes, but not while other messages are answered.
+        """Send a message and return the answer; ``meanwhile`` is active until then, but not for other messages.
 
-        It is told the id of a process that the template has forked.
+        The process id of a forked process is added to the set that it yields, if any.
         """
         self._asked += 1
         self._consider_end()

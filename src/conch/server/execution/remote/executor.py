@@ -125,9 +125,9 @@ class RemoteSequences:
 class RemoteExecutor:
     """The executor of a remote model; see :class:`conch.server.model.Executor`.
 
-    ``key`` tells the model from others in ``sequences``, which all of its versions share.
-    ``endpoints`` are the servers, and may be changed at any time.  At most ``limit`` requests are under way.
-    ``watch`` warns of outputs that are not as the model's configuration declares them.
+    ``endpoints`` are its servers and may change at any time. At most ``limit`` requests are in flight. ``key``
+    identifies the model in ``sequences``, which all remote models share. ``watch`` warns of outputs that differ from
+    the model's configuration.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """The state machine of on-demand loading: decides which model is loaded next and which models are evicted for it.
 
-Owned by ``conch.server.models.on_demand``, which tells it what happens and carries out what it decides.  Models are
-loaded in the order in which they were first asked for, and a model that does not fit blocks the models behind it, so
-none is overtaken for ever.  A model whose files are still being read, or that is still being unloaded, blocks no others
-and keeps its position.  A step of an ensemble that is being loaded also loads on its own if a request waits for it, so
-it does not wait for the files of the ensemble or of other steps.  Idle models are evicted, least recently used first.
-If none is idle, the model that was loaded first is evicted after its minimum time, once its requests have ended.
+Owned by ``conch.server.models.on_demand``, which reports events to it and carries out its decisions. Models are loaded
+in the order of their first requests, and a model that does not fit blocks the models behind it, so that none starves. A
+model whose files are still being read, or that is still being unloaded, does not block others and keeps its position. A
+step of an ensemble that is being loaded also loads on its own if a request waits for it, so that it does not wait for
+the files of the ensemble or of other steps. Idle models are evicted, least recently used first. If none is idle, the
+model that was loaded first is evicted after its minimum time, when its requests have ended.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class OnDemandPlanner:
     def failed(self, load: Load, error: ConchError, now: float) -> None:
         """Record a failed load: fail the waiting requests and start the back-off.
 
-        If a model was unloaded during the load, there is no back-off; the next request starts a new load instead.  The
+        If a model was unloaded during the load, there is no back-off; the next request starts a new load instead. The
         error is ignored if another load has loaded the model.
         """
         resident = self._residents.get(load.name)
@@ -164,7 +164,7 @@ class OnDemandPlanner:
             resident.phase = Phase.LEAVING
 
     def left(self, name: str) -> None:
-        """An unloaded model has given everything back; if its own load has not ended, that frees its room."""
+        """Record that an unload has ended, which frees the capacity, unless a load of the model itself is running."""
         resident = self._residents.get(name)
         if resident is not None and resident.phase is Phase.LEAVING and not _loads_alone(name, resident):
             del self._residents[name]

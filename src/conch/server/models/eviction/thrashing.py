@@ -1,4 +1,4 @@
-"""Detects thrashing: the same models are evicted and loaded again in turns. Warns at most once a minute."""
+"""Detects thrashing: the same models are evicted and loaded again and again. Warns at most once a minute."""
 
 from __future__ import annotations
 
