@@ -135,7 +135,7 @@ def command(*extras: str) -> str:
     If conch itself is not installed, as in the environment of a model, the command lists the packages.
     """
     names = ",".join(extras)
-    version = _version("conch")
+    version = installed_version("conch")
     if not version:
         return f"{pip()} install {' '.join(_packages_of(extras))}"
     checkout, editable = _checkout()
@@ -159,7 +159,7 @@ def lacks_library(purpose: str, error: ImportError) -> ConchError:
 
 def version_of(module: str) -> str:
     """Return the version of the package of ``module``; empty if it is not installed under its own name."""
-    return _version(_package(module).name)
+    return installed_version(_package(module).name)
 
 
 def outdated(module: str) -> str:
@@ -195,7 +195,7 @@ def _package(module: str) -> Package:
 
 
 @cache
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
     """Return the installed version; empty if only another distribution (``onnxruntime-gpu``) is installed."""
     try:
         return metadata.version(name.partition("[")[0])

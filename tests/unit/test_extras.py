@@ -44,11 +44,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         # Put back afterwards, and first there, so that one which was not imported yet is taken away again.
         monkeypatch.setitem(sys.modules, module, None)
         del sys.modules[module]
-        extras._version.cache_clear()
+        extras.installed_version.cache_clear()
 
     monkeypatch.syspath_prepend(str(tmp_path))
     yield write
-    extras._version.cache_clear()
+    extras.installed_version.cache_clear()
 
 
 def declared() -> dict[str, dict[str, str]]:
@@ -209,7 +209,7 @@ def test_command_of_an_installed_copy(
 
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "lib/site-packages/conch/extras.py"))
     monkeypatch.setattr(metadata, "distribution", lambda name: Installed())
-    monkeypatch.setattr(extras, "_version", lambda name: __version__)
+    monkeypatch.setattr(extras, "installed_version", lambda name: __version__)
     monkeypatch.setattr(extras, "pip", lambda: "pip")
 
     assert extras.command("lora") == expected.format(source)
@@ -217,7 +217,7 @@ def test_command_of_an_installed_copy(
 
 def test_packages_are_named_in_an_environment_without_conch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the worker's of a model that brings its own: PyPI's package called conch is another one."""
-    monkeypatch.setattr(extras, "_version", lambda name: "")
+    monkeypatch.setattr(extras, "installed_version", lambda name: "")
     monkeypatch.setattr(extras, "pip", lambda: "pip")
     assert extras.command("lora", "audio") == 'pip install "peft>=0.18" scipy soundfile'
     assert extras.command("report") == 'pip install "altair>=5.5" "vl-convert-python>=1.7"'

@@ -235,11 +235,11 @@ def _show(deployed: Deployed) -> None:
     for deployment, count in sorted(counts.items()):
         print(f"{deployment}: {count} {'replica' if count == 1 else 'replicas'}")
     for ingress in deployed.ingresses:
-        print(f"node {ingress.node[:8]}: {' '.join(_urls(ingress.addresses))}")
+        print(f"node {ingress.node[:8]}: {' '.join(ingress_urls(ingress.addresses))}")
     sys.stdout.flush()
 
 
-def _urls(addresses: Mapping[str, tuple[str, int]]) -> list[str]:
+def ingress_urls(addresses: Mapping[str, tuple[str, int]]) -> list[str]:
     """Where an ingress listens: HTTP, gRPC, whatever else it was told to, and last its metrics."""
     order = ("http", "grpc", *(kind for kind in addresses if kind not in ("http", "grpc", "metrics")), "metrics")
     found = []

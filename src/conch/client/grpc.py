@@ -47,7 +47,7 @@ def document_of(message: Any) -> dict[str, Any]:
 #: Asks conch to report stream errors with their codes, at the end of the stream.
 _METADATA: Final = ((ERRORS_WITH_CODES, "true"),)
 #: How long a server may take to end a stream after its error (s).
-_END_SECONDS: Final = 5.0
+END_SECONDS: Final = 5.0
 
 
 class GrpcTransport:
@@ -163,7 +163,7 @@ class _GrpcStream(ResultStream):
 
     def _leave_to_end(self) -> None:
         """Wait until the server has ended the stream: Triton crashes if it is cancelled at that moment."""
-        timer = threading.Timer(_END_SECONDS, self._call.cancel)
+        timer = threading.Timer(END_SECONDS, self._call.cancel)
         timer.start()
         with contextlib.suppress(grpc.RpcError):
             for _ in self._call:

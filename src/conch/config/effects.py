@@ -8,18 +8,18 @@ from conch.config.signature import FIRST_RESPONSE
 
 _NOT_YET = "this server does not have that yet"
 #: Top-level fields, and why they have no effect.
-_FIELDS = {
+FIELDS_WITHOUT_EFFECT = {
     "cc_model_filenames": "use instance groups and versions",
     "model_operations": "its libraries of ONNX operations are not loaded. A Python model can, with "
     "'register_custom_ops_library' of ONNX Runtime's session options",
     "model_repository_agents": _NOT_YET,
 }
-_OF_INSTANCES = {
+INSTANCE_FIELDS_WITHOUT_EFFECT = {
     "secondary_devices": _NOT_YET,
     "host_policy": _NOT_YET,
     "passive": _NOT_YET,
 }
-_OF_OPTIMIZATION = {
+OPTIMIZATION_FIELDS_WITHOUT_EFFECT = {
     "priority": _NOT_YET,
     "cuda": _NOT_YET,
     "gather_kernel_buffer_threshold": _NOT_YET,
@@ -34,7 +34,7 @@ _COLLECTING = frozenset({"onnxruntime", "openvino", "pytorch"})
 
 def ineffective_problems(config: ModelConfig) -> Problems:
     """Yield a warning for each field of a configuration, written or completed, that has no effect."""
-    for name, reason in _FIELDS.items():
+    for name, reason in FIELDS_WITHOUT_EFFECT.items():
         if _is_set(config, name):
             yield _ineffective(f"'{name}'", (name,), reason)
     if implementation(config) not in _COLLECTING:
@@ -57,7 +57,7 @@ def _of_metrics(config: ModelConfig) -> Problems:
 
 def _of_instances(config: ModelConfig) -> Problems:
     for index, group in enumerate(config.instance_group):
-        for name, reason in _OF_INSTANCES.items():
+        for name, reason in INSTANCE_FIELDS_WITHOUT_EFFECT.items():
             if _is_set(group, name):
                 yield _ineffective(f"'{name}' of an instance group", ("instance_group", index, name), reason)
     if is_ensemble(config) and config.instance_group:
@@ -65,7 +65,7 @@ def _of_instances(config: ModelConfig) -> Problems:
 
 
 def _of_optimization(config: ModelConfig) -> Problems:
-    for name, reason in _OF_OPTIMIZATION.items():
+    for name, reason in OPTIMIZATION_FIELDS_WITHOUT_EFFECT.items():
         if _is_set(config.optimization, name):
             yield _ineffective(f"'{name}' of 'optimization'", ("optimization", 0, name), reason)
     for name in ("graph", "execution_accelerators"):

@@ -14,7 +14,7 @@ from conch.repository.fingerprint import take_fingerprint, take_stamps
 
 #: Files up to this size (bytes) are hashed.  Larger files, usually weights, are identified by size and modification
 #: time.
-_MOST_BYTES_READ: Final = 1 << 20
+MOST_BYTES_READ: Final = 1 << 20
 
 
 class Identity(NamedTuple):
@@ -94,7 +94,7 @@ def _file(path: Path, name: str, began: int) -> bytes:
     status = path.stat()
     if status.st_ctime_ns > began:
         raise OSError(errno.EAGAIN, "a file that changed while the model was being loaded", str(path))
-    small = status.st_size <= _MOST_BYTES_READ
+    small = status.st_size <= MOST_BYTES_READ
     digest = hashlib.blake2b(repr((name, status.st_size, small)).encode(errors="surrogatepass"))
     digest.update(path.read_bytes() if small else repr(status.st_mtime_ns).encode())
     return digest.digest()

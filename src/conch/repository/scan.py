@@ -37,7 +37,7 @@ _DESCRIBED = 4
 #: The maximum number of other concurrent operations on the repository locations.
 _LOOKS = 8
 #: The timeout of listing the models if an earlier listing exists (s).
-_LISTING_SECONDS = 5.0
+LISTING_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -232,7 +232,7 @@ class ModelRepository:
         """
         look = asyncio.wrap_future(self._listings.submit("", self.names))
         look.add_done_callback(_retrieve)
-        await asyncio.wait([look], timeout=None if self._listed is None else _LISTING_SECONDS)
+        await asyncio.wait([look], timeout=None if self._listed is None else LISTING_SECONDS)
         if look.done():
             self._listed = look.result()
         assert self._listed is not None

@@ -42,7 +42,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
         return StoreRoot(url, cache, whole=whole, opener=lambda url: store, pauses=(), timeout=0.5)
 
     monkeypatch.setattr(roots, "StoreRoot", opened)
-    monkeypatch.setattr(scan, "_LISTING_SECONDS", 0.1)
+    monkeypatch.setattr(scan, "LISTING_SECONDS", 0.1)
     yield store
     store.answers.set()
 

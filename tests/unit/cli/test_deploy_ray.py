@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conch.cli import main
-from conch.cli.deploy_ray import _urls
+from conch.cli.deploy_ray import ingress_urls
 from conch.deploy.ray.planning import DeploymentPlan, RayOptions
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from conch.errors import ConchError, invalid, unavailable
@@ -243,9 +243,9 @@ def test_without_ray_it_says_what_to_install(
 
 def test_urls_come_in_the_order_in_which_they_are_wanted() -> None:
     addresses = {kind: ("h", port) for port, kind in enumerate(("metrics", "openai", "grpc", "sagemaker", "http"))}
-    assert _urls(addresses) == ["http://h:4", "grpc://h:2", "http://h:1", "http://h:3", "http://h:0/metrics"]
-    assert _urls({"grpc": ("::1", 1)}) == ["grpc://[::1]:1"]
-    assert _urls({}) == []
+    assert ingress_urls(addresses) == ["http://h:4", "grpc://h:2", "http://h:1", "http://h:3", "http://h:0/metrics"]
+    assert ingress_urls({"grpc": ("::1", 1)}) == ["grpc://[::1]:1"]
+    assert ingress_urls({}) == []
 
 
 def test_models_that_do_not_fit_are_told_before_they_are_deployed(

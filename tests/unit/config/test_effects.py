@@ -67,8 +67,8 @@ def test_the_page_says_no_effect_of_the_same_fields() -> None:
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("| `")]
     silent = {cells[1].strip("`") for cells in rows if cells[4].startswith("no effect")}
     named = {
-        *effects._FIELDS,
-        *(f"instance_group.{name}" for name in effects._OF_INSTANCES),
-        *(f"optimization.{name}" for name in effects._OF_OPTIMIZATION),
+        *effects.FIELDS_WITHOUT_EFFECT,
+        *(f"instance_group.{name}" for name in effects.INSTANCE_FIELDS_WITHOUT_EFFECT),
+        *(f"optimization.{name}" for name in effects.OPTIMIZATION_FIELDS_WITHOUT_EFFECT),
     }
     assert named - silent == set()

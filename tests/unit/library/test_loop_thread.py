@@ -6,7 +6,6 @@ import asyncio
 import errno
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -20,18 +19,23 @@ async def nothing() -> None:
     """End at once."""
 
 
-def test_a_thread_interrupted_before_its_call_reached_the_loop_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = LoopThread()
+def test_a_thread_interrupted_before_its_call_reached_the_loop_does_not_wait() -> None:
+    class Interrupted(LoopThread):
+        interrupt = True
 
-    def interrupted(coroutine: Any, future: Any) -> None:
-        coroutine.close()
-        raise KeyboardInterrupt
+        @property
+        def is_of_another_process(self) -> bool:
+            if self.interrupt:
+                self.interrupt = False
+                raise KeyboardInterrupt
+            return super().is_of_another_process
 
-    monkeypatch.setattr(thread, "_submit", interrupted)
+    thread, call = Interrupted(), nothing()
     try:
         with pytest.raises(KeyboardInterrupt):
-            thread.run(nothing())
+            thread.run(call)
     finally:
+        call.close()
         thread.close()
 
 

@@ -62,7 +62,7 @@ def test_the_configuration_counts(places: list[Path]) -> None:
 
 
 def test_large_files_count_by_their_time(places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "_MOST_BYTES_READ", 2)
+    monkeypatch.setattr(identity, "MOST_BYTES_READ", 2)
     before = identify(places)
     os.utime(places[0] / "1" / "data", (1, 1))
     assert identify(places) != before

@@ -19,7 +19,7 @@ from conch.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.extras import require
 
 #: The polling interval (s), and the timeout of a registry call (s).
-_LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 _ANSWER_SECONDS: Final = 10.0
 #: The timeout of connecting to the cluster (s).
 _CONNECT_SECONDS: Final = 5.0
@@ -47,7 +47,7 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "serve"}
     address = address or os.environ.get("RAY_ADDRESS", "")
     if address not in ("", "auto", "local"):
-        _check_listens(address)
+        check_listens(address)
     starts = address == "local"
     try:
         if not starts:
@@ -66,7 +66,7 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
         ray.shutdown()
 
 
-def _check_listens(address: str) -> None:
+def check_listens(address: str) -> None:
     """Raise UNAVAILABLE if nothing listens at ``address``, because Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
@@ -86,7 +86,7 @@ def start_serve() -> None:
 
 
 @contextmanager
-def _in_one_line() -> Iterator[None]:
+def logs_in_one_line() -> Iterator[None]:
     """Convert Ray's exceptions to INTERNAL, with their last line."""
     try:
         yield
@@ -121,7 +121,7 @@ class RayApplication:
             with suppress(ConchError):
                 self._ask("forget_failures")
         target = serve.RunTarget(application(options, plans), name=self._name, route_prefix=None)
-        with _in_one_line():
+        with logs_in_one_line():
             serve.run_many([target], wait_for_ingress_deployment_creation=True, wait_for_applications_running=False)
 
     def wait(self, plans: Sequence[DeploymentPlan], seconds: float, tell: Callable[[str], None]) -> Deployed:
@@ -136,17 +136,17 @@ class RayApplication:
         ends = time.monotonic() + seconds
         said: frozenset[str] = frozenset()
         while True:
-            with _in_one_line():
+            with logs_in_one_line():
                 state = serve.status().applications.get(self._name)
             failures: dict[str, str] = {}
             with suppress(ConchError):
                 failures = dict(self._ask("failures"))
                 found = Deployed(self._ask("ingresses"), self._ask("replicas"))
-                if state is not None and state.status == "RUNNING" and _complete(found, plans, _nodes()):
+                if state is not None and state.status == "RUNNING" and is_complete(found, plans, _nodes()):
                     return found
-            words = _words(state)
+            words = status_messages(state)
             if failures or (state is not None and state.status == "DEPLOY_FAILED"):
-                raise _failure(failures, "; ".join(words))
+                raise deployment_error(failures, "; ".join(words))
             if news := [word for word in words if word not in said]:
                 tell("; ".join(news))
             said |= set(words)
@@ -154,7 +154,7 @@ class RayApplication:
                 raise unavailable(
                     f"the models do not answer after {seconds:g} s: {'; '.join(words) or 'Ray Serve says nothing'}"
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def replicas(self) -> Sequence[ReplicaRecord]:
         """Return the registered replicas.  Raises UNAVAILABLE if the registry does not respond."""
@@ -168,11 +168,11 @@ class RayApplication:
         """
         from ray import serve
 
-        with _in_one_line():
+        with logs_in_one_line():
             if self.is_there:
                 serve.delete(self._name, _blocking=False)
             while self.is_there:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def _ask(self, method: str) -> Any:
         """Call a method of the registry.  Raises UNAVAILABLE if it does not respond."""
@@ -199,7 +199,7 @@ def _nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
-def _complete(found: Deployed, plans: Sequence[DeploymentPlan], nodes: Set[str]) -> bool:
+def is_complete(found: Deployed, plans: Sequence[DeploymentPlan], nodes: Set[str]) -> bool:
     """Return whether all ``nodes`` have an ingress, and the replicas are those of ``plans`` with no other versions."""
     if not nodes <= {record.node for record in found.ingresses}:
         return False
@@ -207,7 +207,8 @@ def _complete(found: Deployed, plans: Sequence[DeploymentPlan], nodes: Set[str])
     return versions == {(plan.name, plan.version) for plan in plans}
 
 
-def _failure(failures: dict[str, str], words: str) -> ConchError:
+def deployment_error(failures: Mapping[str, str], words: str) -> ConchError:
+    """Return the error with why replicas or ingresses could not start, or Ray Serve's own ``words`` if none failed."""
     if not failures:
         return internal(f"Ray Serve cannot run the models: {words}")
     told = "; ".join(
@@ -217,7 +218,7 @@ def _failure(failures: dict[str, str], words: str) -> ConchError:
     return invalid(f"cannot start {told}")
 
 
-def _words(state: Any) -> list[str]:
+def status_messages(state: Any) -> list[str]:
     """Return Ray Serve's status of each deployment that is not healthy, one line each."""
     if state is None:
         return []

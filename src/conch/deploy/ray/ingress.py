@@ -28,7 +28,7 @@ LOG: Final = logging.getLogger("conch")
 #: The deployment's name, under which the registry also records start failures.
 INGRESS: Final = "ingress"
 #: The delay before calling the registry again if it did not respond (s).
-_RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 1.0
 #: The timeout of a registry call, which may return late without changes (s).
 _ANSWER_SECONDS: Final = 4 * WATCH_SECONDS
 
@@ -183,7 +183,7 @@ class NodeIngress:
             return
         self._watching.cancel()
         try:
-            async with asyncio.timeout(_RETRY_SECONDS):
+            async with asyncio.timeout(RETRY_SECONDS):
                 await self._registry.leave.remote(self._id)
         except Exception as error:  # any exception of Ray; the registry detects the end without it
             LOG.warning("the replica registry does not answer: %s", one_line(error))
@@ -215,10 +215,10 @@ class NodeIngress:
                 self._known.learn(snapshot, time.monotonic())
             except Exception as error:  # any exception of Ray; the registry is restarted
                 LOG.warning("the replica registry does not answer: %s", one_line(error))
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
             try:
                 await self._follow()
             except Exception:  # such as a full disk: other ingresses continue, and this one retries
                 LOG.exception("the ingress cannot follow the replica registry")
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)

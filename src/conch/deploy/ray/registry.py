@@ -23,9 +23,9 @@ FORGET_SECONDS: Final = 30.0
 WATCH_SECONDS: Final = 5.0
 _GONE_SECONDS: Final = 3 * WATCH_SECONDS
 #: The interval of checking for silent replicas (s).
-_EXPIRE_SECONDS: Final = SILENCE_SECONDS / 5
+EXPIRE_SECONDS: Final = SILENCE_SECONDS / 5
 #: The number of deregistered replicas to remember, for ingresses that ask late.
-_REMEMBERED: Final = 10_000
+MOST_DEREGISTERED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RegistryState:
         """Remove a replica permanently."""
         self._replicas.pop(replica, None)
         self._deregistered[replica] = None
-        if len(self._deregistered) > _REMEMBERED:
+        if len(self._deregistered) > MOST_DEREGISTERED:
             del self._deregistered[next(iter(self._deregistered))]
         self.revision += 1
 
@@ -241,6 +241,6 @@ class ReplicaRegistry:
 
     async def _expire(self) -> None:
         while True:
-            await asyncio.sleep(_EXPIRE_SECONDS)
+            await asyncio.sleep(EXPIRE_SECONDS)
             if self._state.expire(time.monotonic()):
                 await self._notify()

@@ -218,7 +218,7 @@ _KEPT_MEMORY: Final = 256 << 20
 #: Default ratio of the wall-clock limit to the processor time limit, for a busy machine.
 _BUSY: Final = 5
 #: How long cancelled work may take to end (s): about as long as starting a process.
-_GRACE_SECONDS: Final = 0.5
+GRACE_SECONDS: Final = 0.5
 
 
 @dataclass(eq=False)
@@ -428,7 +428,7 @@ class Codec:
             self._waiting.remove(work)
         for lane in self._lanes:
             if lane.work is work and lane.process is not None:
-                asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._end, lane, work)
+                asyncio.get_running_loop().call_later(GRACE_SECONDS, self._end, lane, work)
 
     def _end(self, lane: _Lane, work: CodecWork) -> None:
         if lane.work is work and lane.process is not None:

@@ -57,7 +57,7 @@ class FilesystemStore:
                     name.removeprefix(f"{self._root}/"),
                     int(entry["size"] or 0),
                     self._stamp(entry),
-                    _seconds(entry),
+                    modification_time(entry),
                     self._digest(entry),
                 )
             )
@@ -91,7 +91,7 @@ def _callback(arrived: Arrived) -> Any:
     return callback
 
 
-def _seconds(entry: Mapping[str, Any]) -> float:
+def modification_time(entry: Mapping[str, Any]) -> float:
     """Return when a file was modified (seconds since 1970); 0 if the store does not report it."""
     for name in ("LastModified", "mtime", "last_modified", "updated", "created"):
         value = entry.get(name)

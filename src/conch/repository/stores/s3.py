@@ -33,8 +33,8 @@ def open_s3(url: StoreUrl, environment: Mapping[str, str]) -> S3Store:
     return S3Store(
         url,
         filesystem,
-        stamp=_etag,
-        digest=_digest,
+        stamp=entity_tag,
+        digest=md5_digest,
         credentials="AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_PROFILE",
         redacted=Redacted(secrets),
         fetching={"chunksize": _PART, "max_concurrency": _PARTS},
@@ -73,12 +73,14 @@ def s3_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict[st
     return arguments, (*secrets, *(environment.get(name, "") for name in named))
 
 
-def _etag(entry: Mapping[str, Any]) -> str:
+def entity_tag(entry: Mapping[str, Any]) -> str:
+    """Return the ETag of an object in a listing, without quotes; empty if it has none."""
     return str(entry.get("ETag", "")).strip('"')
 
 
-def _digest(entry: Mapping[str, Any]) -> str:
-    etag = _etag(entry)
+def md5_digest(entry: Mapping[str, Any]) -> str:
+    """Return ``md5:`` and the MD5 that an ETag may be; empty for other ETags, as those of multipart uploads."""
+    etag = entity_tag(entry)
     return f"md5:{etag}" if _MD5.fullmatch(etag) else ""
 
 

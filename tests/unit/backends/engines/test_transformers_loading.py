@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ pytest.importorskip("transformers")
 import torch
 from safetensors.torch import load_file, save_file
 
+from conch.backends.engines.transformers import engine as engine_module
 from conch.backends.engines.transformers import loading
-from conch.backends.generation.engine import EngineRequest, GenerationEngine
+from conch.backends.engines.transformers.network import DecoderNetwork
+from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
@@ -87,8 +91,7 @@ def test_bfloat16_is_kept_where_the_cpu_multiplies_it(
 ) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    known = loading._native_bfloat16
-    monkeypatch.setattr(loading, "_native_bfloat16", lambda: known(info))
+    monkeypatch.setattr(loading, "CPUINFO", info)
     folder = write(tmp_path / "model", "llama")
     weights = load_file(folder / "model.safetensors")
     kind = getattr(torch, stored)
@@ -96,18 +99,27 @@ def test_bfloat16_is_kept_where_the_cpu_multiplies_it(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": stored}))
     engine: Any = opened(folder)
-    assert engine._network.model.dtype == wanted
+    assert engine.precision == str(wanted).removeprefix("torch.")
     assert engine.padded
     assert len(generate(engine, [3, 4], temperature=0, max_tokens=8, ignore_eos=True)) == 8
 
 
-def test_a_closed_engine_gives_its_model_back(folder: Path) -> None:
-    engine: Any = opened(folder)
+def test_a_closed_engine_frees_its_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[weakref.ref[Any]] = []
+
+    def load(spec: EngineSpec) -> DecoderNetwork:
+        network = loading.load(spec)
+        loaded.append(weakref.ref(network.model))
+        return network
+
+    monkeypatch.setattr(engine_module, "load", load)
+    engine = opened(folder)
     engine.add(EngineRequest(0, [3, 4], SamplingParams()))
     engine.step()
     engine.close()
     assert not engine.busy
-    assert not hasattr(engine, "_network")
+    gc.collect()
+    assert [model() for model in loaded] == [None]
 
 
 def adapted(folder: Path, target: Path) -> Any:

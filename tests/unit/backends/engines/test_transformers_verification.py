@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import transformers
+
 from conch.backends.engines.transformers import engine as engine_module
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.errors import ConchError
@@ -50,7 +52,7 @@ def test_model_that_differs_in_a_batch_is_refused(folder: Path, monkeypatch: pyt
 def test_model_with_slow_steps_is_not_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(folder)
     monkeypatch.setattr(engine_module, "SLOW_STEP", -1.0)
-    monkeypatch.setattr(engine_module, "_generated", pytest.fail)
+    monkeypatch.setattr(transformers.GenerationMixin, "generate", pytest.fail)
     engine.verify(PROMPTS)
     assert not engine.busy
 

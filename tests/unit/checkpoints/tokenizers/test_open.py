@@ -153,7 +153,7 @@ class Spelled:
 
 
 def test_tokenizer_in_python_is_used_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.checkpoints.tokenizers.open._load", lambda *given: Spelled())
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *given, **options: Spelled())
     made: TextTokenizer = open_tokenizer(bare(tmp_path))
     stream = made.stream()
 

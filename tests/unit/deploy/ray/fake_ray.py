@@ -17,11 +17,11 @@ class Remote:
     def __init__(self, target: Any) -> None:
         self.target = target
         self.away = False
-        self.calls: list[str] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> SimpleNamespace:
         async def remote(*arguments: Any) -> Any:
-            self.calls.append(name)
+            self.calls.append((name, arguments))
             if self.away:
                 raise RuntimeError("The actor died unexpectedly before finishing this task.\n\tclass_name: ...")
             return await getattr(self.target, name)(*arguments)

@@ -13,12 +13,12 @@ from conch.deploy.ray import cluster as module
 from conch.deploy.ray.cluster import (
     Deployed,
     RayApplication,
-    _check_listens,
-    _complete,
-    _failure,
-    _in_one_line,
-    _words,
+    check_listens,
     connected,
+    deployment_error,
+    is_complete,
+    logs_in_one_line,
+    status_messages,
 )
 from conch.deploy.ray.planning import DeploymentPlan
 from conch.errors import Code, ConchError, unavailable
@@ -45,15 +45,15 @@ def test_all_is_there_when_every_deployment_has_replicas_of_its_version_alone(
 ) -> None:
     records = [replica(str(at), deployment=one, version=two) for at, (one, two) in enumerate(replicas)]
     plans = [plan("a", "1"), plan("b", "2")]
-    assert _complete(Deployed([ingress()], records), plans, {"node"}) is complete
-    assert not _complete(Deployed([ingress()], records), plans, {"node", "another"})
+    assert is_complete(Deployed([ingress()], records), plans, {"node"}) is complete
+    assert not is_complete(Deployed([ingress()], records), plans, {"node", "another"})
 
 
 def test_failures_say_what_could_not_start() -> None:
-    error = _failure({"b": "no weights", "ingress": "port 8000 is taken"}, "ignored")
+    error = deployment_error({"b": "no weights", "ingress": "port 8000 is taken"}, "ignored")
     assert error.message == "cannot start a replica of 'b': no weights; the ingress: port 8000 is taken"
     assert error.code is Code.INVALID_ARG
-    assert _failure({}, "b: no GPU").message == "Ray Serve cannot run the models: b: no GPU"
+    assert deployment_error({}, "b: no GPU").message == "Ray Serve cannot run the models: b: no GPU"
 
 
 def state(message: str = "", **deployments: tuple[str, str]) -> Any:
@@ -81,7 +81,7 @@ class Status(str):
     ],
 )  # fmt: skip
 def test_what_is_not_there_yet_is_said_in_one_line(said: Any, words: list[str]) -> None:
-    assert _words(said) == words
+    assert status_messages(said) == words
 
 
 @pytest.mark.parametrize(
@@ -105,27 +105,27 @@ def test_a_cluster_that_is_started_here_is_known_to_end(
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "http://head:x", "ray://head"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConchError, match="is no address of a Ray cluster: give HOST:PORT") as raised:
-        _check_listens(address)
+        check_listens(address)
     assert raised.value.code is Code.INVALID_ARG
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        _check_listens(f"127.0.0.1:{port}")
-        _check_listens(f"ray://127.0.0.1:{port}")
+        check_listens(f"127.0.0.1:{port}")
+        check_listens(f"ray://127.0.0.1:{port}")
     for address in (f"127.0.0.1:{port}", "127.0.0.1:99999"):
         with pytest.raises(ConchError, match=f"no Ray cluster answers at {address}: ") as raised:
-            _check_listens(address)
+            check_listens(address)
         assert raised.value.code is Code.UNAVAILABLE
 
 
 def test_of_what_ray_raises_the_last_line_is_shown() -> None:
-    with pytest.raises(ConchError, match=r"^Ray Serve: RuntimeError: it is so$"), _in_one_line():
+    with pytest.raises(ConchError, match=r"^Ray Serve: RuntimeError: it is so$"), logs_in_one_line():
         raise RuntimeError("Traceback\n  File x\n\nRuntimeError: it is so\n")
-    with pytest.raises(ConchError, match=r"^Ray Serve: RuntimeError$"), _in_one_line():
+    with pytest.raises(ConchError, match=r"^Ray Serve: RuntimeError$"), logs_in_one_line():
         raise RuntimeError
-    with pytest.raises(ConchError, match=r"^as it is$"), _in_one_line():
+    with pytest.raises(ConchError, match=r"^as it is$"), logs_in_one_line():
         raise unavailable("as it is")
 
 
@@ -137,7 +137,7 @@ def test_an_application_is_removed_when_it_is_gone_however_long_it_drains(monkey
         delete=lambda name, **given: asked.append((name, given)),
     )
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0)
     RayApplication("mine").remove()
     assert asked == [("mine", {"_blocking": False})]  # Ray Serve's own waiting raises after a minute
     assert next(left, None) is None

@@ -17,10 +17,11 @@ import conch
 from conch.deploy.ray import ingress as module
 from conch.deploy.ray import registry as registry_module
 from conch.deploy.ray.ingress import INGRESS, IngressServer, IngressSpec, NodeIngress
-from conch.deploy.ray.registry import ReplicaRecord
+from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from conch.deploy.ray.remote_models import ClusterModel, cluster_models
 from tests.unit.deploy.ray import fake_ray
 from tests.unit.deploy.ray.fake_ray import Remote, made
+from tests.unit.deploy.ray.records import ingress as fake_ingress
 from tests.unit.deploy.ray.records import until
 from tests.unit.deploy.ray.servers import record, serving, write_echo
 
@@ -39,13 +40,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[conch.Server]:
 
 
 @pytest.fixture
-async def registry(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remote]:
+async def registry(monkeypatch: pytest.MonkeyPatch) -> Remote:
     fake_ray.install(monkeypatch)
-    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(registry_module, "WATCH_SECONDS", 0.01)
-    found = Remote(await fake_ray.registry())
-    yield found
-    found.target._expiring.cancel()
+    return Remote(await fake_ray.registry())
 
 
 @pytest.fixture
@@ -56,10 +55,29 @@ async def ingress(registry: Remote) -> AsyncIterator[NodeIngress]:
     await ingress.__del__()
 
 
+async def watching_ingress(registry: Remote) -> IngressRecord:
+    """The ingress that watches the registry, once there is one."""
+    async with asyncio.timeout(30):
+        while not (ingresses := await registry.target.ingresses()):
+            await asyncio.sleep(0.001)
+    (record,) = ingresses
+    return record
+
+
+async def followed(registry: Remote) -> None:
+    """Wait until the ingress follows the registry as it is now."""
+    current = (await registry.target.watch(fake_ingress("another"), 0)).revision
+    await registry.target.leave("another")
+    await until(lambda: current in [arguments[1] for name, arguments in registry.calls if name == "watch"])
+
+
+def server_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "conch-server"}
+
+
 async def status(registry: Remote, path: str) -> int:
-    """What the ingress that watches the registry answers for ``path``."""
-    await until(lambda: bool(registry.target._watchers))
-    (record,) = await registry.target.ingresses()
+    """The status with which the ingress that watches the registry responds to a request for ``path``."""
+    record = await watching_ingress(registry)
     host, port = record.addresses["http"]
     return (await asyncio.to_thread(requests.get, f"http://{host}:{port}{path}")).status_code
 
@@ -87,11 +105,9 @@ async def test_an_ingress_goes_on_while_the_registry_is_away_and_starts_again(
     registry.away = True
     asked = len(registry.calls)
     await until(lambda: len(registry.calls) > asked + 1)
-    before, registry.target = registry.target, await fake_ray.registry()
-    before._expiring.cancel()
+    registry.target = await fake_ray.registry()
     registry.away = False
-    known = registry.target._state.revision
-    await until(lambda: ingress._done == known)
+    await followed(registry)
     assert await status(registry, "/v2/models/echo/ready") == 200
     await registry.target.deregister("a")  # returns when the ingress has done so
     assert await status(registry, "/v2/models/echo/ready") == 400
@@ -122,19 +138,21 @@ async def test_an_ingress_that_ends_is_not_waited_for_and_leaves_nothing(
     registry: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    threads = server_threads()
     ingress = await made(NodeIngress, IngressSpec(drain_seconds=1, options=dict(FREE)), registry)
-    await until(lambda: bool(registry.target._watchers))
+    await watching_ingress(registry)
     await ingress.__del__()
     assert await registry.target.ingresses() == ()
     assert list(tmp_path.iterdir()) == []
-    assert not ingress._thread._thread.is_alive()
+    assert server_threads() == threads
 
 
 async def test_an_ingress_ends_also_where_the_registry_is_away(registry: Remote) -> None:
+    threads = server_threads()
     ingress = await made(NodeIngress, IngressSpec(drain_seconds=1, options=dict(FREE)), registry)
     registry.away = True
     await ingress.__del__()
-    assert not ingress._thread._thread.is_alive()
+    assert server_threads() == threads
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -143,7 +161,7 @@ async def test_an_ingress_that_cannot_start_says_why_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     registry.away = away
-    threads = threading.active_count()
+    threads = server_threads()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options: dict[str, Any] = {**FREE, "http_port": taken.getsockname()[1]}
         with pytest.raises(RuntimeError, match="already in use"):
@@ -153,7 +171,7 @@ async def test_an_ingress_that_cannot_start_says_why_and_leaves_nothing(
     failures = await registry.target.failures()
     assert failures == {} if away else "no option 'http_prt'" in failures[INGRESS]
     assert list(tmp_path.iterdir()) == []
-    assert not [one for one in threading.enumerate()[threads:] if one.name == "conch-server"]
+    assert server_threads() == threads
 
 
 async def test_models_are_read_again_only_when_replicas_change(
@@ -172,5 +190,5 @@ async def test_models_are_read_again_only_when_replicas_change(
     asked = len(registry.calls)
     await until(lambda: len(registry.calls) > asked + 3)
     await registry.target.register(record("b", server, "echo"))
-    await until(lambda: ingress._done == registry.target._state.revision)
+    await followed(registry)
     assert read == [1, 2]

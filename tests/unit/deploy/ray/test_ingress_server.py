@@ -20,7 +20,6 @@ from conch.deploy.ray.remote_models import cluster_models
 from conch.errors import ConchError
 from tests.conformance.raw import post, tensor
 from tests.models import build
-from tests.unit.deploy.ray.records import until
 from tests.unit.deploy.ray.servers import record, serving, write_echo
 
 FREE = {"http_port": 0, "grpc_port": 0, "allow_metrics": False, "http_address": "127.0.0.1"}
@@ -80,6 +79,13 @@ async def ingress(*expected: str, shared: bool = False, **options: Any) -> Async
         await server.stop()
 
 
+async def ready(ingress: Ingress, name: str = "echo") -> None:
+    """Wait until the ingress reaches a server of the model."""
+    async with asyncio.timeout(30):
+        while not await ingress.ready(name):
+            await asyncio.sleep(0.001)
+
+
 async def test_it_is_ready_when_every_model_has_a_replica(first: conch.Server) -> None:
     async with ingress("echo", "a b.c") as here:
         assert await here.live() and not await here.ready()
@@ -131,8 +137,7 @@ async def test_requests_go_where_replicas_are_now(first: conch.Server, tmp_path:
         with serving(tmp_path) as moved:
             await here.follow(record("a", first, "echo"), record("b", moved, "echo"))
             await here.follow(record("b", moved, "echo"))
-            (executor,) = here.server._executors("echo")
-            await until(lambda: executor.ready)
+            await ready(here)
             assert await here.ask() == "moved hello"
 
 
@@ -144,8 +149,7 @@ async def test_a_model_without_replicas_is_refused_until_there_is_one(first: con
             await here.ask()
         assert not await here.ready("echo")
         await here.follow(record("b", first, "echo"))
-        (executor,) = here.server._executors("echo")
-        await until(lambda: executor.ready)
+        await ready(here)
         assert await here.ask() == "first hello"
 
 
@@ -176,14 +180,18 @@ async def test_a_model_that_is_no_longer_expected_is_gone_and_may_come_back(firs
         assert await here.ask() == "first hello"
 
 
-async def test_what_is_expected_may_change_while_it_follows(first: conch.Server) -> None:
+async def test_what_is_expected_may_change_while_it_follows(
+    first: conch.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     async with ingress("echo", "a b.c") as here:
         replica = record("a", first, "echo", "a b.c")
         await asyncio.gather(
             here.follow(replica), here.server.expect(["echo"]), here.follow(replica), here.server.expect(["echo"])
         )
         assert [model["name"] for model in await here.models() if model.get("state") == "READY"] == ["echo"]
-        assert here.server._repository.written.keys() == {"echo"}
+        [repository] = tmp_path.iterdir()
+        assert [folder.name for folder in repository.iterdir()] == ["echo"]
 
 
 async def test_models_that_share_replicas_are_loaded_when_they_are_asked_for(tmp_path: Path) -> None:

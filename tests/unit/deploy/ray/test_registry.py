@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from conch.deploy.ray import registry as module
 from conch.deploy.ray.registry import RegistrySnapshot, ReplicaRegistry
-from tests.unit.deploy.ray.records import ingress, replica, until
+from tests.unit.deploy.ray import fake_ray
+from tests.unit.deploy.ray.records import ingress, replica
+from tests.unit.fake_clock import settle
 
 
 class Clock:
@@ -33,11 +35,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 @pytest.fixture
-async def registry(clock: Clock) -> AsyncIterator[ReplicaRegistry]:
-    registry = object.__new__(ReplicaRegistry)
-    await registry.__init__()  # type: ignore[misc]  # as Ray Serve calls it
-    yield registry
-    registry._expiring.cancel()
+async def registry(clock: Clock) -> ReplicaRegistry:
+    return await fake_ray.registry()
 
 
 def asked(registry: ReplicaRegistry, known: int, name: str = "i") -> asyncio.Task[RegistrySnapshot]:
@@ -56,7 +55,8 @@ async def test_an_ingress_that_knows_nothing_is_told_at_once(registry: ReplicaRe
 async def test_an_ingress_that_knows_all_is_told_when_a_replica_comes(registry: ReplicaRegistry) -> None:
     known = (await registry.watch(ingress(), 0)).revision
     waiting = asked(registry, known)
-    await until(lambda: bool(registry._watchers))
+    await settle()
+    assert not waiting.done()
     await registry.register(replica())
     assert (await waiting).replicas == (replica(),)
     again = asked(registry, waiting.result().revision)
@@ -80,12 +80,13 @@ async def test_a_replica_that_ends_waits_until_every_ingress_has_done_what_it_wa
     await registry.register(replica())
     known = (await registry.watch(ingress("i"), 0)).revision
     first, second = asked(registry, known, "i"), asked(registry, known, "j")
-    await until(lambda: len(registry._watchers) == 2)
+    await settle()
+    assert await registry.ingresses() == (ingress("i"), ingress("j"))
     ending = asyncio.ensure_future(registry.deregister("a"))
     revision = (await first).revision
     assert (await second).deregistered == {"a"}
     first = asked(registry, revision, "i")
-    await until(lambda: registry._watchers["i"][1] == revision)
+    await settle()
     assert not ending.done()
     second = asked(registry, revision, "j")
     await ending
@@ -120,14 +121,14 @@ async def test_a_replica_that_ends_waits_no_longer_than_allowed_for_an_ingress_t
 
 
 async def test_an_ingress_is_told_of_a_replica_that_has_fallen_silent(
-    registry: ReplicaRegistry, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EXPIRE_SECONDS", 0.001)
-    registry._expiring.cancel()
-    registry._expiring = asyncio.ensure_future(registry._expire())
+    monkeypatch.setattr(module, "EXPIRE_SECONDS", 0.001)
+    registry = await fake_ray.registry()
     await registry.register(replica())
     waiting = asked(registry, (await registry.watch(ingress(), 0)).revision)
-    await until(lambda: bool(registry._watchers))
+    await settle()
+    assert not waiting.done()
     clock.now += 1000
     assert (await waiting).replicas == ()
 

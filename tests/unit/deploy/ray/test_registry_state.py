@@ -40,7 +40,7 @@ def test_a_replica_that_nobody_knew_is_deregistered_all_the_same() -> None:
 
 
 def test_the_replicas_that_were_deregistered_first_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REMEMBERED", 2)
+    monkeypatch.setattr(registry, "MOST_DEREGISTERED", 2)
     state = RegistryState(0)
     for name in "abc":
         state.deregister(name)

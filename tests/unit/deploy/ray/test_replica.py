@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import requests
 
 from conch.deploy.ray import replica as module
-from conch.deploy.ray.registry import ReplicaRecord, ReplicaRegistry
+from conch.deploy.ray.registry import ReplicaRecord
 from conch.deploy.ray.replica import ModelReplica, ReplicaSpec
 from conch.deploy.ray.scaling import IN_FLIGHT
 from conch.library.server import Server
@@ -27,12 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:coroutine .*__del__. was never a
 
 
 @pytest.fixture
-async def registry(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remote]:
+async def registry(monkeypatch: pytest.MonkeyPatch) -> Remote:
     monkeypatch.setattr(module, "REGISTER_SECONDS", 0.01)
     fake_ray.install(monkeypatch)
-    found: ReplicaRegistry = await fake_ray.registry()
-    yield Remote(found)
-    found._expiring.cancel()
+    return Remote(await fake_ray.registry())
 
 
 def work(repository: Path, *names: str, max_loaded_models: int = 0, **options: Any) -> ReplicaSpec:
@@ -82,6 +79,7 @@ async def test_a_replica_says_what_its_classes_are_called(tmp_path: Path, regist
 
 async def test_a_registry_that_does_not_answer_stops_no_replica(repository: Path, registry: Remote) -> None:
     replica = await made(ModelReplica, work(repository, "echo"), registry)
+    (record,) = await registry.target.replicas()
     registry.away = True
     said = len(registry.calls)
     await until(lambda: len(registry.calls) > said + 1)
@@ -91,7 +89,8 @@ async def test_a_registry_that_does_not_answer_stops_no_replica(repository: Path
     await until(lambda: len(registry.calls) > said)  # it says again that it is there
     registry.away = True
     await replica.__del__()
-    assert not replica._server.live()
+    with pytest.raises(requests.ConnectionError):
+        await generated(record, "echo")
 
 
 @pytest.mark.parametrize(

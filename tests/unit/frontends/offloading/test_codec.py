@@ -314,7 +314,7 @@ async def test_work_that_nobody_waits_for_is_not_begun(codec: Codec) -> None:
 async def test_work_that_its_client_gave_up_does_not_keep_the_process(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conch.frontends.offloading.pool._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("conch.frontends.offloading.pool.GRACE_SECONDS", 0.0)
     slow = asyncio.ensure_future(codec.run({"work": "load"}, [b"[" + b"{}," * 5_000_000 + b"{}]"]))
     while codec._lanes[0].process is None:
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from conch.errors import Code
-from conch.repository.stores.filesystem import FilesystemStore, _seconds
+from conch.repository.stores.filesystem import FilesystemStore, modification_time
 from conch.repository.stores.store import Redacted
 from conch.repository.stores.urls import parse_url
 
@@ -77,5 +77,5 @@ def test_error_that_was_caused_by_missing_credentials_says_which(store: Filesyst
 
 @pytest.mark.parametrize("value", [datetime(2026, 1, 1, tzinfo=UTC), "2026-01-01T00:00:00Z", 1767225600])
 def test_times_are_read_in_every_form(value: object) -> None:
-    assert _seconds({"LastModified": value}) == 1767225600.0
-    assert _seconds({"mtime": "some day"}) == 0.0
+    assert modification_time({"LastModified": value}) == 1767225600.0
+    assert modification_time({"mtime": "some day"}) == 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conch.errors import Code, ConchError
-from conch.repository.stores.s3 import S3Store, _digest, _etag, open_s3
+from conch.repository.stores.s3 import S3Store, entity_tag, md5_digest, open_s3
 from conch.repository.stores.store import Redacted, RemoteFile
 from conch.repository.stores.urls import parse_url
 
@@ -39,15 +39,15 @@ class Heads:
 def test_object_encrypted_with_a_key_of_its_own_has_no_digest(head: dict[str, Any], holds: bool) -> None:
     heads = Heads(head)
     url = parse_url("s3://bucket/models")
-    store = S3Store(url, heads, stamp=_etag, digest=_digest, credentials="", redacted=Redacted())
+    store = S3Store(url, heads, stamp=entity_tag, digest=md5_digest, credentials="", redacted=Redacted())
     assert store.digest_holds(RemoteFile("m/1/w", 5, MD5)) is holds
     assert heads.asked == {"method": "head_object", "Bucket": "bucket", "Key": "models/m/1/w"}
 
 
 def test_etag_of_an_object_in_parts_is_no_digest() -> None:
-    assert _digest({"ETag": f'"{MD5}"'}) == f"md5:{MD5}"
-    assert _digest({"ETag": f'"{MD5}-12"'}) == ""
-    assert _digest({}) == ""
+    assert md5_digest({"ETag": f'"{MD5}"'}) == f"md5:{MD5}"
+    assert md5_digest({"ETag": f'"{MD5}-12"'}) == ""
+    assert md5_digest({}) == ""
 
 
 def test_missing_extra_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

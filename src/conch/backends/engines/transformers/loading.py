@@ -21,6 +21,8 @@ _logger = logging.getLogger(__name__)
 
 #: Flags of CPUs with bfloat16 multiplication; other CPUs are several times slower in bfloat16 than in float32.
 _NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
+#: Where Linux lists the flags of the CPU.
+CPUINFO: Final = Path("/proc/cpuinfo")
 #: The buffers with rotary frequencies; Gemma 3 has others for its sliding windows, which are not scaled.
 _FREQUENCIES: Final = ("inv_freq", "full_attention_inv_freq")
 #: The context of a model without a limit of positions.
@@ -109,12 +111,12 @@ def _dtype(spec: EngineSpec) -> Any:
     if spec.device != "cpu":
         return torch.float16 if spec.gguf is not None else "auto"
     stored = spec.config.get("dtype") or spec.config.get("torch_dtype")
-    return torch.bfloat16 if stored == "bfloat16" and _native_bfloat16() else torch.float32
+    return torch.bfloat16 if stored == "bfloat16" and _has_native_bfloat16() else torch.float32
 
 
-def _native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def _has_native_bfloat16() -> bool:
     try:
-        flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+        flags = next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags"))
     except (OSError, StopIteration):
         return False
     return not _NATIVE.isdisjoint(flags.split())

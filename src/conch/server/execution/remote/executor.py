@@ -84,7 +84,7 @@ class HealthWatch:
 
 
 #: Delay before a request is sent again to the only server, after it could not be reached (s).
-_BACK_OFF: Final = 0.1
+BACK_OFF: Final = 0.1
 #: Error codes of a server that is unloading the model; they have other causes too.
 _OF_A_MODEL_THAT_LEAVES: Final = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE))
 _STOPPING: Final = "the model is being unloaded"
@@ -365,11 +365,11 @@ class RemoteExecutor:
                 repeated = waited = True
             if self._moved(passage):
                 continue
-            if waited or monotonic() + _BACK_OFF > connect_until:
+            if waited or monotonic() + BACK_OFF > connect_until:
                 self.endpoints.fail(request, passage.assignment, f"a request before this one did not reach {url}")
                 raise unavailable(f"model '{self._name}' is not available: {url}: {failure}")
             waited = True
-            await asyncio.sleep(_BACK_OFF)
+            await asyncio.sleep(BACK_OFF)
 
     async def _send(self, passage: _InFlightRequest, url: str, ends: float | None) -> None:
         """Send a request to a server and deliver its responses."""

@@ -20,13 +20,13 @@ from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_respo
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES
 
 #: Timeouts for a server to end a stream after the final response (s): normally, and when the model is unloaded.
-_END_SECONDS: Final = 5.0
-_LAST_END_SECONDS: Final = 1.0
+END_SECONDS: Final = 5.0
+UNLOAD_END_SECONDS: Final = 1.0
 #: Maximum number of streams that have had their final response but not ended; the oldest are cancelled.
-_MOST_ENDING: Final = 1000
+MOST_ENDING: Final = 1000
 #: Number of calls from which health checks use their own connection: proxies often allow 100 or 128 streams on
 #: a connection, conch allows 1024.
-_MANY: Final = 50
+MANY_CALLS: Final = 50
 #: Start of gRPC's message for a call without a connection.
 _NO_CONNECTION: Final = "failed to connect to all addresses"
 #: Start of gRPC's message for a host without an address: before gRPC 1.75, and since.
@@ -107,7 +107,7 @@ class RemoteGrpc:
     async def close(self) -> None:
         self._watching.cancel()
         if self._ending:
-            await asyncio.wait(list(self._ending), timeout=_LAST_END_SECONDS)
+            await asyncio.wait(list(self._ending), timeout=UNLOAD_END_SECONDS)
         await self._channel.close()
         if self._asking is not None:
             await self._asking.close()
@@ -148,13 +148,13 @@ class RemoteGrpc:
         ending = self._loop.create_task(_end_of(call))
         self._ending[ending] = None
         ending.add_done_callback(lambda _: self._ending.pop(ending, None))
-        if len(self._ending) > _MOST_ENDING:
+        if len(self._ending) > MOST_ENDING:
             next(iter(self._ending)).cancel()
 
     async def _ask(self, method: str, request: Any) -> bytes:
         """Call a method about the model other than inference. Raises errors with messages for the operator."""
         channel = self._channel
-        if self._calls + len(self._ending) >= _MANY:
+        if self._calls + len(self._ending) >= MANY_CALLS:
             channel = self._asking = self._asking or self._open()
         call = channel.unary_unary(f"{SERVICE_PATH}{method}")
         try:
@@ -203,7 +203,7 @@ async def _end_of(call: Any) -> None:
     """Read a stream until it ends; cancel it after a timeout."""
     try:
         with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.CancelledError):
-            async with asyncio.timeout(_END_SECONDS):
+            async with asyncio.timeout(END_SECONDS):
                 async for _ in call:
                     pass
     finally:

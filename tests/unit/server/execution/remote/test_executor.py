@@ -111,7 +111,7 @@ async def test_a_request_that_could_not_be_sent_goes_to_another_server() -> None
 
 
 async def test_the_only_server_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.server.execution.remote.executor._BACK_OFF", 0.0)
+    monkeypatch.setattr("conch.server.execution.remote.executor.BACK_OFF", 0.0)
     bench = RemoteBench(A)
     await bench.executor.start()
     bench.servers[A].refusal = REFUSED

@@ -239,7 +239,7 @@ async def test_a_stream_that_is_ending_as_the_model_is_unloaded_is_ended_by_the_
 async def test_a_stream_that_does_not_end_is_cancelled_as_the_model_is_unloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grpc_calls, "_LAST_END_SECONDS", 0.01)
+    monkeypatch.setattr(grpc_calls, "UNLOAD_END_SECONDS", 0.01)
     async with serving(decoupled=True) as (fake, transport, _):
         fake.responses = [streamed(True)]
         fake.hang = True
@@ -250,8 +250,8 @@ async def test_a_stream_that_does_not_end_is_cancelled_as_the_model_is_unloaded(
 
 
 async def test_of_too_many_streams_that_do_not_end_the_oldest_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_calls, "_MOST_ENDING", 1)
-    monkeypatch.setattr(grpc_calls, "_LAST_END_SECONDS", 0.01)
+    monkeypatch.setattr(grpc_calls, "MOST_ENDING", 1)
+    monkeypatch.setattr(grpc_calls, "UNLOAD_END_SECONDS", 0.01)
     async with serving(decoupled=True) as (fake, transport, _):
         fake.responses = [streamed(True)]
         fake.hang = True
@@ -263,7 +263,7 @@ async def test_of_too_many_streams_that_do_not_end_the_oldest_are_cancelled(monk
 
 
 async def test_a_stream_that_its_server_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_calls, "_END_SECONDS", 0.01)
+    monkeypatch.setattr(grpc_calls, "END_SECONDS", 0.01)
     async with serving(decoupled=True) as (fake, transport, _):
         fake.hang = True
         fake.responses = [streamed(False, b"\0\0\0\0", b"\1"), streamed(True)]
@@ -314,7 +314,7 @@ async def test_a_server_that_does_not_answer_the_question_is_away() -> None:
 
 
 async def test_a_server_whose_connection_is_full_is_not_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_calls, "_MANY", 2)
+    monkeypatch.setattr(grpc_calls, "MANY_CALLS", 2)
     async with serving(options=[("grpc.max_concurrent_streams", 2)]) as (fake, transport, _):
         fake.hang = True
         waiting = []
