@@ -52,8 +52,8 @@ class Recorder:
 
 def record_server(protocol: str = "http") -> Recorder:
     """Wrap the stages of the server process: read, submitted, batched, encoded, sent, answered, decoded, written."""
-    from conch.frontends.grpc.http2.connection import Http2Connection
     from conch.frontends.http.server import HttpConnection
+    from conch.http2 import Http2Connection
     from conch.server.execution.dispatch import Dispatcher
     from conch.server.model import Model
     from conch.workers.child.channel import Endpoint

@@ -10,8 +10,8 @@ from typing import Final
 
 import hpack
 
-from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.messages import PREFIX
+from conch.http2 import frames
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER: Final = "/inference.GRPCInferenceService/ModelStreamInfer"

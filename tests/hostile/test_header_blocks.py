@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from conch.frontends.grpc.http2 import frames
+from conch.http2 import frames
 from tests.conformance.raw import get
 from tests.conftest import Server, Start
 from tests.hostile.raw_http import connect

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from conch.frontends.grpc.http2 import frames
+from conch.http2 import frames
 from tests.conformance.raw import get
 from tests.conftest import STARTERS, Server
 from tests.events import eventually

@@ -14,16 +14,13 @@ import httptools
 
 from conch.errors import ConchError
 from conch.frontends.budget import ByteBudget
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.connection import Http2Connection
-from conch.frontends.grpc.http2.pings import PingLimits
+from conch.frontends.grpc.server import http2_limits
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpConnection
 from conch.frontends.limits import ClientLimits
-from conch.frontends.loop_budget import EventLoopBudget
 from conch.frontends.offloading.pool import Codec
-from conch.frontends.yielding import YieldingLister
+from conch.http2 import ExceededLimit, Http2Connection, frames
 from conch.settings import Settings
 from tests.fuzz.target import target
 from tests.unit.frontends.grpc.conftest import models, text_request
@@ -233,9 +230,9 @@ def http2_connection(data: bytes) -> None:
 
     async def talk() -> None:
         loop = asyncio.get_running_loop()
-        service = GrpcService(server, loop, Codec(1 << 30, 30, budget), YieldingLister())  # type: ignore[arg-type]
-        limits, pings = ClientLimits(budget), PingLimits.of(Settings())
-        connection = Http2Connection(service, loop, seen, EventLoopBudget(loop), limits, pings)
+        limits = ClientLimits(budget)
+        service = GrpcService(server, loop, Codec(1 << 30, 30, budget), limits)  # type: ignore[arg-type]
+        connection = Http2Connection(service, loop, seen, http2_limits(Settings(), limits))
         connection.connection_made(transport)
         await _send(connection, transport, data[1:], piece)
         session = connection.session
@@ -261,3 +258,6 @@ class _Seen:
 
     def on_connection_lost(self, connection: Http2Connection) -> None:
         self.lost += 1
+
+    def on_limit_exceeded(self, limit: ExceededLimit) -> None:
+        pass

@@ -9,8 +9,7 @@ from time import monotonic
 import hpack
 from tritonclient.grpc import service_pb2 as pb
 
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.frames import Http2ErrorCode
+from conch.http2 import Http2ErrorCode, frames
 from tests.conftest import Server
 from tests.hostile.attack import attack
 from tests.hostile.http2_client import INFER, LIVE, STREAM_INFER, Http2Client, message

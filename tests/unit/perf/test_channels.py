@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from conch.frontends.grpc.http2 import frames
+from conch.http2 import frames
 from conch.perf.requests.payload import Payload
 from conch.perf.senders.calls import CallChannel, TimedCall
 from conch.perf.senders.channels.connecting import Address

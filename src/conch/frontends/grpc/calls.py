@@ -14,8 +14,7 @@ from functools import partial
 from typing import Final
 
 from conch.errors import ConchError
-from conch.frontends.grpc.http2.frames import Http2ErrorCode
-from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.intake import MessageIntake
 from conch.frontends.grpc.large import MAX_COMPRESSED_HERE, compress_large
 from conch.frontends.grpc.messages import ENCODINGS, encode
@@ -30,6 +29,7 @@ from conch.frontends.grpc.status import (
     status_of,
     trailers,
 )
+from conch.http2 import Http2ErrorCode, Http2Stream
 from conch.server.models.on_demand import LoadNeeded
 from conch.tensors import Buffer
 
@@ -91,12 +91,12 @@ class Call(MessageIntake):
 
     __slots__ = ("_deadline", "_ending", "_loop", "_outbox", "_started", "encoding", "head")
 
-    def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(stream, head.encoding)
+    def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
+        super().__init__(stream, head.encoding, context.budget)
         self.head = head
         #: Compression of sent messages.
         self.encoding = "identity"
-        self._loop = loop
+        self._loop = context.loop
         self._started = False
         #: Messages that are compressed elsewhere, and the status that follows them.
         self._outbox: Outbox | None = None
@@ -107,7 +107,7 @@ class Call(MessageIntake):
         elif head.timeout == 0:
             self.fail(CallFault(Status.DEADLINE_EXCEEDED, _TOO_LATE))
         elif head.timeout is not None:
-            self._deadline = loop.call_later(head.timeout, self._expire)
+            self._deadline = context.loop.call_later(head.timeout, self._expire)
 
     # Implemented by subclasses
 
@@ -240,11 +240,11 @@ class UnaryCall(Call):
 
     __slots__ = ("_begun", "_stop_waiting")
 
-    def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
         self._begun = False
         #: Stops waiting for a model to be loaded.
         self._stop_waiting: Callable[[], None] | None = None
-        super().__init__(stream, head, loop)
+        super().__init__(stream, head, context)
 
     def run(self, message: Buffer) -> None:
         """Do the work; ``ConchError`` and ``CallFault`` end the call."""

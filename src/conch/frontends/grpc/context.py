@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from conch.frontends.budget import ByteBudget
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.offloading.pool import Codec
 from conch.server.core import InferenceServer
@@ -14,12 +15,13 @@ from conch.server.core import InferenceServer
 class ServingContext:
     """The server and the options for inference: ``forwarding`` and ``compression`` (its level).
 
-    ``max_decompressed`` limits decompressed messages (bytes), ``codec`` decodes slow messages. ``tasks`` keeps the
-    background tasks of calls alive until they are done.
+    ``budget`` counts the bytes that calls hold, ``max_decompressed`` limits decompressed messages (bytes), ``codec``
+    decodes slow messages. ``tasks`` keeps the background tasks of calls alive until they are done.
     """
 
     server: InferenceServer
     loop: asyncio.AbstractEventLoop
+    budget: ByteBudget
     forwarding: HeaderForwarding
     compression: str
     max_decompressed: int

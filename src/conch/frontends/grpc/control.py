@@ -16,11 +16,11 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.frontends.grpc.calls import UnaryCall
 from conch.frontends.grpc.context import ServingContext
-from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.frontends.yielding import YieldingLister
+from conch.http2 import Http2Stream
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
 from conch.tensors import Buffer
@@ -112,7 +112,7 @@ class ControlCall(UnaryCall):
         request_class: type[Message],
         respond: Respond,
     ) -> None:
-        super().__init__(stream, head, context.loop)
+        super().__init__(stream, head, context)
         self._context = context
         self._request_class = request_class
         self._respond = respond

@@ -14,11 +14,11 @@ from conch.errors import internal, unsupported
 from conch.frontends.grpc.calls import UnaryCall
 from conch.frontends.grpc.cancellation import cancel_requests, log_early_cancellation, log_skipped_response
 from conch.frontends.grpc.context import ServingContext
-from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.traced import begin_trace
+from conch.http2 import Http2Stream
 from conch.inference import InferRequest, InferResponse
 from conch.server.cached_messages import MOST_MESSAGE_BYTES
 from conch.server.model import Model
@@ -38,7 +38,7 @@ class InferCall(UnaryCall):
     _plan: GrpcOutputPlan
 
     def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
-        super().__init__(stream, head, context.loop)
+        super().__init__(stream, head, context)
         self._context = context
         self._request: InferRequest | None = None
         #: The serial number of the cancelled request; 0 if there is none.

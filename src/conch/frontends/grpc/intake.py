@@ -12,12 +12,11 @@ from typing import Any, Final
 
 from conch.errors import ConchError
 from conch.frontends.access_log import AccessRecord
-from conch.frontends.budget import SMALL, BudgetWait
-from conch.frontends.grpc.http2.limits import MESSAGE_WINDOW, STREAM_WINDOW
-from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.budget import SMALL, BudgetWait, ByteBudget
 from conch.frontends.grpc.large import inflate_here
 from conch.frontends.grpc.messages import NOTHING_READ, PREFIX, MessageReader, whole_message
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
+from conch.http2 import MESSAGE_WINDOW, STREAM_WINDOW, Http2Stream
 from conch.tensors import Buffer
 
 #: Calls that hold at most this (bytes) are never refused for lack of budget, for example health checks.
@@ -39,11 +38,11 @@ class MessageIntake:
 
     began: int
 
-    def __init__(self, stream: Http2Stream, encoding: str) -> None:
+    def __init__(self, stream: Http2Stream, encoding: str, budget: ByteBudget) -> None:
         self.stream = stream
         #: The access log record of this call.
         self.record: AccessRecord | None = None
-        self._budget = stream.budget
+        self._budget = budget
         self.finished = False
         self.paused = False
         self.held = 0

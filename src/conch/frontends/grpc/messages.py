@@ -13,8 +13,8 @@ from struct import Struct
 from typing import Final
 
 from conch.errors import invalid
-from conch.frontends.grpc.http2.limits import STREAM_WINDOW
 from conch.frontends.grpc.status import CallFault, Status
+from conch.http2 import STREAM_WINDOW
 from conch.tensors import Buffer
 
 PREFIX: Final = Struct(">BI")

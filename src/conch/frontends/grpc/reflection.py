@@ -6,7 +6,6 @@ run on the event loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -17,10 +16,11 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
 from conch.frontends.grpc.calls import Call
-from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.large import MAX_HERE, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
+from conch.http2 import Http2Stream
 from conch.tensors import Buffer
 
 VERSIONS: Final = ("v1", "v1alpha")
@@ -164,10 +164,10 @@ class ReflectionCall(Call):
 
     __slots__ = ("_files", "_messages")
 
-    def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop, version: str) -> None:
+    def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext, version: str) -> None:
         self._files = served_files()
         self._messages = self._files.messages[version]
-        super().__init__(stream, head, loop)
+        super().__init__(stream, head, context)
 
     def on_message(self, data: Buffer) -> None:
         if len(data) > MAX_HERE:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from conch.frontends.grpc.http2.frames import Http2ErrorCode, StreamFault
-from conch.frontends.grpc.http2.headers import Field, list_size
+from conch.http2 import Field, Http2ErrorCode, StreamFault, list_size
 
 _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _CONNECTION_FIELDS: Final = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from math import inf
 from time import monotonic
+from typing import Final
 
-from conch.frontends.admission import Admission, AdmissionResult
-from conch.frontends.grpc.http2.connection import Http2Connection
-from conch.frontends.grpc.http2.frames import Http2ErrorCode
-from conch.frontends.grpc.http2.pings import PingLimits
+from conch.frontends.admission import Admission, AdmissionResult, descriptor_of
 from conch.frontends.grpc.service import GrpcService
-from conch.frontends.limits import SWEEP_SECONDS, ClientLimits
+from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
 from conch.frontends.offloading.pool import Codec
 from conch.frontends.tls import make_context
+from conch.http2 import ExceededLimit, Http2Connection, Http2ErrorCode, Http2Limits, PingLimits
 from conch.server.core import InferenceServer
 from conch.settings import Settings
 
@@ -105,11 +105,10 @@ class GrpcFrontend:
         Raises PortTakenError, and INVALID_ARG for unusable TLS files.
         """
         loop = asyncio.get_running_loop()
-        service = GrpcService(self._server, loop, self._codec, self._limits.lister)
-        loop_budget = self._limits.loop_budget
-        pings = PingLimits.of(self._settings)
+        service = GrpcService(self._server, loop, self._codec, self._limits)
+        limits = http2_limits(self._settings, self._limits)
         self._listener, address = await listen(
-            lambda: Http2Connection(service, loop, self, loop_budget, self._limits, pings),
+            lambda: Http2Connection(service, loop, self, limits),
             host,
             port,
             reuse_port=self._settings.reuse_grpc_port,
@@ -149,7 +148,7 @@ class GrpcFrontend:
     def on_connection_made(self, connection: Http2Connection) -> None:
         self._limits.counts.opened("grpc")
         self._lifetimes[connection] = Lifetime(connection, self._settings)
-        if self._limits.admission.place("grpc", connection.descriptor) is not AdmissionResult.SERVED:
+        if self._limits.admission.place("grpc", descriptor_of(connection.transport)) is not AdmissionResult.SERVED:
             connection.fail(Http2ErrorCode.ENHANCE_YOUR_CALM, str(Admission.refusal()))
         if self._stopping:
             connection.drain()
@@ -159,3 +158,35 @@ class GrpcFrontend:
         self._lifetimes.pop(connection).stop()
         if not self._lifetimes:
             self._all_gone.set()
+
+    def on_limit_exceeded(self, limit: ExceededLimit) -> None:
+        self._limits.counts.closed_for("grpc", limit)
+
+
+#: gRPC's minimum interval between pings on a connection without calls, unless keepalive pings are permitted there (s).
+_WITHOUT_CALLS: Final = 2 * 3600.0
+
+
+def http2_limits(settings: Settings, limits: ClientLimits) -> Http2Limits:
+    """Return the limits of connections according to the options; the connections share the budgets of ``limits``."""
+    times = limits.times
+    return Http2Limits(
+        budget=limits.budget,
+        loop_budget=limits.loop_budget,
+        pings=ping_limits(settings),
+        min_rate=SLOWEST,
+        head=times.head,
+        body=times.body,
+        unread=times.unread,
+        idle=times.idle,
+    )
+
+
+def ping_limits(settings: Settings) -> PingLimits:
+    """Return gRPC's limits of pings according to the options ``--grpc-http2-…``."""
+    interval = settings.grpc_http2_min_recv_ping_interval_without_data / 1000
+    return PingLimits(
+        interval,
+        interval if settings.grpc_keepalive_permit_without_calls else max(interval, _WITHOUT_CALLS),
+        settings.grpc_http2_max_ping_strikes or inf,
+    )

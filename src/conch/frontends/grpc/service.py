@@ -23,16 +23,15 @@ from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.grpc.calls import Call, UnaryCall
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.control import ControlCall, ControlMethods, Respond
-from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, Field
-from conch.frontends.grpc.http2.streams import IGNORE, Http2Stream, StreamHandler
 from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.large import parse
 from conch.frontends.grpc.reflection import VERSIONS, ReflectionCall
 from conch.frontends.grpc.requests import RequestHead, check_trailers, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
+from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.pool import Codec
-from conch.frontends.yielding import YieldingLister
+from conch.http2 import IGNORE, MAX_HEADER_LIST, Field, Http2Stream, StreamHandler
 from conch.server.core import InferenceServer
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.registry import ClientRegions
@@ -118,9 +117,9 @@ class WatchCall(UnaryCall):
     __slots__ = ("_told", "_watchers", "service")
 
     def __init__(
-        self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop, watchers: HealthWatchers
+        self, stream: Http2Stream, head: RequestHead, context: ServingContext, watchers: HealthWatchers
     ) -> None:
-        super().__init__(stream, head, loop)
+        super().__init__(stream, head, context)
         self._watchers = watchers
         self._told: int | None = None
         self.service = ""
@@ -210,14 +209,15 @@ class GrpcService:
     """Opens a call on each stream."""
 
     def __init__(
-        self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec, lister: YieldingLister
+        self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec, limits: ClientLimits
     ) -> None:
         self._server = server
-        self._lister = lister
+        self._lister = limits.lister
         forwarding = HeaderForwarding(server.settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
         self._context = ServingContext(
             server,
             loop,
+            limits.budget,
             forwarding,
             server.settings.grpc_infer_response_compression_level,
             server.settings.grpc_max_decompressed_size,
@@ -255,7 +255,7 @@ class GrpcService:
         return call
 
     def _refuse(self, stream: Http2Stream, head: RequestHead, error: ConchError | CallFault) -> StreamHandler:
-        call = _recorded(Call(stream, head, self._context.loop))
+        call = _recorded(Call(stream, head, self._context))
         call.fail(error)
         return call
 
@@ -283,13 +283,13 @@ class GrpcService:
         paths = {_SERVICE + name: entry for name, entry in table.items()}
         paths[_HEALTH + "Check"] = ("health", unary(health_pb2.HealthCheckRequest, control.health_check))
         watchers = HealthWatchers(self._server, context.loop)
-        paths[_HEALTH + "Watch"] = ("health", lambda stream, head: WatchCall(stream, head, context.loop, watchers))
+        paths[_HEALTH + "Watch"] = ("health", lambda stream, head: WatchCall(stream, head, context, watchers))
         for version in VERSIONS:
             paths[_REFLECTION.format(version)] = ("metadata", self._reflection(version))
         return paths
 
     def _reflection(self, version: str) -> Callable[[Http2Stream, RequestHead], Call]:
-        return lambda stream, head: ReflectionCall(stream, head, self._context.loop, version)
+        return lambda stream, head: ReflectionCall(stream, head, self._context, version)
 
     def _unary(self, request_class: type[Message], respond: Respond) -> Callable[[Http2Stream, RequestHead], Call]:
         return lambda stream, head: ControlCall(stream, head, self._context, request_class, respond)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from conch.errors import Code, ConchError
-from conch.frontends.grpc.http2.headers import encode_headers
+from conch.http2 import encode_headers
 
 #: Triton's message for an invalid or incomplete protocol buffer.
 UNREADABLE: Final = "Unable to parse request"

@@ -19,13 +19,12 @@ from conch.errors import ConchError, internal
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.cancellation import cancel_requests, log_skipped_response
 from conch.frontends.grpc.context import ServingContext
-from conch.frontends.grpc.http2.frames import Http2ErrorCode
-from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import Status
 from conch.frontends.grpc.traced import begin_trace
+from conch.http2 import Http2ErrorCode, Http2Stream
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
@@ -71,7 +70,7 @@ class StreamInferCall(Call):
         self._loads: dict[_ResponseSlot, Callable[[], None]] = {}
         self._early_bytes = 0
         self._half_closed = False
-        super().__init__(stream, head, context.loop)
+        super().__init__(stream, head, context)
         self.encoding = choose_encoding(context.compression, head.accepted_encodings)
 
     # Called by the base class
@@ -165,7 +164,7 @@ class StreamInferCall(Call):
             self._early_bytes += slot.size
             self._send_in_order()
         unsent = self.unsent
-        if unsent > GIVE_UP_AT or (unsent > PAUSE_AT and self.stream.budget.overdrawn):
+        if unsent > GIVE_UP_AT or (unsent > PAUSE_AT and self._context.budget.overdrawn):
             self.abort(Status.RESOURCE_EXHAUSTED, "Responses are not read", Http2ErrorCode.ENHANCE_YOUR_CALM)
         elif unsent + self._early_bytes > PAUSE_AT:
             self.paused = True

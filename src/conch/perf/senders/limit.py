@@ -20,7 +20,7 @@ from typing import Final
 import hpack
 
 from conch.errors import internal
-from conch.frontends.grpc.http2 import frames
+from conch.http2 import frames
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.generator import Generators, Traffic
 from conch.perf.senders.records import Outcome

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import hpack
 
-from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.messages import PREFIX
+from conch.http2 import frames
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"

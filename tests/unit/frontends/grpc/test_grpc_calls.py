@@ -14,9 +14,9 @@ import tritonclient.grpc.aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from conch.frontends.grpc.status import Status
+from conch.http2 import Http2ErrorCode, frames
+from conch.http2.frames import frame
 from conch.tensors import pack_bytes, split_bytes
 from tests.unit.frontends.grpc.conftest import UNLIMITED, array_request, models, text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend

@@ -10,14 +10,12 @@ from mmap import mmap
 import pytest
 
 from conch.frontends.grpc.calls import Call, Outbox
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.connection import Http2Connection
-from conch.frontends.grpc.http2.frame_reader import Http2FrameReader
-from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
-from conch.frontends.grpc.http2.session import Http2Session
-from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.messages import NOTHING_READ, MessageReader
 from conch.frontends.grpc.server import Lifetime
+from conch.http2 import Http2Connection, Http2ErrorCode, Http2Stream, frames
+from conch.http2.frame_reader import Http2FrameReader
+from conch.http2.frames import frame
+from conch.http2.session import Http2Session
 from conch.inference import InferRequest
 from tests.unit.frontends.grpc.conftest import models, text_request
 from tests.unit.frontends.grpc.harness import Frontend

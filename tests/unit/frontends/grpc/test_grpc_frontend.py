@@ -12,8 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from conch.errors import Code, ConchError
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.frames import Http2ErrorCode
+from conch.http2 import Http2ErrorCode, frames
 from tests.unit.frontends.grpc.conftest import models, text_of, text_request
 from tests.unit.frontends.grpc.fake_core import echo
 from tests.unit.frontends.grpc.harness import Frontend

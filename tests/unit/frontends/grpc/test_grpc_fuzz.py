@@ -13,15 +13,12 @@ from hypothesis import strategies as st
 
 from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.calls import Call
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.connection import Http2Connection
-from conch.frontends.grpc.http2.pings import PingLimits
-from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.grpc.server import http2_limits
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.limits import ClientLimits
 from conch.frontends.loop_budget import EventLoopBudget
 from conch.frontends.offloading.pool import Codec
-from conch.frontends.yielding import YieldingLister
+from conch.http2 import ExceededLimit, Http2Connection, Http2Stream, frames
 from conch.inference import InferRequest
 from conch.settings import Settings
 from tests.unit.frontends.grpc.conftest import models, text_request
@@ -64,10 +61,11 @@ class Wire:
         self.lost: list[Http2Connection] = []
         self.transport = MemoryTransport()
         codec = Codec(1 << 30, 30, ByteBudget(1 << 40))
-        service = GrpcService(self.server, loop, codec, YieldingLister())  # type: ignore[arg-type]
-        limits, pings = ClientLimits(ByteBudget(1 << 40), loop=loop), PingLimits.of(Settings())
+        limits = ClientLimits(ByteBudget(1 << 40), loop=loop)
         # The clock stands still: the loop does not run, so no turn of it ends.
-        self.connection = Http2Connection(service, loop, self, EventLoopBudget(loop, clock=lambda: 0.0), limits, pings)
+        limits.loop_budget = EventLoopBudget(loop, clock=lambda: 0.0)
+        service = GrpcService(self.server, loop, codec, limits)  # type: ignore[arg-type]
+        self.connection = Http2Connection(service, loop, self, http2_limits(Settings(), limits))
         self.connection.connection_made(self.transport)
 
     def on_connection_made(self, connection: Http2Connection) -> None:
@@ -75,6 +73,9 @@ class Wire:
 
     def on_connection_lost(self, connection: Http2Connection) -> None:
         self.lost.append(connection)
+
+    def on_limit_exceeded(self, limit: ExceededLimit) -> None:
+        pass
 
     def hang_up(self) -> None:
         """What must hold at the end of any connection."""

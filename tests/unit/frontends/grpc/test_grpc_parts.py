@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from conch.errors import Code, ConchError
 from conch.frontends.grpc import messages
-from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
-from conch.frontends.grpc.http2.headers import HeaderDecoder, encode_headers
-from conch.frontends.grpc.http2.limits import FloodGuard, RateLimiter
 from conch.frontends.grpc.messages import MessageReader, decompress, encode
 from conch.frontends.grpc.requests import parse_timeout
 from conch.frontends.grpc.status import STATUS, Status, encode_message
+from conch.http2 import ConnectionFault, HeaderDecoder, Http2ErrorCode, encode_headers
+from conch.http2.limits import FloodGuard, RateLimiter
 
 # Header blocks
 

@@ -7,9 +7,10 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
-from conch.frontends.grpc.http2.pings import PingLimits, PingStrikes
+from conch.frontends.grpc.server import ping_limits
+from conch.http2 import Http2ErrorCode, frames
+from conch.http2.frames import frame
+from conch.http2.limits import PingStrikes
 from conch.settings import Settings
 from tests.unit.frontends.grpc.conftest import array_request, models, text_request
 from tests.unit.frontends.grpc.fake_core import echo
@@ -212,7 +213,7 @@ def test_connection_with_calls_now_and_then_is_not_idle(frontend, client):
 
 
 def strikes(**flags: int) -> PingStrikes:
-    return PingStrikes(PingLimits.of(Settings(**flags)))
+    return PingStrikes(ping_limits(Settings(**flags)))
 
 
 def test_early_pings_are_strikes():

@@ -12,8 +12,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.errors import internal
 from conch.frontends.grpc import stream_infer
-from conch.frontends.grpc.http2 import frames, limits
-from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
+from conch.http2 import Http2ErrorCode, frames, limits
+from conch.http2.frames import frame
 from conch.inference import InferResponse
 from tests.unit.frontends.grpc.conftest import array_request, text_of, text_request
 from tests.unit.frontends.grpc.fake_core import echo, output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.frontends.grpc.http2.limits import STREAM_WINDOW
+from conch.http2 import STREAM_WINDOW
 from tests.unit.frontends.grpc.conftest import text_request
 
 

@@ -15,8 +15,7 @@ from typing import Final
 import hpack
 from google.protobuf.message import DecodeError
 
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.headers import HeaderDecoder
+from conch.http2 import HeaderDecoder, frames
 from conch.perf.senders.calls import Judge, TimedCall
 from conch.perf.senders.channels.connecting import Address, Connecting
 from conch.perf.senders.channels.rpc import Rpc, RpcStatus, finish, status_of

@@ -8,7 +8,7 @@ from time import monotonic_ns
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from conch.frontends.grpc.http2.headers import Field
+from conch.http2 import Field
 from conch.perf.senders.calls import TimedCall
 from conch.perf.senders.records import Outcome
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.frontends.grpc.http2 import frames
+from conch.http2 import frames
 from conch.perf.requests.grpc import ID_SIZE
 from conch.perf.senders.calls import Judge, TimedCall
 from conch.perf.senders.channels.connecting import Address

@@ -1,31 +1,29 @@
 """The server side of an HTTP/2 connection, between the transport, the frames and the streams.
 
-:mod:`conch.frontends.grpc.server` creates one ``Http2Connection`` for each TCP connection; runs on the event loop.
+The application creates one ``Http2Connection`` for each TCP connection; runs on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from time import monotonic
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, Literal, NamedTuple, Protocol, cast
 
-from conch.frontends.admission import descriptor_of
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.application import Http2Application
-from conch.frontends.grpc.http2.frame_reader import Http2FrameReader
-from conch.frontends.grpc.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
-from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
-from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST
-from conch.frontends.grpc.http2.limits import CONNECTION_WINDOW, MAX_STREAMS, RECEIVE_FRAME_SIZE, STREAM_WINDOW
-from conch.frontends.grpc.http2.pings import PingLimits
-from conch.frontends.grpc.http2.session import TOO_MANY_PINGS, Http2Session
-from conch.frontends.grpc.http2.streams import Http2Stream
-from conch.frontends.limits import SLOWEST, ClientLimits
-from conch.frontends.loop_budget import EventLoopBudget
-from conch.telemetry.traffic import Reason
+from conch.http2 import frames
+from conch.http2.frame_reader import Http2FrameReader
+from conch.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
+from conch.http2.frames import ConnectionFault, Http2ErrorCode
+from conch.http2.headers import MAX_HEADER_LIST
+from conch.http2.limits import CONNECTION_WINDOW, MAX_STREAMS, RECEIVE_FRAME_SIZE, STREAM_WINDOW, Http2Limits
+from conch.http2.session import TOO_MANY_PINGS, Http2Session
+from conch.http2.streams import Http2Application, Http2Stream
 
-# Each connection has a ``StallWatch``, which the front end's sweep calls once per second on the event loop.
+#: A limit of the application, or a flood guard's, because of which a connection or stream ended.
+ExceededLimit = Literal["head", "body", "unread", "idle", "pings", "flood"]
+
+# Each connection has a ``StallWatch``, which the application calls at regular intervals.
 
 
 class _Stall(NamedTuple):
@@ -56,9 +54,9 @@ _UNREAD: Final = "the answer was not read within --unread-timeout-secs"
 class StallWatch:
     """Checks a connection against the time limits; all times are monotonic seconds."""
 
-    def __init__(self, limits: ClientLimits, began: float) -> None:
-        self._times = limits.times
-        self._counts = limits.counts
+    def __init__(self, limits: Http2Limits, on_exceeded: Callable[[ExceededLimit], None], began: float) -> None:
+        self._limits = limits
+        self._on_exceeded = on_exceeded
         self._began = began
         self._partial: _Stall | None = None
         self._blocked: _Stall | None = None
@@ -84,21 +82,21 @@ class StallWatch:
             self._unread.clear()
             self._look_at_idle(connection, now)
 
-    def _end(self, connection: WatchedConnection, reason: Reason, message: str) -> None:
-        self._counts.closed_for("grpc", reason)
+    def _end(self, connection: WatchedConnection, limit: ExceededLimit, message: str) -> None:
+        self._on_exceeded(limit)
         connection.fail(Http2ErrorCode.ENHANCE_YOUR_CALM, message)
 
     def _handshake_is_late(self, connection: WatchedConnection, now: float) -> bool:
         """Whether the client's SETTINGS, or the rest of a frame or header block, are late."""
         if not connection.session.greeted:
-            return now - self._began > self._times.head
+            return now - self._began > self._limits.head
         if not connection.reader.partial and not connection.session.in_header_block:
             self._partial = None
             return False
         frames = connection.session.blocks if connection.session.in_header_block else connection.reader.frames
         if self._partial is None or self._partial.moved != frames:
             self._partial = _Stall(now, frames)
-        return now - self._partial.since > self._times.head
+        return now - self._partial.since > self._limits.head
 
     def _is_blocked(self, writer: Http2FrameWriter, now: float) -> bool:
         """Whether the transport has accepted nothing for too long, because the client does not read."""
@@ -107,18 +105,18 @@ class StallWatch:
             return False
         if self._blocked is None or self._blocked.moved != writer.resumed:
             self._blocked = _Stall(now, writer.resumed)
-        return now - self._blocked.since > self._times.unread
+        return now - self._blocked.since > self._limits.unread
 
     def _look_at_idle(self, connection: WatchedConnection, now: float) -> None:
         """Drain a connection that has had no call for too long; close it if the client does not."""
         if self._idle.moved != connection.session.last_stream:
             self._idle = _Stall(now, connection.session.last_stream)
         elif self._draining_since:
-            if now - self._draining_since > self._times.head:
+            if now - self._draining_since > self._limits.head:
                 connection.fail(Http2ErrorCode.NO_ERROR, "max_idle")
-        elif now - self._idle.since > self._times.idle:
+        elif now - self._idle.since > self._limits.idle:
             self._draining_since = now
-            self._counts.closed_for("grpc", "idle")
+            self._on_exceeded("idle")
             connection.drain()
 
     def _look_at_streams(self, session: Http2Session, now: float) -> None:
@@ -129,18 +127,18 @@ class StallWatch:
             if awaited is not None:
                 stall = self._owed.get((stream.id, awaited)) or _Stall(now, stream.received)
                 owed[stream.id, awaited] = stall
-                if now - stall.since > self._times.body + (stream.received - stall.moved) / SLOWEST:
+                if now - stall.since > self._limits.body + (stream.received - stall.moved) / self._limits.min_rate:
                     self._stop(stream, "body", _BODY)
             if stream.queued:
                 stall = self._unread.get(stream.id) or _Stall(now, stream.sent)
                 unread[stream.id] = stall
-                if now - stall.since > self._times.unread + (stream.sent - stall.moved) / SLOWEST:
+                if now - stall.since > self._limits.unread + (stream.sent - stall.moved) / self._limits.min_rate:
                     self._stop(stream, "unread", _UNREAD)
         self._owed = owed
         self._unread = unread
 
-    def _stop(self, stream: Http2Stream, reason: Reason, message: str) -> None:
-        self._counts.closed_for("grpc", reason)
+    def _stop(self, stream: Http2Stream, limit: ExceededLimit, message: str) -> None:
+        self._on_exceeded(limit)
         stream.handler.on_stalled(message)
 
 
@@ -169,9 +167,12 @@ class ConnectionObserver(Protocol):
     def on_connection_lost(self, connection: Http2Connection) -> None:
         """Remove a connection that has ended; called once for each one that was made."""
 
+    def on_limit_exceeded(self, limit: ExceededLimit) -> None:
+        """Count a connection or stream that ends because of a limit."""
+
 
 class Http2Connection(asyncio.Protocol):
-    """An HTTP/2 connection; ``descriptor`` is that of its socket, ``active`` is set when data arrives.
+    """An HTTP/2 connection; ``active`` is set when data arrives.
 
     Input is handled within ``loop_budget``; the connection stops reading until the rest has been handled.
     """
@@ -179,38 +180,32 @@ class Http2Connection(asyncio.Protocol):
     reader: Http2FrameReader
     session: Http2Session
     writer: Http2FrameWriter
-    _transport: asyncio.Transport
+    transport: asyncio.Transport
 
     def __init__(
         self,
         application: Http2Application,
         loop: asyncio.AbstractEventLoop,
         observer: ConnectionObserver,
-        loop_budget: EventLoopBudget,
-        limits: ClientLimits,
-        pings: PingLimits,
+        limits: Http2Limits,
     ) -> None:
         self.active = True
         self._application = application
         self._loop = loop
         self._observer = observer
-        self._loop_budget = loop_budget
         self._limits = limits
-        self._pings = pings
+        self._loop_budget = limits.loop_budget
         self._put_off = False
 
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface, but not the base class.
-        self._transport = cast(asyncio.Transport, transport)
-        self.descriptor = descriptor_of(transport)
-        self._transport.set_write_buffer_limits(high=MAX_SEND_FRAME_SIZE)
-        self.writer = Http2FrameWriter(self._loop, self._transport)
-        self.session = Http2Session(
-            self, self._application, self._loop, self.writer, self._loop_budget, self._limits.budget, self._pings
-        )
-        self._stalls = StallWatch(self._limits, monotonic())
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=MAX_SEND_FRAME_SIZE)
+        self.writer = Http2FrameWriter(self._loop, self.transport)
+        self.session = Http2Session(self, self._application, self._loop, self.writer, self._limits)
+        self._stalls = StallWatch(self._limits, self._observer.on_limit_exceeded, monotonic())
         self.reader = Http2FrameReader(self.session, self._loop_budget)
         self.writer.write(_GREETING)
         self._observer.on_connection_made(self)
@@ -246,29 +241,29 @@ class Http2Connection(asyncio.Protocol):
                 self._continue_later()
         except ConnectionFault as fault:
             if fault.code is Http2ErrorCode.ENHANCE_YOUR_CALM:
-                self._limits.counts.closed_for("grpc", "pings" if str(fault) == TOO_MANY_PINGS else "flood")
+                self._observer.on_limit_exceeded("pings" if str(fault) == TOO_MANY_PINGS else "flood")
             self.fail(fault.code, str(fault))
         except Exception:
-            LOGGER.exception("gRPC connection failed")
+            LOGGER.exception("HTTP/2 connection failed")
             self.fail(Http2ErrorCode.INTERNAL_ERROR, "")
         self.writer.flush()
 
     def _continue_later(self) -> None:
-        if not self._put_off and not self._transport.is_closing():
+        if not self._put_off and not self.transport.is_closing():
             self._put_off = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
             self._loop_budget.later(self._continue)
 
     def _continue(self) -> None:
         """Handle more of the queued input in a later iteration of the event loop."""
         self._put_off = False
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             return
         self._handle(b"")
-        if not self._put_off and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self._put_off and not self.transport.is_closing():
+            self.transport.resume_reading()
 
-    # Called by the front end
+    # Called by the application
 
     def fail(self, code: Http2ErrorCode, message: str) -> None:
         """End the connection at once with a GOAWAY; every stream is reset."""
@@ -276,11 +271,11 @@ class Http2Connection(asyncio.Protocol):
             return
         self.session.end()
         if self.writer.paused:
-            self._transport.abort()
+            self.transport.abort()
             return
         self.writer.write(frames.goaway(self.session.last_stream, code, message))
         self.writer.flush()
-        self._transport.close()
+        self.transport.close()
 
     def sweep(self, now: float) -> None:
         """End what exceeds a time limit at ``now`` (s, monotonic)."""
@@ -298,4 +293,4 @@ class Http2Connection(asyncio.Protocol):
 
     def on_drained(self) -> None:
         self.writer.flush()
-        self._transport.close()
+        self.transport.close()

@@ -1,7 +1,7 @@
 """The HTTP/2 protocol of a connection (RFC 9113): applies the client's frames to its streams.
 
-Each :class:`~conch.frontends.grpc.http2.connection.Http2Connection` has a session, which its frame reader calls on the
-event loop. It is independent of gRPC: its ``Http2Application`` parses header fields and handles streams. Server push,
+Each :class:`~conch.http2.connection.Http2Connection` has a session, which its frame reader calls on the
+event loop. Its ``Http2Application`` parses header fields and handles streams. Server push,
 priorities and upgrades from HTTP/1 are not supported, because no gRPC client uses them.
 """
 
@@ -11,16 +11,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from conch.frontends.budget import ByteBudget
-from conch.frontends.grpc.http2 import frames, limits
-from conch.frontends.grpc.http2.application import Http2Application
-from conch.frontends.grpc.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
-from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode, StreamFault
-from conch.frontends.grpc.http2.headers import HeaderDecoder, PartialHeaderBlock
-from conch.frontends.grpc.http2.limits import FloodGuard
-from conch.frontends.grpc.http2.pings import PingLimits, PingStrikes
-from conch.frontends.grpc.http2.streams import Http2Stream
-from conch.frontends.loop_budget import EventLoopBudget
+from conch.http2 import frames, limits
+from conch.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
+from conch.http2.frames import ConnectionFault, Http2ErrorCode, StreamFault
+from conch.http2.headers import HeaderDecoder, PartialHeaderBlock
+from conch.http2.limits import FloodGuard, Http2Limits, PingStrikes
+from conch.http2.streams import Http2Application, Http2Stream
 
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 TOO_MANY_PINGS: Final = "too_many_pings"
@@ -50,13 +46,11 @@ class Http2Session:
         application: Http2Application,
         loop: asyncio.AbstractEventLoop,
         writer: Http2FrameWriter,
-        loop_budget: EventLoopBudget,
-        budget: ByteBudget,
-        pings: PingLimits,
+        client_limits: Http2Limits,
     ) -> None:
         self.streams: dict[int, Http2Stream] = {}
-        self.budget = budget
-        self.loop_budget = loop_budget
+        self.budget = client_limits.budget
+        self.loop_budget = client_limits.loop_budget
         self.closed = False
         self.greeted = False
         self.last_stream = 0
@@ -78,7 +72,7 @@ class Http2Session:
         self._overhead = 0
         #: Calls answered since the last reset.
         self._answered = 0
-        self._strikes = PingStrikes(pings)
+        self._strikes = PingStrikes(client_limits.pings)
         self._useful = 0
         #: The total of the windows that the client has given the connection (bytes).
         self._given_window = frames.DEFAULT_WINDOW

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
+from conch.http2 import Http2ErrorCode, frames
+from conch.http2.frames import frame
 from tests.unit.frontends.grpc.conftest import text_request
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, RawClient, headers, message
 

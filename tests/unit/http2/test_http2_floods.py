@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conch.frontends.grpc.http2 import frames, limits
-from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
+from conch.http2 import Http2ErrorCode, frames, limits
+from conch.http2.frames import frame
 from tests.unit.frontends.grpc.http2_calls import infer_request, infer_size, is_live
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, RawClient, headers, message
 

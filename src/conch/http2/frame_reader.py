@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from conch.frontends.grpc.http2.frames import (
+from conch.http2.frames import (
     CONTINUATION,
     DATA,
     END_STREAM,
@@ -21,9 +21,8 @@ from conch.frontends.grpc.http2.frames import (
     ConnectionFault,
     Http2ErrorCode,
 )
-from conch.frontends.grpc.http2.limits import MAX_CONTROL_FRAME, MAX_HEADER_BLOCK, RECEIVE_FRAME_SIZE
-from conch.frontends.grpc.http2.streams import Http2Stream
-from conch.frontends.loop_budget import EventLoopBudget
+from conch.http2.limits import MAX_CONTROL_FRAME, MAX_HEADER_BLOCK, RECEIVE_FRAME_SIZE, LoopBudget
+from conch.http2.streams import Http2Stream
 
 #: Chunks of at least this size (bytes) are views of the received buffer if they are at least a quarter of it.
 _MIN_VIEW: Final = 4096
@@ -56,7 +55,7 @@ class Http2FrameReader:
     ``frames`` counts the reads with complete frames.
     """
 
-    def __init__(self, handler: FrameHandler, loop_budget: EventLoopBudget) -> None:
+    def __init__(self, handler: FrameHandler, loop_budget: LoopBudget) -> None:
         self._handler = handler
         self._loop_budget = loop_budget
         self.frames = 0

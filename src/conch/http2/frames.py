@@ -1,6 +1,6 @@
 """HTTP/2 constants (RFC 9113): frame types, flags, settings, error codes; and the encoding of frames.
 
-Used by the rest of the gRPC front end; does no I/O.
+Does no I/O.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits of one connection: windows, streams, and frames that cause work without any use.
+"""Limits of connections: windows, streams, time, pings, and frames that cause work without any use.
 
 The limits are far above the needs of gRPC clients (which send frequent bandwidth pings and window updates) and far
 below harmful values. Used by connections, on the event loop.
@@ -6,9 +6,12 @@ below harmful values. Used by connections, on the event loop.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Final, Protocol
 
-from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
+from conch.http2.frames import ConnectionFault, Http2ErrorCode
 
 MAX_STREAMS: Final = 1024
 #: The receive window of a connection (bytes); large enough never to block, as each stream has its own limit.
@@ -38,6 +41,54 @@ OVERHEAD_BATCH: Final = 64
 SUDDEN: Final = 0.1
 #: Maximum number of frames that wait while the client does not read.
 MAX_BLOCKED_FRAMES: Final = 10_000
+
+
+class ByteCounter(Protocol):
+    """Counts the bytes that all connections hold: received DATA, and DATA that waits to be sent."""
+
+    def take(self, size: int) -> bool:
+        """Add bytes; the result, whether there is budget for them, is not used."""
+
+    def release(self, size: int) -> None:
+        """Subtract bytes."""
+
+
+class LoopBudget(Protocol):
+    """Limits the time that all connections together use in one iteration of the event loop."""
+
+    def over(self) -> bool:
+        """Whether the rest of the work must wait for a later iteration."""
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Call ``work`` in a later iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class PingLimits:
+    """Minimum ``interval`` (s) between two pings without data, and the number of ``strikes`` allowed."""
+
+    interval: float
+    interval_without_calls: float
+    strikes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Http2Limits:
+    """The limits that an application sets for its connections, which share ``budget`` and ``loop_budget``.
+
+    ``head``, ``body``, ``unread`` and ``idle`` are time limits (s; ``inf`` for none): for the head of a request, the
+    rest of a message, reading a response, and a connection without requests. ``body`` and ``unread`` grow by one second
+    for every ``min_rate`` bytes transferred.
+    """
+
+    budget: ByteCounter
+    loop_budget: LoopBudget
+    pings: PingLimits
+    min_rate: int
+    head: float = inf
+    body: float = inf
+    unread: float = inf
+    idle: float = inf
 
 
 class RateLimiter:
@@ -87,3 +138,27 @@ class FloodGuard:
         self._sent += updates * _SENT_PER_UPDATE
         self._answers = answers
         self._overhead.take(now, frames)
+
+
+class PingStrikes:
+    """Counts the pings of one connection that came too early."""
+
+    __slots__ = ("_last", "_limits", "_strikes")
+
+    def __init__(self, limits: PingLimits) -> None:
+        self._limits = limits
+        self._strikes = 0
+        self._last = -inf
+
+    def reset(self) -> None:
+        """Allow the next ping at once, because something was sent since the last one."""
+        self._strikes = 0
+        self._last = -inf
+
+    def are_too_many(self, now: float, *, calls: bool) -> bool:
+        """Count a ping at ``now`` (s, monotonic); ``calls`` is true if there are open calls."""
+        interval = self._limits.interval if calls else self._limits.interval_without_calls
+        if now - self._last < interval:
+            self._strikes += 1
+        self._last = now
+        return self._strikes > self._limits.strikes

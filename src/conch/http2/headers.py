@@ -12,8 +12,8 @@ from typing import Any, Final, Generic, TypeVar
 import hpack
 from hpack.table import HeaderTable
 
-from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
-from conch.frontends.grpc.http2.limits import MAX_CONTINUATIONS, MAX_HEADER_BLOCK
+from conch.http2.frames import ConnectionFault, Http2ErrorCode
+from conch.http2.limits import MAX_CONTINUATIONS, MAX_HEADER_BLOCK
 
 #: Maximum size of a decoded header list (bytes, counted as in RFC 7541 with 32 more per field) for a served request,
 #: and for decoding. Decoding larger lists keeps the table in step with the client, so that only the request is refused.

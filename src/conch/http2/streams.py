@@ -1,4 +1,4 @@
-"""An HTTP/2 stream: its windows, its queued data, and the handler of received data.
+"""An HTTP/2 stream: its windows, its queued data, and the application that handles received data.
 
 A connection creates one for every request; calls respond through it. Runs on the event loop.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from conch.frontends.budget import ByteBudget
-from conch.frontends.grpc.http2.frame_writer import Http2FrameWriter
-from conch.frontends.grpc.http2.frames import (
+from conch.http2.frame_writer import Http2FrameWriter
+from conch.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -21,8 +20,8 @@ from conch.frontends.grpc.http2.frames import (
     rst_stream,
     window_update,
 )
-from conch.frontends.grpc.http2.limits import STREAM_WINDOW
-from conch.frontends.loop_budget import EventLoopBudget
+from conch.http2.headers import Field
+from conch.http2.limits import STREAM_WINDOW, ByteCounter, LoopBudget
 from conch.tensors import Buffer
 
 
@@ -73,11 +72,11 @@ IGNORE: Final[StreamHandler] = _IgnoringHandler()
 class StreamOwner(Protocol):
     """The connection as its streams need it.
 
-    ``budget`` counts received data and data waiting to be sent. All connections share it, and ``loop_budget``.
+    ``budget`` counts data waiting to be sent. All connections share it, and ``loop_budget``.
     """
 
-    budget: ByteBudget
-    loop_budget: EventLoopBudget
+    budget: ByteCounter
+    loop_budget: LoopBudget
 
     def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
         """Handle the end of a stream that the server has ended (``answered``) or reset."""
@@ -94,7 +93,7 @@ class Http2Stream:
     """
 
     __slots__ = (
-        "_data", "_enqueued", "_owner", "_trailers", "_writer", "budget", "closed", "content_left", "given", "handler",
+        "_budget", "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "content_left", "given", "handler",
         "id", "opened", "queued", "receive_window", "remote_ended", "send_window", "sent",
     )  # fmt: skip
 
@@ -109,8 +108,7 @@ class Http2Stream:
         self.closed = False
         self.content_left: int | None = None
         self.handler: StreamHandler = IGNORE
-        #: The budget of all connections, in which data to be sent is counted.
-        self.budget = owner.budget
+        self._budget = owner.budget
         self._owner = owner
         self._writer = writer
         self._data: deque[Buffer] | None = None
@@ -123,7 +121,7 @@ class Http2Stream:
         return self.given - self.receive_window
 
     @property
-    def loop_budget(self) -> EventLoopBudget:
+    def loop_budget(self) -> LoopBudget:
         """The budget that limits how much of a body is handled at once."""
         return self._owner.loop_budget
 
@@ -167,7 +165,7 @@ class Http2Stream:
             self._data.extend(body)
         self.queued += size
         self._writer.messages += 1
-        self.budget.take(size)
+        self._budget.take(size)
         if not self._enqueued and self.send_window > 0:
             self._enqueued = True
             self._writer.enqueue(self)
@@ -208,7 +206,7 @@ class Http2Stream:
         self.queued -= size
         self.send_window -= size
         self.sent += size
-        self.budget.release(size)
+        self._budget.release(size)
         parts: list[Buffer] = []
         while size:
             part = data.popleft()
@@ -243,7 +241,7 @@ class Http2Stream:
         # The handler refers to the stream: breaking the cycle frees both at once, without the garbage collector.
         self.handler = IGNORE
         if self.queued:
-            self.budget.release(self.queued)
+            self._budget.release(self.queued)
             self.queued = 0
         self._data = None
         self._trailers = None
@@ -273,3 +271,19 @@ class Http2Stream:
             self.given += increment
             self._writer.useful += 1
             self._writer.write(window_update(self.id, increment))
+
+
+class Http2Application(Protocol):
+    """Serves the requests of connections, on the event loop."""
+
+    def parse(self, fields: Sequence[Field]) -> Any:
+        """Parse the header fields of a request into an immutable head of the application's own type.
+
+        Raises ``StreamFault`` for malformed fields.
+        """
+
+    def check_trailers(self, fields: Sequence[Field]) -> None:
+        """Raise ``StreamFault`` for fields that may not end a request."""
+
+    def open(self, stream: Http2Stream, head: Any) -> StreamHandler:
+        """Begin to serve a request; returns the handler of its stream."""

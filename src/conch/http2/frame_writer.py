@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from conch.frontends.grpc.http2.frames import (
+from conch.http2.frames import (
     DATA,
     DEFAULT_FRAME_SIZE,
     DEFAULT_WINDOW,
@@ -19,7 +19,7 @@ from conch.frontends.grpc.http2.frames import (
     ConnectionFault,
     Http2ErrorCode,
 )
-from conch.frontends.grpc.http2.limits import MAX_BLOCKED_FRAMES
+from conch.http2.limits import MAX_BLOCKED_FRAMES
 from conch.tensors import Buffer
 
 #: Maximum size of a sent DATA frame (bytes), even if the client accepts larger ones: streams alternate by frames.
