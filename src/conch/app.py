@@ -13,7 +13,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from conch import __version__, logs
@@ -21,8 +21,16 @@ from conch.backends.table import BACKENDS
 from conch.errors import Code, ConchError, internal, invalid
 from conch.frontends import exposure
 from conch.frontends.grpc.server import GrpcFrontend
-from conch.frontends.http.platforms import OciDataScience, PlatformRouter, SageMaker, VertexAi, check_ports, only_model
-from conch.frontends.http.routes import Router
+from conch.frontends.http.platforms import (
+    OciDataScience,
+    Platform,
+    PlatformRouter,
+    SageMaker,
+    VertexAi,
+    check_ports,
+    only_model,
+)
+from conch.frontends.http.routes import HttpEndpoint, Router
 from conch.frontends.http.sagemaker_models import SageMakerModels
 from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.frontends.limits import ClientLimits
@@ -203,44 +211,44 @@ class Application:
         if settings.debug and not repository.keys(settings.debug):
             raise invalid(f"--debug names a model that is missing: {repository.no_such_model(settings.debug)}")
         self._tracing = Tracing(values_of(settings.trace_config, os.environ))
-        self.server = server = InferenceServer(settings, repository, registry, self._tracing)
+        self.server = InferenceServer(settings, repository, registry, self._tracing)
         limits = ClientLimits.of(settings)
         registry.add(limits.budget.families)
         registry.add(limits.counts.families)
-        self._codec = codec = Codec(settings.codec_memory, settings.codec_timeout_secs, limits.budget)
-        self._http: HttpListener | None = (
-            HttpListener(Router(server, codec, limits.lister), limits) if settings.allow_http else None
-        )
-        self._openai: HttpListener | None = None
-        if settings.openai_port >= 0:
-            self._openai = HttpListener(Router(server, codec, limits.lister, openai_only=True), limits)
-        self._sagemaker: HttpListener | None = None
-        if settings.allow_sagemaker:
-            check_ports(settings)
-            models = Router(
-                server,
-                codec,
-                limits.lister,
-                further=SageMakerModels(server).endpoints,
-                address=settings.platform_address,
-            )
-            self._sagemaker = HttpListener(PlatformRouter(models, SageMaker(os.environ, repository.given)), limits)
-        self._vertex_ai: HttpListener | None = None
-        if settings.allow_vertex_ai:
-            vertex_ai = VertexAi(os.environ, partial(only_model, server, settings.vertex_ai_default_model))
-            router = Router(server, codec, limits.lister, address=settings.platform_address)
-            self._vertex_ai = HttpListener(PlatformRouter(router, vertex_ai), limits)
-        self._oci: HttpListener | None = None
-        if settings.allow_oci:
-            named = partial(only_model, server, settings.oci_default_model, flag="oci-default-model")
-            router = Router(server, codec, limits.lister, address=settings.platform_address)
-            self._oci = HttpListener(PlatformRouter(router, OciDataScience(os.environ, named)), limits)
-        self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits, codec) if settings.allow_grpc else None
-        self._metrics: HttpListener | None = (
-            HttpListener(MetricsPage(registry, limits.lister), limits) if settings.allow_metrics else None
-        )
+        self._codec = Codec(settings.codec_memory, settings.codec_timeout_secs, limits.budget)
+        self._front_ends = self._make_front_ends(registry, limits)
         self._services: list[str] = []
         self._heap = heap_trimmer()
+
+    def _make_front_ends(self, registry: Registry, limits: ClientLimits) -> dict[str, HttpListener | GrpcFrontend]:
+        """Return the enabled front ends, by name, in the order in which they start."""
+        settings, server, codec = self._settings, self.server, self._codec
+        listeners = settings.listeners
+        if listeners["sagemaker"].allowed:
+            check_ports(settings)
+        tls = make_context(settings, "http")
+        router = partial(Router, server, codec, limits.lister)
+
+        def platform_listener(adapter: Platform, further: Iterable[HttpEndpoint] = ()) -> HttpListener:
+            models = router(further=further, address=settings.platform_address)
+            return HttpListener(PlatformRouter(models, adapter), limits)
+
+        makers: dict[str, Callable[[], HttpListener | GrpcFrontend]] = {
+            "grpc": lambda: GrpcFrontend(server, settings, limits, codec),
+            "http": lambda: HttpListener(router(), limits, reuse_port=settings.reuse_http_port, ssl=tls),
+            "openai": lambda: HttpListener(router(openai_only=True), limits, ssl=tls),
+            "sagemaker": lambda: platform_listener(
+                SageMaker(os.environ, server.repository.given), SageMakerModels(server).endpoints
+            ),
+            "vertex-ai": lambda: platform_listener(
+                VertexAi(os.environ, lambda: only_model(server, settings.vertex_ai_default_model))
+            ),
+            "oci": lambda: platform_listener(
+                OciDataScience(os.environ, lambda: only_model(server, settings.oci_default_model, "oci-default-model"))
+            ),
+            "metrics": lambda: HttpListener(MetricsPage(registry, limits.lister), limits),
+        }
+        return {name: make() for name, make in makers.items() if listeners[name].allowed}
 
     async def listen(self) -> None:
         """Bind the ports. Raises INTERNAL with each port that is taken, its holder and its flag.
@@ -248,45 +256,19 @@ class Application:
         The ports are open at once, but only health checks can be used until models are loaded. Therefore
         :meth:`load_models` logs Triton's "Started" lines, which scripts use to detect that the server is ready.
         """
-        settings = self._settings
-        tls = make_context(settings, "http")
         taken: list[str] = []
-        if self._grpc is not None:
-            starting = self._grpc.start(settings.grpc_address, settings.grpc_port)
-            taken += await self._bind("grpc", "GRPCInferenceService", starting)
-        if self._http is not None:
-            starting = self._http.start(
-                settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port, ssl=tls
-            )
-            taken += await self._bind("http", "HTTPService", starting)
-        if self._openai is not None:
-            starting = self._openai.start(settings.http_address, settings.openai_port, ssl=tls)
-            taken += await self._bind("openai", "OpenAI API", starting)
-        if self._sagemaker is not None:
-            starting = self._sagemaker.start(settings.platform_address, settings.sagemaker_port)
-            taken += await self._bind("sagemaker", "Sagemaker HTTPService", starting)
-        if self._vertex_ai is not None:
-            starting = self._vertex_ai.start(settings.platform_address, settings.vertex_ai_port)
-            taken += await self._bind("vertex-ai", "Vertex AI HTTPService", starting)
-        if self._oci is not None:
-            starting = self._oci.start(settings.platform_address, settings.oci_port)
-            taken += await self._bind("oci", "OCI Data Science HTTPService", starting)
-        if self._metrics is not None:
-            starting = self._metrics.start(settings.metrics_address, settings.metrics_port)
-            taken += await self._bind("metrics", "Metrics Service", starting)
+        for name, front_end in self._front_ends.items():
+            listener = self._settings.listeners[name]
+            try:
+                host, port = self.addresses[name] = await front_end.start(listener.address, listener.port)
+            except PortTakenError as error:
+                taken.append(f"{error.message}by {holder(error.port)}: choose another port with --{name}-port")
+            else:
+                self._services.append(f"{listener.service} at {host}:{port}")
         if taken:
             raise internal("; ".join(taken))
         if self._services:
             LOG.info("Listening, and not ready before the models are loaded: %s", ", ".join(self._services))
-
-    async def _bind(self, kind: str, service: str, starting: Coroutine[None, None, tuple[str, int]]) -> list[str]:
-        """Await ``starting`` and store the address of the front end; returns a message if its port is taken."""
-        try:
-            host, port = self.addresses[kind] = await starting
-        except PortTakenError as error:
-            return [f"{error.message}by {holder(error.port)}: choose another port with --{kind}-port"]
-        self._services.append(f"{service} at {host}:{port}")
-        return []
 
     async def load_models(self) -> dict[str, ConchError]:
         """Load the startup models; returns the errors of failed loads by model name.
@@ -311,17 +293,13 @@ class Application:
     async def stop(self, seconds: float) -> bool:
         """Refuse connections, finish requests, unload models and close; False if that takes longer than ``seconds``."""
         self.server.repository.close()
-        every = (self._http, self._openai, self._sagemaker, self._vertex_ai, self._oci, self._metrics)
-        listeners = [listener for listener in every if listener is not None]
-        for listener in listeners:
-            listener.refuse_new()
+        for front_end in self._front_ends.values():
+            if isinstance(front_end, HttpListener):  # gRPC clients still get responses: UNAVAILABLE
+                front_end.refuse_new()
         in_time = await self.server.stop(seconds)
         if not in_time:
             LOG.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
-        stops = [listener.stop(FLUSH_SECONDS) for listener in listeners]
-        if self._grpc is not None:
-            stops.append(self._grpc.stop(FLUSH_SECONDS))
-        await asyncio.gather(*stops)
+        await asyncio.gather(*(front_end.stop(FLUSH_SECONDS) for front_end in self._front_ends.values()))
         await self._codec.close()
         await asyncio.to_thread(self._tracing.close)
         if self._heap is not None:

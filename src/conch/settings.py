@@ -43,6 +43,16 @@ class Resource(NamedTuple):
     device: int
 
 
+class Listener(NamedTuple):
+    """A port of the server; ``title`` names its requests in messages, ``service`` its front end in the log."""
+
+    title: str
+    service: str
+    allowed: bool
+    address: str
+    port: int
+
+
 class Range(NamedTuple):
     """The allowed values of an integer option, inclusive."""
 
@@ -316,22 +326,30 @@ class Settings:
             )
 
     def _check_ports(self) -> None:
-        listeners = [
-            ("HTTP", self.allow_http, self.http_address, self.http_port),
-            ("OpenAI", self.openai_port > 0, self.http_address, self.openai_port),
-            ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port),
-            ("metrics", self.allow_metrics, self.metrics_address, self.metrics_port),
-            ("Vertex AI", self.allow_vertex_ai, self.platform_address, self.vertex_ai_port),
-            ("SageMaker", self.allow_sagemaker, self.platform_address, self.sagemaker_port),
-            ("OCI Data Science", self.allow_oci, self.platform_address, self.oci_port),
-        ]
-        used = [listener for listener in listeners if listener[1] and listener[3]]
-        for (first, _, address, port), (second, _, *other) in combinations(used, 2):
-            if [address, port] == other:
+        used = [listener for listener in self.listeners.values() if listener.allowed and listener.port]
+        for first, second in combinations(used, 2):
+            if (first.address, first.port) == (second.address, second.port):
                 raise invalid(
-                    f"The server cannot listen to {first} requests and {second} requests"
-                    f" at the same address and port {address}:{port}"
+                    f"The server cannot listen to {first.title} requests and {second.title} requests"
+                    f" at the same address and port {first.address}:{first.port}"
                 )
+
+    @property
+    def listeners(self) -> Mapping[str, Listener]:
+        """Return the port of every front end, by name; ``--<name>-port`` sets it."""
+        http, platform = self.http_address, self.platform_address
+        # fmt: off
+        rows = {
+            "http": ("HTTP", "HTTPService", self.allow_http, http, self.http_port),
+            "openai": ("OpenAI", "OpenAI API", self.openai_port >= 0, http, self.openai_port),
+            "grpc": ("GRPC", "GRPCInferenceService", self.allow_grpc, self.grpc_address, self.grpc_port),
+            "metrics": ("metrics", "Metrics Service", self.allow_metrics, self.metrics_address, self.metrics_port),
+            "vertex-ai": ("Vertex AI", "Vertex AI HTTPService", self.allow_vertex_ai, platform, self.vertex_ai_port),
+            "sagemaker": ("SageMaker", "Sagemaker HTTPService", self.allow_sagemaker, platform, self.sagemaker_port),
+            "oci": ("OCI Data Science", "OCI Data Science HTTPService", self.allow_oci, platform, self.oci_port),
+        }
+        # fmt: on
+        return {name: Listener(*row) for name, row in rows.items()}
 
     @property
     def without_effect(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,27 @@ def test_model_that_there_is_not_is_answered_with_the_one_that_was_meant(
 def test_server_with_nothing_to_serve_names_both_ways_to_say_it(capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(Settings(), capsys)
     assert line.endswith("--model-repository must be specified, or one MODEL: conch serve MODEL")
+
+
+async def test_front_ends_listen_in_the_order_of_tritons_log_lines(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for variable, route in (("AIP_HEALTH_ROUTE", "/health"), ("AIP_PREDICT_ROUTE", "/predict")):
+        monkeypatch.setenv(variable, route)
+    names = ("grpc", "http", "openai", "sagemaker", "vertex-ai", "oci", "metrics")
+    options: dict[str, Any] = {f"{name}_port".replace("-", "_"): 0 for name in names}
+    options |= {f"allow_{platform}": True for platform in ("sagemaker", "vertex_ai", "oci")}
+    settings = Settings(model_repository=(str(repository),), platform_address="127.0.0.1", **options)
+    application = app.Application(settings)
+    with caplog.at_level("INFO", "conch"):
+        await application.listen()
+    await application.stop(0)
+    assert tuple(application.addresses) == names
+    services = caplog.records[-1].getMessage().partition(": ")[2].split(", ")
+    assert [service.partition(" at ")[0] for service in services] == [
+        "GRPCInferenceService", "HTTPService", "OpenAI API", "Sagemaker HTTPService", "Vertex AI HTTPService",
+        "OCI Data Science HTTPService", "Metrics Service",
+    ]  # fmt: skip
 
 
 def test_last_line_of_the_log_is_that_the_server_has_stopped(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def names_read() -> set[str]:
 
 def test_option_has_an_effect_or_says_that_it_has_none() -> None:
     read = names_read()
-    settings = inspect.getsource(Settings.log_settings.fget)  # type: ignore[attr-defined]
+    sources = (Settings.log_settings.fget, Settings.listeners.fget)  # type: ignore[attr-defined]
+    settings = "".join(inspect.getsource(source) for source in sources)
     idle = [option.name for option in OPTIONS.values() if option.name not in read and option.name not in settings]
     assert idle == [option.name for option in OPTIONS.values() if option.no_effect and option.name in idle]
     assert [option.name for option in OPTIONS.values() if option.no_effect and option.name in read] == []
@@ -129,6 +130,11 @@ def test_limits_that_cannot_hold_are_refused(options: dict[str, object], message
 def test_two_services_at_one_port_are_refused(ports: dict[str, int], names: tuple[str, str]) -> None:
     text = "The server cannot listen to {} requests and {} requests at the same address and port 127.0.0.1:9"
     assert str(refusal(**ports)) == text.format(*names)
+
+
+def test_every_port_belongs_to_a_listener() -> None:
+    ports = {flag for flag in OPTIONS if flag.endswith("-port") and not flag.startswith("reuse-")}
+    assert ports == {f"{name}-port" for name in Settings().listeners}
 
 
 @pytest.mark.parametrize(

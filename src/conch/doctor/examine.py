@@ -182,7 +182,7 @@ def _build() -> str:
 def examine() -> Facts:
     """The facts of this machine and this environment, as they are now."""
     settings = Settings()
-    services = {"HTTP": settings.http_port, "GRPC": settings.grpc_port, "metrics": settings.metrics_port}
+    services = {listener.title: listener.port for listener in settings.listeners.values() if listener.allowed}
     return Facts(
         conch=__version__,
         protocol=SERVER_VERSION,

@@ -15,20 +15,16 @@ def warnings(settings: Settings) -> Iterator[str]:
     """Yield a warning for each front end over which remote clients may load models with their own files."""
     if settings.model_control_mode != "explicit" or settings.model_load_overrides != "files":
         return
-    front_ends = (
-        ("HTTP", settings.allow_http, settings.http_address, settings.http_restricted_api, "http-restricted-api"),
-        ("gRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_restricted_protocol,
-         "grpc-restricted-protocol"),
-        ("Vertex AI", settings.allow_vertex_ai, settings.platform_address, settings.http_restricted_api,
-         "http-restricted-api"),
-        ("OCI Data Science", settings.allow_oci, settings.platform_address, settings.http_restricted_api,
-         "http-restricted-api"),
-    )  # fmt: skip
-    for name, listens, address, restrictions, flag in front_ends:
-        if listens and not is_local(address) and not _restricts_control(restrictions):
+    http = settings.http_restricted_api, "http-restricted-api"
+    grpc = settings.grpc_restricted_protocol, "grpc-restricted-protocol"
+    rows = (("HTTP", "http", *http), ("gRPC", "grpc", *grpc),
+            ("Vertex AI", "vertex-ai", *http), ("OCI Data Science", "oci", *http))  # fmt: skip
+    for title, name, restrictions, flag in rows:
+        listener = settings.listeners[name]
+        if listener.allowed and not is_local(listener.address) and not _restricts_control(restrictions):
             yield (
-                f"whoever reaches {name} at {address} can run code here: with --model-control-mode=explicit a client "
-                f"may load a model with files of its own; set --model-load-overrides=none, or "
+                f"whoever reaches {title} at {listener.address} can run code here: with --model-control-mode=explicit "
+                "a client may load a model with files of its own; set --model-load-overrides=none, or "
                 f"--{flag}={_CONTROL}:<header>=<secret>"
             )
 

@@ -184,18 +184,10 @@ class OciDataScience:
 
 def check_ports(settings: Settings) -> None:
     """Raise INVALID_ARG if the settings use a port outside the range that SageMaker allows."""
-    ports = (
-        ("http", settings.allow_http, settings.http_port),
-        ("grpc", settings.allow_grpc, settings.grpc_port),
-        ("metrics", settings.allow_metrics, settings.metrics_port),
-        ("openai", settings.openai_port >= 0, settings.openai_port),
-        ("vertex-ai", settings.allow_vertex_ai, settings.vertex_ai_port),
-        ("oci", settings.allow_oci, settings.oci_port),
-    )
     for low, high in settings.sagemaker_safe_port_range[-1:]:
-        for name, used, port in ports:
-            if used and not low <= port <= high:
-                raise invalid(f"--{name}-port={port} is outside of --sagemaker-safe-port-range={low}-{high}")
+        for name, listener in settings.listeners.items():
+            if name != "sagemaker" and listener.allowed and not low <= listener.port <= high:
+                raise invalid(f"--{name}-port={listener.port} is outside of --sagemaker-safe-port-range={low}-{high}")
 
 
 def not_loaded(name: str) -> ConchError:

@@ -281,11 +281,23 @@ class HttpConnection(asyncio.Protocol):
 
 
 class HttpListener:
-    """A port and its connections, subject to ``limits``."""
+    """A port and its connections, subject to ``limits``.
 
-    def __init__(self, application: HttpApplication, limits: ClientLimits) -> None:
+    With ``reuse_port``, other processes may listen on the same port; with ``ssl``, connections are encrypted.
+    """
+
+    def __init__(
+        self,
+        application: HttpApplication,
+        limits: ClientLimits,
+        *,
+        reuse_port: bool = False,
+        ssl: SSLContext | None = None,
+    ) -> None:
         self._application = application
         self._limits = limits
+        self._reuse_port = reuse_port
+        self._ssl = ssl
         self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -295,16 +307,14 @@ class HttpListener:
         """The open connections."""
         return self._connections
 
-    async def start(
-        self, host: str, port: int, *, reuse_port: bool = False, ssl: SSLContext | None = None
-    ) -> tuple[str, int]:
-        """Listen; returns the address. Raises PortTakenError."""
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen on ``host:port`` (port 0: any free port); returns the address. Raises PortTakenError."""
         self._server, address = await listen(
             lambda: HttpConnection(self._application, self._connections, self._limits),
             host,
             port,
-            reuse_port=reuse_port,
-            ssl=ssl,
+            reuse_port=self._reuse_port,
+            ssl=self._ssl,
             handshake_seconds=self._limits.times.head,
         )
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)

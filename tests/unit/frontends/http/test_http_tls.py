@@ -24,10 +24,9 @@ async def encrypted(site: Site, certificates: Path) -> AsyncIterator[HttpListene
         http_server_cert=str(certificates / "server.pem"),
         http_server_key=str(certificates / "server.key"),
     )
-    listener = HttpListener(site, ClientLimits(ByteBudget(1 << 20), TimeLimits(head=0.2)))
-    listener.address = await listener.start(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, ssl=make_context(settings, "http")
-    )
+    limits = ClientLimits(ByteBudget(1 << 20), TimeLimits(head=0.2))
+    listener = HttpListener(site, limits, ssl=make_context(settings, "http"))
+    listener.address = await listener.start("127.0.0.1", 0)  # type: ignore[attr-defined]
     yield listener
     await listener.stop(0)
 
