@@ -216,7 +216,7 @@ class RedisCache:
                 LOG.info("the Redis at %s answers again: the response cache is used", self.address)
 
     def _log_down(self, what: str, error: Exception, pause: float) -> None:
-        """Log that Redis no longer does ``what``, unless ``pause`` is 0, which means that it has been logged."""
+        """Log that Redis no longer does ``what``; does nothing if ``pause`` is 0, because that has been logged."""
         if pause:
             text = "the Redis at %s does not %s (%s): requests run without %s; next attempt in %g s"
             without = "the response cache" if what == "answer" else "new entries in the response cache"

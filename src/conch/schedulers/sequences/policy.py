@@ -14,8 +14,8 @@ class SequencePolicy:
 
     ``slots`` is the number of sequences that an instance has at a time. With the direct strategy, each sequence has its
     own row of the batch; with the ``oldest`` strategy, the first requests of all sequences are batched dynamically.
-    ``max_idle`` is how long a sequence may be without requests. No request runs before ``hold`` requests have arrived
-    for sequences with a slot and ``hold_backlog`` requests for sequences without.
+    ``max_idle`` is the maximum time that a sequence may be without requests. No request runs before ``hold`` requests
+    have arrived for sequences with a slot and ``hold_backlog`` requests for sequences without.
     """
 
     model: str

@@ -14,7 +14,7 @@ from conch.inference import InferRequest
 from conch.schedulers.queue import NS_PER_US
 from conch.schedulers.sequences.slots import LiveSequence
 
-#: How long a sequence of a replaced version may be idle before a sequence of the backlog gets its slot (ns).
+#: Maximum idle time of a sequence of a replaced version while other sequences wait for a slot (ns).
 _REPLACED_IDLE: Final = 1_000_000_000
 
 
@@ -131,7 +131,7 @@ class SequenceRoster:
         return min(self._max_idle, _REPLACED_IDLE) if self._replaced and self.backlog else self._max_idle
 
     def lose(self, sequence: LiveSequence, error: ConchError, now: int) -> None:
-        """Store why a sequence has ended, for as long as it could have been idle."""
+        """Store the error of a sequence that has ended, for ``max_idle``."""
         self._lost[sequence.id] = error, now + self._max_idle
 
     def loss(self, id: int | str, now: int) -> ConchError | None:

@@ -21,7 +21,7 @@ from conch.workers.host.process import WorkerProcess
 
 
 class Member(Protocol):
-    """A loaded model that a step runs."""
+    """The loaded model of a step."""
 
     signature: ModelSignature
 

@@ -16,7 +16,8 @@ from conch.workers.child.channel import Endpoint, Frame, Message, write
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer
 
-#: Time without frames after which free memory regions are released (s). Mapping new ones costs as much as writing them.
+#: Time without frames after which free channel buffers are released (s). Mapping new ones costs as much as writing
+#: them.
 IDLE_SECONDS: Final = 1.0
 
 
@@ -25,7 +26,7 @@ def _ignore(what: object) -> None:
 
 
 class Link:
-    """A connected socket and its memory regions.
+    """A connected socket and its channel buffers.
 
     ``on_frames`` is called with received frames. ``on_broken`` is called once, when the worker has closed the socket
     (with None) or violated the protocol (with the error).
@@ -51,12 +52,12 @@ class Link:
 
     @property
     def regions(self) -> RegionMap:
-        """The worker's memory regions."""
+        """The worker's channel buffers."""
         return self._endpoint.regions
 
     @property
     def shared_bytes(self) -> int:
-        """Size of the memory regions of both ends (bytes)."""
+        """Size of the channel buffers of both ends (bytes)."""
         return self._endpoint.pool.size + self._endpoint.regions.size
 
     def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
@@ -80,7 +81,7 @@ class Link:
                 self._keep(([rest], []))
 
     def flush(self) -> None:
-        """Send pending messages about memory regions now, because the next frame may be far off."""
+        """Send pending messages about channel buffers now, because the next frame may be sent much later."""
         message = self._endpoint.flush()
         if message is not None:
             self._keep(message)
@@ -98,7 +99,7 @@ class Link:
             self.flush()
 
     def _trim(self) -> None:
-        """Release free memory regions, or try again later if frames have been sent since the last attempt."""
+        """Release free channel buffers, or try again later if frames have been sent since the last attempt."""
         if self._used:
             self._used = False
             self._trimming = self._loop.call_later(IDLE_SECONDS, self._trim)

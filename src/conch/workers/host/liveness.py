@@ -15,9 +15,9 @@ from conch.errors import ConchError, internal
 from conch.workers.child.heartbeat import HeartbeatSample
 from conch.workers.host.activity import TICKS, Activity
 
-#: How long a silent worker that is stopped, or waits for a disk or memory, counts as responsive (s).
+#: Time for which a silent worker that is stopped, or waits for a disk or memory, counts as responsive (s).
 STOPPED_SECONDS: Final = 1.0
-#: How long any other silent worker counts as responsive (s): it may be in a call that holds the interpreter lock.
+#: Time for which any other silent worker counts as responsive (s): it may be in a call that holds the interpreter lock.
 SILENT_SECONDS: Final = 10.0
 #: A process is working if it uses this fraction of a core, or moves this many bytes per second. The heartbeat itself
 #: uses a hundredth of that.

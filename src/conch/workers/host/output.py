@@ -13,7 +13,7 @@ from typing import Final
 
 #: Bytes per read; an unfinished line that exceeds this is passed on as it is.
 _READ: Final = 64 << 10
-#: Bytes that a pipe holds at most, by default; the limit of what is read after the worker has ended.
+#: Default maximum size of a pipe (bytes); limits the output that is read after the worker has ended.
 _MAX_REST: Final = 1 << 20
 
 

@@ -34,8 +34,6 @@ from conch.workers.host.model_calls import ANSWERS, ModelCalls
 from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 
-# Owned by a ``WorkerProcess``; runs on the event loop.
-
 
 class Expiries:
     """Timers of the requests that a worker has and that have an expiry time."""
@@ -59,9 +57,6 @@ def _expire(request: InferRequest, cancel: Callable[[InferRequest], None]) -> No
     if not request.finished:
         cancel(request)
         request.fail(unavailable("Request timeout expired"))
-
-
-# Owned by a ``WorkerProcess``; runs on the event loop.
 
 
 class WorkerLog:
@@ -122,11 +117,11 @@ class WorkerProcess:
         self.on_prepared: Callable[[], None] | None = None
         #: Called after each step of a generating worker with its load: requests in flight and work since the last step.
         self.on_progress: Callable[[Mapping[str, Any]], None] | None = None
-        #: How many requests a generating worker runs at a time; 0 for any other worker.
+        #: Number of requests that a generating worker runs at a time; 0 for any other worker.
         self.slots = 0
         #: Whether requests keep their inputs while they run, because the model may reschedule them.
         self.reschedules = False
-        #: What the model runs with, by name (``engine``, ``precision`` …); set when the worker is ready.
+        #: Runtime facts of the model, by name (``engine``, ``precision`` …); set when the worker is ready.
         self.runtime_facts: dict[str, str] = {}
         #: Dependencies of the model's responses outside the version directory; set when the worker is ready.
         self.dependencies: list[tuple[str, str]] = []
@@ -349,7 +344,7 @@ class WorkerProcess:
             if op == "done":
                 self._done(header, Unpacker(payload, self._link.regions))
             elif op == "response":
-                request = self._running.get(header["serial"])  # unpacked even if it has ended, to release the region
+                request = self._running.get(header["serial"])  # unpacked even if it has ended, to release its buffer
                 response = response_of(header, Unpacker(payload, self._link.regions), header["final"], request)
                 self._deliver(header["serial"], response)
             elif op == "progress":

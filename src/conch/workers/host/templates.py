@@ -1,4 +1,4 @@
-"""Worker templates: processes that import what workers need and fork workers that share the memory of the imports.
+"""Worker templates: processes that import modules for workers, and fork workers that share the imported memory.
 
 The program is ``workers/child/template.py``. Owned by the server; runs on its event loop in the main thread: templates
 are killed when the thread that started them ends.
@@ -38,7 +38,7 @@ _PR_GET_CHILD_SUBREAPER = 37
 
 #: Interval at which possibly adopted children are checked (s).
 LOOK_SECONDS = 10.0
-#: How long an ended child is left to other code in this process, which may have started it (s).
+#: Time for which an ended child is left to other code in this process, which may have started it (s).
 CLAIM_SECONDS = 60.0
 
 _lock = Lock()
@@ -172,7 +172,7 @@ _UNKNOWN: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class TemplateKind:
-    """What workers must have in common to share a template.
+    """The properties that workers must have in common to share a template.
 
     The template imports ``modules``. ``environment`` holds the variables of its start, or those that were set when
     ``base`` forked it.

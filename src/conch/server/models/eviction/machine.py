@@ -42,7 +42,7 @@ class _Resident:
     since: float
     #: The loads that may load it: its own, those of ensembles, or both.
     loads: set[Load] = field(default_factory=set)
-    #: How long its load took (s).
+    #: Duration of its load (s).
     load: float = 0.0
 
 
