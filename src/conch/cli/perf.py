@@ -291,7 +291,7 @@ def perf_command(
             reader = measurement.stage_reader(given["metrics_url"])
             for level in measurement.levels():
                 before = reader.read() if breaks_down else None
-                with shown.LiveLine(console, plan, level, each=bool(verbose)) as line:
+                with shown.LiveLine(console, plan, level, print_windows=bool(verbose)) as line:
                     result = measurement.measure(
                         level, line.on_window, on_collected=partial(outputs.on_collected, level)
                     )

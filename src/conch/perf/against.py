@@ -87,7 +87,7 @@ class Comparison:
         if self.disturbed:
             return "other processes used the machine, so no ratio is reliable: measure again when it is idle"
         name = "p50" if open_load else THROUGHPUT
-        figure = next(one for one in self.figures if one.name == name)
+        figure = next(figure for figure in self.figures if figure.name == name)
         what = f"takes {figure.ratio:.2f} times as long" if open_load else f"answers {figure.ratio:.2f} times as many"
         if figure.interval is None:
             return f"B {what}, in one round, which says nothing of the noise"
@@ -104,14 +104,14 @@ class Comparison:
         if self.stopped:
             yield f"stopped after {len(self.rounds)} rounds"
         if self.disturbed:
-            disturbed = sum(one.disturbed for one in self.rounds)
+            disturbed = sum(measured_round.disturbed for measured_round in self.rounds)
             yield (
                 f"other processes used the machine in {disturbed} of {len(self.rounds)} rounds, which count because too"
                 " few rounds were quiet"
             )
         for name, errors in zip("AB", self.errors, strict=True):
             if errors:
-                message, _ = max(errors.items(), key=lambda one: one[1])
+                message, _ = max(errors.items(), key=lambda entry: entry[1])
                 yield f"{sum(errors.values())} requests to {name} failed and are not among the latencies: {message}"
 
 
@@ -121,7 +121,7 @@ class _RoundsSoFar:
     errors: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
 
     def quiet(self) -> list[ComparedRound]:
-        return [one for one in self.taken if not one.disturbed]
+        return [measured_round for measured_round in self.taken if not measured_round.disturbed]
 
 
 def compare(
@@ -133,14 +133,14 @@ def compare(
     ``on_round`` receives all rounds so far. If a side does not respond, or at KeyboardInterrupt, the comparison ends
     early with the complete rounds.
     """
-    found = _RoundsSoFar()
+    so_far = _RoundsSoFar()
     ended, stopped = "", False
     try:
-        while len(found.taken) < 2 * rounds and len(found.quiet()) < rounds:
+        while len(so_far.taken) < 2 * rounds and len(so_far.quiet()) < rounds:
             turns: dict[str, list[Measured]] = {"A": [], "B": []}
             for name in "ABBA":
                 turn = a() if name == "A" else b()
-                found.errors["AB".index(name)].update(turn.errors)
+                so_far.errors["AB".index(name)].update(turn.errors)
                 if turn.figures.latency is None:
                     ended = f"{name}: {next(turn.warnings)}"
                     break
@@ -148,15 +148,16 @@ def compare(
             if ended:
                 break
             (first_a, last_a), (first_b, last_b) = turns.values()
-            found.taken.append(ComparedRound((first_a, last_a), (first_b, last_b)))
-            on_round(found.taken)
+            so_far.taken.append(ComparedRound((first_a, last_a), (first_b, last_b)))
+            on_round(so_far.taken)
     except KeyboardInterrupt:
         stopped = True
-    quiet = found.quiet()
-    counted = quiet if len(quiet) >= min(ENOUGH, rounds) else found.taken
+    quiet = so_far.quiet()
+    counted = quiet if len(quiet) >= min(ENOUGH, rounds) else so_far.taken
     return Comparison(
-        level, _figures(counted), tuple(found.taken), tuple(counted), any(one.disturbed for one in counted),
-        (dict(found.errors[0]), dict(found.errors[1])), ended, stopped,
+        level, _figures(counted), tuple(so_far.taken), tuple(counted),
+        any(measured_round.disturbed for measured_round in counted),
+        (dict(so_far.errors[0]), dict(so_far.errors[1])), ended, stopped,
     )  # fmt: skip
 
 
@@ -164,14 +165,14 @@ def _figures(rounds: Sequence[ComparedRound]) -> tuple[ComparedFigure, ...]:
     """Return every figure over the rounds; nothing without rounds."""
     if not rounds:
         return ()
-    found = []
+    figures = []
     for name in (THROUGHPUT, "average", *(f"p{number}" for number in PERCENTILES)):
         of_a, of_b = (
             [_mean(side, name) for side in sides] for sides in zip(*((r.a, r.b) for r in rounds), strict=True)
         )
         ratio, interval = ratio_interval([b / a for a, b in zip(of_a, of_b, strict=True)])
-        found.append(ComparedFigure(name, ratio_interval(of_a)[0], ratio_interval(of_b)[0], ratio, interval))
-    return tuple(found)
+        figures.append(ComparedFigure(name, ratio_interval(of_a)[0], ratio_interval(of_b)[0], ratio, interval))
+    return tuple(figures)
 
 
 def _mean(turns: tuple[Measured, Measured], name: str) -> float:

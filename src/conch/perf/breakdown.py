@@ -34,9 +34,9 @@ def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals
     figures = measured.figures
     if figures.latency is None:
         return []
-    server = next((one for one in measured.server if one.model == model), None)
+    server = next((version for version in measured.server if version.model == model), None)
     request = _average(server, "success")
-    send, receive, late = (_seconds(one) for one in (figures.send, figures.receive, figures.late))
+    send, receive, late = (_seconds(stage) for stage in (figures.send, figures.receive, figures.late))
     if request > _seconds(figures.wait):  # a stream is received while the server computes
         receive = 0.0
     between = figures.latency.average - request - send - receive - late
@@ -89,8 +89,8 @@ def _steps(server: ServerFigures, seconds: float, others: Sequence[ServerFigures
 
 
 def _average(server: ServerFigures | None, stage: str) -> float:
-    found = server.stages.get(stage) if server is not None else None
-    return found.average if found is not None else 0.0
+    figures = server.stages.get(stage) if server is not None else None
+    return figures.average if figures is not None else 0.0
 
 
 def _seconds(latency: LatencyFigures | None) -> float:

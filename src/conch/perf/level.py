@@ -161,9 +161,9 @@ class LevelRun:
         silence = max(plan.interval, _SILENCE_SECONDS) * (WINDOWS if plan.total_requests else 1) * 1e9
         while ended < plan.requests and around.clock() - heard < silence:
             around.sleep(_LOOK_SECONDS)
-            found = self._collect()
-            ended += found
-            if found or not self.recording.unfinished.count:  # no request is due yet
+            completed = self._collect()
+            ended += completed
+            if completed or not self.recording.unfinished.count:  # no request is due yet
                 heard = around.clock()
         return ended >= plan.requests
 

@@ -135,7 +135,7 @@ def sum_up(
         resources=observed.resources,
         metrics=observed.metrics,
         runs=of_runs,
-        confidence=confidence_of(of_runs, "runs") or confidence_of([one.figures for one in counted], "windows"),
+        confidence=confidence_of(of_runs, "runs") or confidence_of([window.figures for window in counted], "windows"),
         limit=observed.limit,
         gone=last.gone,
         stopped=last.stopped,

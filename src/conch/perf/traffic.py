@@ -60,29 +60,31 @@ def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayo
     check_batch_size(model, plan.batch_size, f"-b {plan.batch_size}")
     if plan.data.mix and plan.batch_size > 1:
         raise invalid(f"-b {plan.batch_size}: --expect says how many inferences requests have")
-    found = samples(model, plan.data)
-    batches = found.batches(plan.batch_size)
+    sample_set = samples(model, plan.data)
+    batches = sample_set.batches(plan.batch_size)
     largest = max(map(len, batches))
-    beginnings = [_beginning(batch[0], found.numbered) for batch in batches] if found.numbered else []
+    beginnings = [_beginning(batch[0], sample_set.numbered) for batch in batches] if sample_set.numbered else []
     if plan.endpoint in _GENERATE:
-        _check_generate(plan, found, largest)
+        _check_generate(plan, sample_set, largest)
         generate = [generate_request(model, sample, form, plan.endpoint) for [sample] in batches]
         generate = _numbered(generate, beginnings)
-        return Traffic(plan.address, generate, read=read_generate, timeout=plan.timeout, sent=found.sent)
+        return Traffic(plan.address, generate, read=read_generate, timeout=plan.timeout, sent=sample_set.sent)
     if plan.endpoint != "infer":
         raise invalid(f"--endpoint {plan.endpoint}: expected infer, generate or generate_stream")
     _check_infer(plan, model, largest, sequences=sequences)
     kind: Literal["http", "grpc"] = "grpc" if plan.protocol == "grpc" else "http"
-    judge = RightAnswers(_expected(found.expected, plan.batch_size), kind) if found.expected else None
-    followers = _sequences(plan, found) if sequences else None
+    judge = RightAnswers(_expected(sample_set.expected, plan.batch_size), kind) if sample_set.expected else None
+    followers = _sequences(plan, sample_set) if sequences else None
     if kind == "http":
         requests = _numbered([infer_request(model, batch, form) for batch in batches], beginnings)
-        return Traffic(plan.address, requests, judge=judge, sequences=followers, timeout=plan.timeout, sent=found.sent)
+        return Traffic(
+            plan.address, requests, judge=judge, sequences=followers, timeout=plan.timeout, sent=sample_set.sent
+        )
     prepare, path = (stream_message, MODEL_STREAM_INFER) if plan.streaming else (infer_message, MODEL_INFER)
     messages = _numbered([prepare(model, batch, form) for batch in batches], beginnings)
     return Traffic(
         plan.address, messages, Rpc(path, plan.headers, plan.encoding), plan.streaming, model.decoupled,
-        judge=judge, sequences=followers, timeout=plan.timeout, sent=found.sent,
+        judge=judge, sequences=followers, timeout=plan.timeout, sent=sample_set.sent,
     )  # fmt: skip
 
 
@@ -101,11 +103,11 @@ def _numbered(payloads: list[Payload], beginnings: Sequence[bytes]) -> list[Payl
     ]
 
 
-def _check_generate(plan: PerfPlan, found: SampleSet, largest: int) -> None:
+def _check_generate(plan: PerfPlan, sample_set: SampleSet, largest: int) -> None:
     name = f"--endpoint {plan.endpoint}"
     if plan.protocol == "grpc" or largest > 1:
         raise invalid(f"{name} is for one inference a request, over HTTP")
-    if found.expected:
+    if sample_set.expected:
         raise invalid(f"{name}: validation_data is for infer; texts are not compared")
     if plan.shared_memory or plan.sequences is not None:
         raise invalid(f"{name} has neither shared memory nor sequences")
@@ -130,12 +132,16 @@ def _check_infer(plan: PerfPlan, model: ModelSpec, largest: int, *, sequences: b
 def _expected(expected: Sequence[Expected], batch_size: int) -> list[Expected]:
     """Return the expected outputs of each request; an output that one sample of a batch lacks is not compared."""
     return [
-        {name: b"".join(one[name] for one in batch) for name in batch[0] if all(name in one for one in batch)}
+        {
+            name: b"".join(outputs[name] for outputs in batch)
+            for name in batch[0]
+            if all(name in outputs for outputs in batch)
+        }
         for batch in in_batches(expected, batch_size)
     ]
 
 
-def _sequences(plan: PerfPlan, found: SampleSet) -> SequencePlan:
+def _sequences(plan: PerfPlan, sample_set: SampleSet) -> SequencePlan:
     """Return the plan of the sequences; raises INVALID_ARG if there are fewer correlation IDs than sequences."""
     options = plan.sequences or SequenceOptions()
     length = options.length
@@ -150,7 +156,7 @@ def _sequences(plan: PerfPlan, found: SampleSet) -> SequencePlan:
             "--sequence-id-range with an end is for callers whose number has one: give --concurrency-range one"
         )
     form: Literal["json", "grpc"] = "grpc" if plan.protocol == "grpc" else "json"
-    return SequencePlan(found.streams, form, length, options.variation, options.first, options.last)
+    return SequencePlan(sample_set.streams, form, length, options.variation, options.first, options.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +171,11 @@ class _Prompts:
 def _prompts(plan: PerfPlan) -> _Prompts:
     """Return generated prompts, the ``payload`` objects of a genai-perf JSON file, or the lines of a text file."""
     if plan.data.made_up:
-        one = ModelSpec(plan.model, "", {_PROMPT: InputSpec(_PROMPT, "BYTES", (1,))}, 0, decoupled=False)
-        found = samples(one, plan.data)
-        texts = [sample[_PROMPT].data[_LENGTH_SIZE:].decode() for sample in found.samples]
-        beginnings = [_beginning(sample, _PROMPT) for sample in found.samples] if found.numbered else []
-        sent = found.sent if plan.endpoint.endswith("embeddings") else found.sent.replace("texts", "prompts")
+        model = ModelSpec(plan.model, "", {_PROMPT: InputSpec(_PROMPT, "BYTES", (1,))}, 0, decoupled=False)
+        sample_set = samples(model, plan.data)
+        texts = [sample[_PROMPT].data[_LENGTH_SIZE:].decode() for sample in sample_set.samples]
+        beginnings = [_beginning(sample, _PROMPT) for sample in sample_set.samples] if sample_set.numbered else []
+        sent = sample_set.sent if plan.endpoint.endswith("embeddings") else sample_set.sent.replace("texts", "prompts")
         return _Prompts(texts, sent, beginnings)
     file = Path(plan.data.source)
     sent = f"the data of {file}"

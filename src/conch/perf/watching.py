@@ -99,11 +99,13 @@ def _throttled(pids: Iterable[int]) -> float:
 
 
 def _mean(all_of: Iterable[Interference]) -> Interference:
-    found = list(all_of)
-    if not found:
+    readings = list(all_of)
+    if not readings:
         return Interference()
     return Interference(
-        fmean(one.others for one in found), fmean(one.stolen for one in found), fmean(one.throttled for one in found)
+        fmean(reading.others for reading in readings),
+        fmean(reading.stolen for reading in readings),
+        fmean(reading.throttled for reading in readings),
     )
 
 

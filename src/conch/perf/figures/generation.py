@@ -28,16 +28,16 @@ class Objective:
     @classmethod
     def parse(cls, text: str) -> Objective:
         """Parse ``ttft:200,itl:50`` (milliseconds); raises INVALID_ARG for other text."""
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for part in text.split(","):
             name, colon, value = part.partition(":")
             try:
-                found[name] = float(value) / 1000
+                limits[name] = float(value) / 1000
             except ValueError:
                 colon = ""
-            if not colon or name not in ("ttft", "itl", "latency") or not found[name] > 0:
+            if not colon or name not in ("ttft", "itl", "latency") or not limits[name] > 0:
                 raise invalid(f"--slo {text}: expected ttft:MS,itl:MS,latency:MS, or some of them")
-        return cls(**found)
+        return cls(**limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ def token_times(records: Records, events: NDArray[np.int64], spans: Sequence[Spa
     """Return the token times of successful requests in the windows ``spans``; ``events`` are by row of ``records``."""
     inside = np.flatnonzero(ended_in(records, spans) & (records["outcome"] == Outcome.OK) & (records["responses"] > 0))
     first, last = _of_requests(events, len(records))
-    found = records[inside]
-    tokens = np.where(found["tokens"] > 0, found["tokens"], found["responses"])
+    requests = records[inside]
+    tokens = np.where(requests["tokens"] > 0, requests["tokens"], requests["responses"])
     # Several tokens may share a message: the rate after the first message counts. A response in a single message has no
     # inter-token latency.
-    several = (tokens > 1) & (found["responses"] > 1)
+    several = (tokens > 1) & (requests["responses"] > 1)
     itl = (last[inside] - first[inside])[several] / (tokens[several] - 1)
-    return TokenTimes(found, tokens, first[inside] - found["due"], several, itl)
+    return TokenTimes(requests, tokens, first[inside] - requests["due"], several, itl)
 
 
 def generation_of(
@@ -91,18 +91,18 @@ def generation_of(
     """Return the figures of the successful requests in the windows ``spans``; ``events`` are by row of ``records``."""
     seconds = seconds_of(spans)
     times = token_times(records, events, spans)
-    found, tokens = times.requests, times.tokens
-    took = (found["end"] - found["due"]) / 1e9
+    requests, tokens = times.requests, times.tokens
+    took = (requests["end"] - requests["due"]) / 1e9
     per_user = tokens / np.maximum(took, 1e-9)
     goodput = None
     if objective is not None:
-        distances = np.zeros(len(found))
+        distances = np.zeros(len(requests))
         distances[times.several] = times.itl
         good = _keeps(times.ttft, objective.ttft) & _keeps(distances, objective.itl)
-        good &= _keeps(found["end"] - found["due"], objective.latency)
+        good &= _keeps(requests["end"] - requests["due"], objective.latency)
         goodput = float(good.sum()) / seconds
     return GenerationFigures(
-        len(found), float(tokens.sum()) / seconds, float(per_user.mean()) if len(found) else 0.0,
+        len(requests), float(tokens.sum()) / seconds, float(per_user.mean()) if len(requests) else 0.0,
         LatencyFigures.of(times.ttft), LatencyFigures.of(times.itl), goodput,
     )  # fmt: skip
 

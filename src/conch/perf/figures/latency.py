@@ -34,8 +34,8 @@ class LatencyFigures:
             return None
         seconds = durations / 1e9
         values = np.percentile(seconds, percentiles, method="inverted_cdf")
-        found = {percentile: float(value) for percentile, value in zip(percentiles, values, strict=True)}
-        return cls(float(seconds.mean()), float(seconds.std()), found, float(seconds.max()))
+        by_percentile = {percentile: float(value) for percentile, value in zip(percentiles, values, strict=True)}
+        return cls(float(seconds.mean()), float(seconds.std()), by_percentile, float(seconds.max()))
 
 
 @dataclass(frozen=True, slots=True)

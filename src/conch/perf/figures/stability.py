@@ -59,7 +59,8 @@ class Stability:
         """Whether the windows that count agree; windows without responses never do."""
         counted = [self._windows[number] for number in self.counted]
         return len(counted) >= WINDOWS and all(
-            self._agree(values) for values in ([one.throughput for one in counted], [one.latency for one in counted])
+            self._agree(values)
+            for values in ([window.throughput for window in counted], [window.latency for window in counted])
         )
 
     @property

@@ -123,11 +123,11 @@ def _described(specs: Sequence[InputSpec], options: DataOptions) -> str:
 
 def check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) -> None:
     """Raise INVALID_ARG for a tensor larger than any request, before memory is allocated for it."""
-    each = ELEMENT_SIZE.get(spec.datatype, 0)
+    element_size = ELEMENT_SIZE.get(spec.datatype, 0)
     if spec.datatype == "BYTES":
         length = options.string_length or _STRING_LENGTH
-        each = 4 + (len(options.string_data.encode()) if options.string_data is not None else length)
-    size = prod(dims) * each
+        element_size = 4 + (len(options.string_data.encode()) if options.string_data is not None else length)
+    size = prod(dims) * element_size
     if size > _MOST_OF_A_REQUEST:
         raise invalid(
             f"input '{spec.name}' would have {size / 2**30:,.1f} GiB in the shape {format_shape(dims)}: requests take"
@@ -166,9 +166,11 @@ def numbers(datatype: str, count: int, random: np.random.Generator) -> bytes:
     return random.integers(0, min(np.iinfo(kind).max, 1000), count).astype(kind).tobytes()
 
 
-def in_batches(found: Sequence[_T], batch_size: int) -> list[list[_T]]:
+def in_batches(samples: Sequence[_T], batch_size: int) -> list[list[_T]]:
     """Group samples into requests of ``batch_size`` inferences; the first samples fill up the last request."""
     if batch_size == 1:
-        return [[one] for one in found]
-    count = len(found)
-    return [[found[(start + offset) % count] for offset in range(batch_size)] for start in range(0, count, batch_size)]
+        return [[sample] for sample in samples]
+    count = len(samples)
+    return [
+        [samples[(start + offset) % count] for offset in range(batch_size)] for start in range(0, count, batch_size)
+    ]

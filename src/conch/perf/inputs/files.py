@@ -44,20 +44,20 @@ def samples(model: ModelSpec, options: DataOptions) -> SampleSet:
             kind = "a folder, and only files can be given together" if path.is_dir() else "there is no such file"
             hint = "" if path.exists() else "; the other values are 'natural', 'random' and 'zero'"
             raise invalid(f"--input-data {path}: {kind}{hint}")
-    found = _joined([_of_file(model, path, options.shapes) for path in paths])
-    return replace(found, sent=f"the data of {', '.join(map(str, paths))}")
+    sample_set = _joined([_of_file(model, path, options.shapes) for path in paths])
+    return replace(sample_set, sent=f"the data of {', '.join(map(str, paths))}")
 
 
 def _joined(parts: Sequence[SampleSet]) -> SampleSet:
     """Concatenate the samples of several files; if any file has expected outputs, other samples get empty ones."""
-    found: list[Sample] = []
+    joined: list[Sample] = []
     streams: list[Sequence[int]] = []
     expected: list[Mapping[str, bytes]] = []
     for part in parts:
-        streams += [[number + len(found) for number in stream] for stream in part.streams]
+        streams += [[number + len(joined) for number in stream] for stream in part.streams]
         expected += part.expected or [{} for _ in part.samples]
-        found += part.samples
-    return SampleSet(found, streams, expected if any(expected) else ())
+        joined += part.samples
+    return SampleSet(joined, streams, expected if any(expected) else ())
 
 
 def _of_folder(model: ModelSpec, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Sample:
@@ -100,22 +100,22 @@ def _of_file(model: ModelSpec, file: Path, shapes: Mapping[str, tuple[int, ...]]
     if not isinstance(entries, list) or not entries:
         raise invalid(f'--input-data {file}: expected {{"data": [{{"INPUT": [...]}}, ...]}}')
     streams = _streams(entries)
-    found = [
+    loaded = [
         _of_entry(model, entry, shapes, f"{file}, entry {number}")
         for number, entry in enumerate(event for stream in streams for event in stream)
     ]
-    numbers = iter(range(len(found)))
+    numbers = iter(range(len(loaded)))
     placed = [[next(numbers) for _ in stream] for stream in streams]
     right = document.get("validation_data")
     if right is None:
-        return SampleSet(found, placed)
+        return SampleSet(loaded, placed)
     if not isinstance(right, list) or list(map(len, _streams(right))) != list(map(len, streams)):
         raise invalid(f"--input-data {file}: 'validation_data' has not the form of 'data', an entry for each entry")
     expected = [
         _outputs_of(model, entry, f"{file}, entry {number} of validation_data")
         for number, entry in enumerate(event for stream in _streams(right) for event in stream)
     ]
-    return SampleSet(found, placed, expected)
+    return SampleSet(loaded, placed, expected)
 
 
 def _streams(entries: Sequence[Any]) -> list[list[Any]]:
@@ -128,13 +128,13 @@ def _of_entry(model: ModelSpec, entry: Any, shapes: Mapping[str, tuple[int, ...]
     if not isinstance(entry, dict):
         raise invalid(f"{where}: not an object with the inputs' data")
     sample = {}
-    for name, given in entry.items():
+    for name, value in entry.items():
         spec = model.inputs.get(name)
         if spec is None:
             known = ", ".join(f"'{tensor}'" for tensor in model.inputs)
             raise invalid(f"{where}: model '{model.name}' has no input '{name}' (it has {known})")
         try:
-            sample[name] = _of_json(model, spec, given, shapes)
+            sample[name] = _of_json(model, spec, value, shapes)
         except ConchError as error:
             raise invalid(f"{where}, input '{name}': {error.message}") from None
     missing = [name for name, spec in model.inputs.items() if not spec.optional and name not in sample]
@@ -146,47 +146,47 @@ def _of_entry(model: ModelSpec, entry: Any, shapes: Mapping[str, tuple[int, ...]
 def _outputs_of(model: ModelSpec, entry: Any, where: str) -> Mapping[str, bytes]:
     if not isinstance(entry, dict):
         raise invalid(f"{where}: not an object with the outputs' data")
-    found = {}
-    for name, given in entry.items():
+    outputs = {}
+    for name, value in entry.items():
         spec = model.outputs.get(name)
         if spec is None:
             known = ", ".join(f"'{output}'" for output in model.outputs)
             raise invalid(f"{where}: model '{model.name}' has no output '{name}' (it has {known})")
-        values = given.get("content") if isinstance(given, dict) else given
+        values = value.get("content") if isinstance(value, dict) else value
         try:
-            if isinstance(given, dict) and "b64" in given:
-                found[name] = _decoded(spec, given["b64"])
+            if isinstance(value, dict) and "b64" in value:
+                outputs[name] = _decoded(spec, value["b64"])
                 continue
             values = values if isinstance(values, list) else [values]
-            found[name] = from_json(name, spec.datatype, _count(values), values)
+            outputs[name] = from_json(name, spec.datatype, _count(values), values)
         except ConchError as error:
             raise invalid(f"{where}, output '{name}': {error.message}") from None
-    return found
+    return outputs
 
 
 def _count(values: Any) -> int:
     return sum(map(_count, values)) if isinstance(values, list) else 1
 
 
-def _of_json(model: ModelSpec, spec: InputSpec, given: Any, shapes: Mapping[str, tuple[int, ...]]) -> Value:
+def _of_json(model: ModelSpec, spec: InputSpec, value: Any, shapes: Mapping[str, tuple[int, ...]]) -> Value:
     """Parse a value: a flat list, ``{"content": [...], "shape": [...]}``, or ``{"b64": "..."}``."""
     dims: tuple[int, ...] | None = None
-    if isinstance(given, dict):
-        if "shape" in given:
-            dims = _given_dims(spec, given["shape"])
-        if "b64" in given:
-            return _of_base64(model, spec, given["b64"], dims, shapes)
-        if "content" not in given:
+    if isinstance(value, dict):
+        if "shape" in value:
+            dims = _given_dims(spec, value["shape"])
+        if "b64" in value:
+            return _of_base64(model, spec, value["b64"], dims, shapes)
+        if "content" not in value:
             raise invalid("expected 'content' or 'b64'")
-        given = given["content"]
-    if not isinstance(given, list):
-        given = [given]
+        value = value["content"]
+    if not isinstance(value, list):
+        value = [value]
     if dims is None:
-        dims = _dims_for(model, spec, _count(given), shapes)
+        dims = _dims_for(model, spec, _count(value), shapes)
     count = int(np.prod(dims, dtype=np.int64)) if dims else 1
-    if _count(given) != count:
-        raise invalid(f"{_count(given)} values, and the shape {format_shape(dims)} takes {count}")
-    return Value(dims, from_json(spec.name, spec.datatype, count, given))
+    if _count(value) != count:
+        raise invalid(f"{_count(value)} values, and the shape {format_shape(dims)} takes {count}")
+    return Value(dims, from_json(spec.name, spec.datatype, count, value))
 
 
 def _given_dims(spec: InputSpec, shape: Any) -> tuple[int, ...]:

@@ -172,8 +172,8 @@ def _resized(grid: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
     top, left = rows.astype(int).clip(0, _CELLS - 2), columns.astype(int).clip(0, _CELLS - 2)
     down, right = (rows - top)[:, None, None], (columns - left)[None, :, None]
     across = grid[:, left] * (1 - right) + grid[:, left + 1] * right
-    found: np.ndarray = across[top] * (1 - down) + across[top + 1] * down
-    return found
+    pixels: np.ndarray = across[top] * (1 - down) + across[top + 1] * down
+    return pixels
 
 
 def _syllable(length: int, random: np.random.Generator) -> np.ndarray:
@@ -185,8 +185,8 @@ def _syllable(length: int, random: np.random.Generator) -> np.ndarray:
     moments = np.arange(length) / SAMPLING_RATE
     voice = (loudness[:, None] * np.sin(2 * np.pi * harmonics[:, None] * moments)).sum(axis=0)
     swell = np.sin(np.linspace(0, np.pi, length)).clip(0) ** 0.5
-    found: np.ndarray = 0.3 * swell * voice / (np.abs(voice).max() or 1.0)
-    return found
+    samples: np.ndarray = 0.3 * swell * voice / (np.abs(voice).max() or 1.0)
+    return samples
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -269,21 +269,21 @@ class _Requests:
 
     def _mix(self) -> Mix:
         """Return the options' mix, or the default mix limited to the model's maximum length."""
-        model, given = self._model, self._options.mix
-        if not given:
+        model, chosen = self._model, self._options.mix
+        if not chosen:
             most = int((1 - _FREE) * model.max_length) or max(shape.tokens for shape in DEFAULT_MIX)
             mix: dict[Shape, float] = {}
             for shape, share in DEFAULT_MIX.items():
                 shorter = Shape(shape.batch, min(shape.tokens, most))
                 mix[shorter] = mix.get(shorter, 0.0) + share
             return mix
-        for shape in given:
+        for shape in chosen:
             check_batch_size(model, shape.batch, f"--expect {shape}")
             if model.max_length and shape.tokens > model.max_length:
                 raise invalid(f"--expect {shape}: model '{model.name}' reads {model.max_length} tokens at most")
         if "text" not in self._kinds.values():
             raise invalid(f"--expect gives the lengths of texts, and model '{model.name}' takes none")
-        return given
+        return chosen
 
     def _dims_of(self, spec: InputSpec) -> tuple[int, ...]:
         """Return the dims of an input; variable dimensions of texts and files have defaults and need no ``--shape``."""

@@ -43,13 +43,13 @@ class ModelSpec:
     stateful: bool = False
     max_length: int = 0
 
-    def shape_of(self, given: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-        """Return the dims of an input without data: its own, or those ``given`` on the command line.
+    def shape_of(self, shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+        """Return the dims of an input without data: its own, or those of the command line (``shapes``).
 
         Raises INVALID_ARG if variable dims are not given, or if the given ones do not fit.
         """
         spec = self.inputs[name]
-        dims = given.get(name)
+        dims = shapes.get(name)
         if dims is None:
             if -1 in spec.dims:
                 example = ",".join(str(16 if dim == -1 else dim) for dim in spec.dims)
@@ -74,9 +74,12 @@ class ModelSpec:
 def read_model(metadata: Mapping[str, Any], config: Mapping[str, Any], version: str) -> ModelSpec:
     """Return the model that the server's metadata and configuration describe; the configuration may be empty."""
     max_batch_size = int(config.get("max_batch_size", 0))
-    optional = {one["name"] for one in config.get("input", ()) if one.get("optional")}
+    optional = {tensor["name"] for tensor in config.get("input", ()) if tensor.get("optional")}
     inputs, outputs = (
-        {one["name"]: _spec(one, max_batch_size > 0, one["name"] in optional) for one in metadata.get(kind, ())}
+        {
+            tensor["name"]: _spec(tensor, max_batch_size > 0, tensor["name"] in optional)
+            for tensor in metadata.get(kind, ())
+        }
         for kind in ("inputs", "outputs")
     )
     for spec in inputs.values():
@@ -90,9 +93,9 @@ def read_model(metadata: Mapping[str, Any], config: Mapping[str, Any], version: 
     )  # fmt: skip
 
 
-def _spec(one: Mapping[str, Any], batches: bool, optional: bool) -> InputSpec:
-    shape = tuple(int(dim) for dim in one.get("shape", ()))
-    return InputSpec(one["name"], one["datatype"], shape[1:] if batches else shape, optional)
+def _spec(tensor: Mapping[str, Any], batches: bool, optional: bool) -> InputSpec:
+    shape = tuple(int(dim) for dim in tensor.get("shape", ()))
+    return InputSpec(tensor["name"], tensor["datatype"], shape[1:] if batches else shape, optional)
 
 
 def check_shapes(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -102,11 +105,11 @@ def check_shapes(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> Non
             raise not_found(f"--shape names '{name}', and model '{model.name}' has the inputs {_listed(model.inputs)}")
 
 
-def check_batch_size(model: ModelSpec, batch_size: int, given: str) -> None:
-    """Raise INVALID_ARG for a batch that the model does not accept; ``given`` is the user's option."""
+def check_batch_size(model: ModelSpec, batch_size: int, option: str) -> None:
+    """Raise INVALID_ARG for a batch that the model does not accept; ``option`` is the user's option."""
     if batch_size > 1 and batch_size > model.max_batch_size:
         limit = f"at most {model.max_batch_size}" if model.max_batch_size else "no batches (max_batch_size is 0)"
-        raise invalid(f"{given}: model '{model.name}' takes {limit}")
+        raise invalid(f"{option}: model '{model.name}' takes {limit}")
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:

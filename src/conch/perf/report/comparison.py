@@ -23,7 +23,7 @@ def side(plan: PerfPlan, sent: str) -> str:
 
 def sides(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> tuple[str, str]:
     """Describe both sides of a measured comparison."""
-    first = next((one for comparison in compared for one in comparison.rounds), None)
+    first = next((measured_round for comparison in compared for measured_round in comparison.rounds), None)
     return side(a, first.a[0].sent if first else ""), side(b, first.b[0].sent if first else "")
 
 
@@ -55,7 +55,7 @@ def json(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> str:
         "b": of_b,
         "batch_size": a.batch_size,
         "machine": asdict(MachineFacts.read()),
-        "levels": [_level(a, one) for one in compared],
+        "levels": [_level(a, comparison) for comparison in compared],
     }
     return json_module.dumps(document, indent=2) + "\n"
 
@@ -67,12 +67,12 @@ def _level(plan: PerfPlan, comparison: Comparison) -> dict[str, Any]:
         "figures": [asdict(figure) | {"differs": figure.differs} for figure in comparison.figures],
         "rounds": [
             {
-                "a": [turn.figures.throughput for turn in one.a],
-                "b": [turn.figures.throughput for turn in one.b],
-                "disturbed": one.disturbed,
-                "counts": one in comparison.counted,
+                "a": [turn.figures.throughput for turn in measured_round.a],
+                "b": [turn.figures.throughput for turn in measured_round.b],
+                "disturbed": measured_round.disturbed,
+                "counts": measured_round in comparison.counted,
             }
-            for one in comparison.rounds
+            for measured_round in comparison.rounds
         ],
         "errors": dict(zip("ab", comparison.errors, strict=True)),
         "warnings": list(comparison.warnings),

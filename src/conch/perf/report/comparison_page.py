@@ -21,9 +21,13 @@ def comparison_page(a: PerfPlan, b: PerfPlan, command: str, compared: Sequence[C
     """Return the report; ``machine`` describes the senders' machine."""
     open_load = a.rates is not None
     level = "requests/s" if open_load else "concurrency"
-    warnings = [Note("warning", f"{level} {one.level:g}: {text}.") for one in compared for text in one.warnings]
-    blocks: list[Block] = [*_chart(compared, level), *(_table(one, level) for one in compared)]
-    lead = " ".join(f"At {level} {one.level:g}: {one.sentence(open_load)}." for one in compared)
+    warnings = [
+        Note("warning", f"{level} {comparison.level:g}: {text}.")
+        for comparison in compared
+        for text in comparison.warnings
+    ]
+    blocks: list[Block] = [*_chart(compared, level), *(_table(comparison, level) for comparison in compared)]
+    lead = " ".join(f"At {level} {comparison.level:g}: {comparison.sentence(open_load)}." for comparison in compared)
     rounds = "A, B, B, A: each gives a ratio, and the mean of the ratios counts, with its 95 % range"
     of_a, of_b = sides(a, b, compared)
     facts = [("A", of_a), ("B", of_b), ("machine of the senders", machine), ("rounds", rounds)]
@@ -50,22 +54,22 @@ def _chart(compared: Sequence[Comparison], level: str) -> Iterator[Block]:
         Series(
             name,
             [
-                Dot(one.level, figure.ratio, "", *_ends(figure))
-                for one in compared
-                for figure in one.figures
+                Dot(comparison.level, figure.ratio, "", *_ends(figure))
+                for comparison in compared
+                for figure in comparison.figures
                 if figure.name == name
             ],
         )
         for name in _SHOWN
     ]
-    disturbed = ", ".join(f"{level} {one.level:g}" for one in compared if one.disturbed)
-    if len(compared) > 1 and any(one.dots for one in series):
+    disturbed = ", ".join(f"{level} {comparison.level:g}" for comparison in compared if comparison.disturbed)
+    if len(compared) > 1 and any(line.dots for line in series):
         yield line_chart(
             "B over A",
             series,
             Axis(level, zero=False),
             Axis("ratio (times)", zero=False),
-            alt="; ".join(f"at {level} {one.level:g}: {one.sentence()}" for one in compared) + ".",
+            alt="; ".join(f"at {level} {comparison.level:g}: {comparison.sentence()}" for comparison in compared) + ".",
             caption="Above 1 B has the higher throughput, or the longer latency; bars are 95 % ranges."
             + (f" Other processes used the machine at {disturbed}." if disturbed else ""),
             limits=[Limit("y", 1.0, "equal")],
@@ -76,19 +80,19 @@ def _ends(figure: ComparedFigure) -> tuple[float | None, float | None]:
     return (figure.interval.low, figure.interval.high) if figure.interval is not None else (None, None)
 
 
-def _table(one: Comparison, level: str) -> Table:
+def _table(comparison: Comparison, level: str) -> Table:
     rows = []
-    for figure in one.figures:
+    for figure in comparison.figures:
         shown = significant if figure.name == THROUGHPUT else milliseconds
         low, high = _ends(figure)
         interval = f"{low:.3f} – {high:.3f}" if low is not None and high is not None else NONE
         name = f"{figure.name} ({'infer/s' if figure.name == THROUGHPUT else 'ms'})"
-        told = "disturbed" if one.disturbed else "yes" if figure.differs else "no difference can be told"
+        told = "disturbed" if comparison.disturbed else "yes" if figure.differs else "no difference can be told"
         rows.append(Row([name, shown(figure.a), shown(figure.b), f"{figure.ratio:.3f}", interval, told],
-                        "" if figure.differs and not one.disturbed else "muted"))  # fmt: skip
+                        "" if figure.differs and not comparison.disturbed else "muted"))  # fmt: skip
     headings = (("Figure", False), ("A", True), ("B", True), ("B / A", True), ("95 % range", True), ("Differs", False))
     return Table(
-        f"{level} {one.level:g}: {len(one.counted)} of {len(one.rounds)} rounds count",
+        f"{level} {comparison.level:g}: {len(comparison.counted)} of {len(comparison.rounds)} rounds count",
         [Column(heading, number=number) for heading, number in headings],
         rows,
     )

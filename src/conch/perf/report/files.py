@@ -40,7 +40,9 @@ def _row(plan: PerfPlan, measured: Measured, *, verbose: bool) -> list[Any]:
     figures, latency, server = measured.figures, measured.figures.latency, server_of(plan, measured)
     stages = server.stages if server is not None else {}
     counted = [_us(stages[name].average) if name in stages else 0 for name in SERVER_STAGES]
-    send, wait, receive = (_us(one.average) if one else 0 for one in (figures.send, figures.wait, figures.receive))
+    send, wait, receive = (
+        _us(stage.average) if stage else 0 for stage in (figures.send, figures.wait, figures.receive)
+    )
     row = [
         f"{measured.level:g}", f"{figures.throughput:g}", send, max(0, wait - sum(counted)), *counted, receive,
         *(_us(latency.percentiles[number]) if latency else 0 for number in plan.percentiles),
@@ -75,7 +77,7 @@ def _level(plan: PerfPlan, measured: Measured) -> dict[str, Any]:
         **({"generation": asdict(measured.generation)} if measured.generation is not None else {}),
         "stable": measured.stable,
         "windows": [window.throughput for window in measured.windows],
-        "server": [asdict(one) for one in measured.server],
+        "server": [asdict(version) for version in measured.server],
         "errors": measured.errors,
         "sender_busy": round(measured.busy, 3),
         "unfinished": measured.unfinished,

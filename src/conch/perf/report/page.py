@@ -82,12 +82,12 @@ def generation_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     ]  # fmt: skip
     rows = [
         Row([
-            f"{measurement.level:g}", significant(found.tokens), significant(found.tokens_per_user),
-            *([significant(found.goodput)] if goodput else []),
+            f"{measurement.level:g}", significant(generation.tokens), significant(generation.tokens_per_user),
+            *([significant(generation.goodput)] if goodput else []),
             *(milliseconds(times.percentiles[number]) if times is not None else NONE
-              for times in (found.ttft, found.itl) for number in (50, 99)),
+              for times in (generation.ttft, generation.itl) for number in (50, 99)),
         ])
-        for measurement in measured if (found := measurement.generation) is not None
+        for measurement in measured if (generation := measurement.generation) is not None
     ]  # fmt: skip
     return Table("Tokens by level", [Column(heading, number=True) for heading in headings], rows)
 
@@ -199,7 +199,9 @@ def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
     """Yield the warnings; a disturbance of several levels is mentioned once."""
     disturbed = [measurement for measurement in measured if measurement.disturbed and measurement.machine is not None]
     if len(disturbed) > 1:
-        worst = max(disturbed, key=lambda one: one.machine.interference.others if one.machine else 0.0)
+        worst = max(
+            disturbed, key=lambda measurement: measurement.machine.interference.others if measurement.machine else 0.0
+        )
         yield Note(
             "warning",
             f"other processes used the machine while {len(disturbed)} of {len(measured)} levels were measured, so their"
@@ -217,7 +219,7 @@ def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
 def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
     if not answered:
         return "No request was answered well, so there is nothing to show but what failed."
-    best = max(answered, key=lambda one: one.figures.throughput)
+    best = max(answered, key=lambda measurement: measurement.figures.throughput)
     latency = best.figures.latency
     assert latency is not None
     if best.disturbed:
@@ -231,7 +233,7 @@ def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
 def _tiles(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Block]:
     if not answered:
         return
-    best = max(answered, key=lambda one: one.figures.throughput)
+    best = max(answered, key=lambda measurement: measurement.figures.throughput)
     first, latency = answered[0].figures.latency, best.figures.latency
     assert first is not None and latency is not None
     where = short_level(plan, best)
@@ -265,14 +267,14 @@ def _throughput(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]
     series = []
     for number in numbers:
         dots = []
-        for one in answered:
-            assert one.figures.latency is not None
-            known = one.confidence.percentiles.get(number) if one.confidence is not None else None
+        for measurement in answered:
+            assert measurement.figures.latency is not None
+            known = measurement.confidence.percentiles.get(number) if measurement.confidence is not None else None
             low, high = (1e3 * known.low, 1e3 * known.high) if known is not None else (None, None)
-            latency = 1e3 * one.figures.latency.percentiles[number]
-            dots.append(Dot(one.figures.throughput, latency, f"{one.level:g}", low, high))
+            latency = 1e3 * measurement.figures.latency.percentiles[number]
+            dots.append(Dot(measurement.figures.throughput, latency, f"{measurement.level:g}", low, high))
         series.append(Series(f"p{number:g}", dots))
-    best = max(answered, key=lambda one: one.figures.throughput)
+    best = max(answered, key=lambda measurement: measurement.figures.throughput)
     yield line_chart(
         "Latency against throughput",
         series,
@@ -307,17 +309,24 @@ def _generation(
 def _distribution(
     plan: PerfPlan, measured: Sequence[Measured], quantiles: Sequence[Quantiles], title: str, unit: str, *, wide: bool
 ) -> Iterator[Chart]:
-    pairs = [(measurement, found) for measurement, found in zip(measured, quantiles, strict=True) if found]
+    pairs = [
+        (measurement, distribution)
+        for measurement, distribution in zip(measured, quantiles, strict=True)
+        if distribution
+    ]
     shown = _some(pairs)
     if not shown:
         return
-    last, found = shown[-1]
+    last, distribution = shown[-1]
     yield percentile_chart(
         title,
-        [Series(short_level(plan, one), [Dot(share, 1e3 * value) for share, value in of]) for one, of in shown],
+        [
+            Series(short_level(plan, measurement), [Dot(share, 1e3 * value) for share, value in of])
+            for measurement, of in shown
+        ],
         Axis(unit, logarithmic=True),
-        alt=f"At {short_level(plan, last)} it is {duration(_at(found, 0.5))} at the median and"
-        f" {duration(_at(found, 0.99))} at the 99th percentile.",
+        alt=f"At {short_level(plan, last)} it is {duration(_at(distribution, 0.5))} at the median and"
+        f" {duration(_at(distribution, 0.99))} at the 99th percentile.",
         caption="How long it took at most for such a share of the requests; the scale stretches the slowest ones."
         if wide
         else "",
@@ -327,9 +336,9 @@ def _distribution(
 
 def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
     bars = [
-        Bar(f"{one.level:g}", name.replace("_", " "), 1e3 * seconds)
-        for one in answered
-        for name, seconds in stages_of(plan, one).items()
+        Bar(f"{measurement.level:g}", name.replace("_", " "), 1e3 * seconds)
+        for measurement in answered
+        for name, seconds in stages_of(plan, measurement).items()
     ]
     if not bars:
         return
@@ -350,7 +359,7 @@ def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
 
 def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
     shown = _some([measurement for measurement in measured if len(measurement.windows) > 1])
-    disturbed = ", ".join(short_level(plan, one) for one in shown if one.disturbed)
+    disturbed = ", ".join(short_level(plan, measurement) for measurement in shown if measurement.disturbed)
     counted = f"Figures are of the last {WINDOWS} undisturbed windows that agree."
     if disturbed:
         counted = f"Figures are of the last {WINDOWS} windows that agree. Disturbed windows count at {disturbed}."
@@ -359,9 +368,9 @@ def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
         ("p99 latency by window", "p99 latency (ms)",
          lambda window: 1e3 * window.latency.percentiles[99] if window.latency else float("nan")),
     ):  # fmt: skip
-        series = [Series(short_level(plan, one), list(_windows(one, value))) for one in shown]
+        series = [Series(short_level(plan, measurement), list(_windows(measurement, value))) for measurement in shown]
         if series:
-            longest = max(len(one.dots) for one in series)
+            longest = max(len(line.dots) for line in series)
             yield line_chart(
                 title, series, Axis("seconds of the level"), Axis(unit), wide=False,
                 alt=f"{len(series)} levels in up to {longest} windows.",
@@ -418,7 +427,7 @@ def _measuring(plan: PerfPlan) -> str:
 
 
 def _at(quantiles: Quantiles, share: float) -> float:
-    return next((value for found, value in quantiles if found >= share), quantiles[-1][1])
+    return next((value for reached, value in quantiles if reached >= share), quantiles[-1][1])
 
 
 def _some(items: Sequence[_Of]) -> list[_Of]:

@@ -16,7 +16,7 @@ SERVER_STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_outp
 
 def server_of(plan: PerfPlan, measured: Measured) -> ServerFigures | None:
     """Return the statistics of the measured model; others may have run as ensemble steps."""
-    return next((one for one in measured.server if one.model == plan.model), None)
+    return next((version for version in measured.server if version.model == plan.model), None)
 
 
 def stages_of(plan: PerfPlan, measured: Measured) -> Mapping[str, float]:
@@ -28,7 +28,7 @@ def stages_of(plan: PerfPlan, measured: Measured) -> Mapping[str, float]:
     """
     figures, server = measured.figures, server_of(plan, measured)
     counted = server.stages if server is not None else {}
-    send, wait, receive = (_average(one) for one in (figures.send, figures.wait, figures.receive))
+    send, wait, receive = (_average(stage) for stage in (figures.send, figures.wait, figures.receive))
     if not counted:
         return {"send": send, "wait": wait, "receive": receive}
     stages = {name: counted[name].average if name in counted else 0.0 for name in SERVER_STAGES}

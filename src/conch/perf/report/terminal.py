@@ -67,10 +67,10 @@ def level_of(plan: PerfPlan, level: float) -> str:
 
 
 class LiveLine:
-    """A live terminal line with the progress of a level; ``each`` also prints a permanent line per window."""
+    """A live terminal line with the progress of a level; ``print_windows`` also prints a permanent line per window."""
 
-    def __init__(self, console: Console, plan: PerfPlan, level: float, *, each: bool = False) -> None:
-        self._console, self._each = console, each
+    def __init__(self, console: Console, plan: PerfPlan, level: float, *, print_windows: bool = False) -> None:
+        self._console, self._print_windows = console, print_windows
         self._level = level_of(plan, level)
         self._trials = plan.trials
         self._windows = 0
@@ -89,12 +89,12 @@ class LiveLine:
         """Show the figures of a completed window."""
         self._windows += 1
         latency = f", {duration(window.latency.average)} on average" if window.latency else ", no answers"
-        said = (
+        text = (
             f"{self._level}: window {self._windows} of {self._trials} at most: {window.throughput:.0f} infer/s{latency}"
         )
-        self._status.update(said)
-        if self._each:
-            self._console.print(f"{said}, {window.seconds:.1f} s", highlight=False)
+        self._status.update(text)
+        if self._print_windows:
+            self._console.print(f"{text}, {window.seconds:.1f} s", highlight=False)
 
 
 def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
@@ -117,7 +117,7 @@ def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
         lines += _generation(measured.generation)
     if plan.rates is not None and figures.late is not None:
         lines.append(f"  sent late  {_spread(figures.late)}")
-    lines += [f"  server     {_server(one)}" for one in measured.server]
+    lines += [f"  server     {_server(version)}" for version in measured.server]
     lines += [f"  {line}" for line in conditions.lines(measured)]
     lines += [f"  {_WARNING}    {warning}" for warning in measured.warnings]
     lines += [f"{_INDENT}{count} x {message}" for message, count in _most(measured.errors)]
@@ -163,14 +163,14 @@ def stretches(spent: Sequence[TimeSpent], level: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    total = sum(one.seconds for one in spent)
+    total = sum(stretch.seconds for stretch in spent)
     table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title_style="bold")
     table.title = f"One request on average at {level}" if spent else f"No request was answered at {level}"
     for heading, justify in (("where", "left"), ("what", "left"), ("µs", "right"), ("share", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for one in spent:
-        share = f"{one.seconds / total:.1%}"
-        table.add_row(one.where, Text(one.what), f"{one.seconds * 1e6:.0f}", share)
+    for stretch in spent:
+        share = f"{stretch.seconds / total:.1%}"
+        table.add_row(stretch.where, Text(stretch.what), f"{stretch.seconds * 1e6:.0f}", share)
     table.add_row("all", "the client's average latency", f"{total * 1e6:.0f}", "", style="bold")
     return table
 
@@ -203,4 +203,4 @@ def _server(figures: ServerFigures) -> str:
 
 
 def _most(errors: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(errors.items(), key=lambda one: -one[1])[:5]
+    return sorted(errors.items(), key=lambda entry: -entry[1])[:5]

@@ -69,8 +69,8 @@ def _encode(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> tup
     return encoded + grpc_fields(0), 5 + len(encoded)
 
 
-def _set(parameters: Any, given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
+def _set(parameters: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
         kind = _PARAMETERS.get(type(value))
         try:
             if kind is None:

@@ -66,16 +66,16 @@ def generate_request(model: ModelSpec, sample: Sample, form: RequestForm, endpoi
 
 
 def openai_request(
-    model: str, given: Mapping[str, Any] | str, form: RequestForm, endpoint: str, *, streaming: bool
+    model: str, prompt: Mapping[str, Any] | str, form: RequestForm, endpoint: str, *, streaming: bool
 ) -> Payload:
-    """Return a request to the OpenAI API; ``given`` is a body or the text of a prompt. Streams include their usage."""
+    """Return a request to the OpenAI API; ``prompt`` is a body or the text of a prompt. Streams include their usage."""
     document: dict[str, Any] = {"model": model}
-    if not isinstance(given, str):
-        document |= given
+    if not isinstance(prompt, str):
+        document |= prompt
     elif endpoint.endswith("chat/completions"):
-        document["messages"] = [{"role": "user", "content": given}]
+        document["messages"] = [{"role": "user", "content": prompt}]
     else:
-        document["input" if endpoint.endswith("embeddings") else "prompt"] = given
+        document["input" if endpoint.endswith("embeddings") else "prompt"] = prompt
     document |= form.parameters
     if streaming:
         document |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -20,7 +20,7 @@ _PARAMETER, _KEY, _VALUE, _BOOL, _INT64 = 0x22, 0x0A, 0x12, 0x08, 0x10
 
 def json_fields(identity: int, *, start: bool = False, end: bool = False) -> bytes:
     """Return the sequence parameters as JSON members of constant length."""
-    shown = [f"{one!s:>5}".lower() for one in (start, end)]
+    shown = [f"{flag!s:>5}".lower() for flag in (start, end)]
     return f'"sequence_id":{identity:20d},"sequence_start":{shown[0]},"sequence_end":{shown[1]}'.encode()
 
 
@@ -28,7 +28,7 @@ def grpc_fields(identity: int, *, start: bool = False, end: bool = False) -> byt
     """Return the sequence parameters as entries of ``ModelInferRequest.parameters`` of constant length."""
     varint = bytes([identity >> shift & 0x7F | 0x80 for shift in range(0, _ID_BITS - 7, 7)])
     varint += bytes([identity >> (_ID_BITS - 7) & 0x7F])
-    flags = [_entry(name, bytes([_BOOL, one])) for name, one in ((b"sequence_start", start), (b"sequence_end", end))]
+    flags = [_entry(name, bytes([_BOOL, flag])) for name, flag in ((b"sequence_start", start), (b"sequence_end", end))]
     return b"".join([_entry(b"sequence_id", bytes([_INT64]) + varint), *flags])
 
 
@@ -108,11 +108,11 @@ class SequenceSource:
         return _Running(self._free_id(), stream, length)
 
     def _free_id(self) -> int:
-        used = {one.identity for one in self._running.values()}
+        used = {sequence.identity for sequence in self._running.values()}
         while True:
-            found = self._next_id
+            candidate = self._next_id
             self._next_id += self._step
             if self._plan.last and self._next_id >= self._plan.last:
                 self._next_id = self._first
-            if found not in used:
-                return found
+            if candidate not in used:
+                return candidate

@@ -38,8 +38,8 @@ class MemoryPart:
     @property
     def parameters(self) -> dict[str, Any]:
         """The request parameters for this location."""
-        found: dict[str, Any] = {"shared_memory_region": self.region, "shared_memory_byte_size": self.size}
-        return found | ({"shared_memory_offset": self.offset} if self.offset else {})
+        parameters: dict[str, Any] = {"shared_memory_region": self.region, "shared_memory_byte_size": self.size}
+        return parameters | ({"shared_memory_offset": self.offset} if self.offset else {})
 
 
 @dataclass
@@ -60,13 +60,13 @@ class MemoryLayout:
         region = f"conch_perf_{uuid4().hex[:16]}"
         outputs, size = {}, 0
         for name, spec in model.outputs.items():
-            each = output_size
+            sample_size = output_size
             if spec.datatype != "BYTES" and -1 not in spec.dims:
-                each = ELEMENT_SIZE[spec.datatype]
+                sample_size = ELEMENT_SIZE[spec.datatype]
                 for dim in spec.dims:
-                    each *= dim
-            outputs[name] = MemoryPart(region, size, each * batch_size)
-            size += _rounded(each * batch_size)
+                    sample_size *= dim
+            outputs[name] = MemoryPart(region, size, sample_size * batch_size)
+            size += _rounded(sample_size * batch_size)
         return cls(region, outputs, size)
 
     def place(self, data: bytes) -> MemoryPart:

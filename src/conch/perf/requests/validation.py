@@ -34,29 +34,29 @@ class RightAnswers:
         if not expected:
             return ""
         try:
-            found = _of_http(answer, json_size) if self.form == "http" else _of_grpc(answer)
+            outputs = _of_http(answer, json_size) if self.form == "http" else _of_grpc(answer)
         except (ValueError, KeyError, TypeError) as error:
             return f"the answer cannot be read: {error}"
         for name, right in expected.items():
-            if name not in found:
+            if name not in outputs:
                 return f"output '{name}' is not in the answer"
-            if found[name] != right:
+            if outputs[name] != right:
                 return f"output '{name}' is not as in validation_data"
         return ""
 
 
 def _of_http(body: bytes, json_size: int) -> dict[str, bytes]:
     document: dict[str, Any] = orjson.loads(body[:json_size] if json_size else body)
-    found, at = {}, json_size
+    outputs, at = {}, json_size
     for output in document["outputs"]:
         size = output.get("parameters", {}).get("binary_data_size")
         if size is not None:
-            found[output["name"]] = body[at : at + size]
+            outputs[output["name"]] = body[at : at + size]
             at += size
         elif "data" in output:
             count = prod(output["shape"])
-            found[output["name"]] = from_json(output["name"], output["datatype"], count, output["data"])
-    return found
+            outputs[output["name"]] = from_json(output["name"], output["datatype"], count, output["data"])
+    return outputs
 
 
 def _of_grpc(message: bytes) -> dict[str, bytes]:

@@ -158,10 +158,12 @@ class Generators:
         errors: Counter[str] = Counter()
         for answer in answers:
             errors.update(answer["errors"])
-        left = [one for answer in answers for one in answer["unfinished"]]
+        left = [part for answer in answers for part in answer["unfinished"]]
         return Collected(
             np.concatenate(records), events,
-            Unfinished(sum(one.count for one in left), min((one.first_due for one in left if one.count), default=0)),
+            Unfinished(
+                sum(part.count for part in left), min((part.first_due for part in left if part.count), default=0)
+            ),
             errors,
             max(answer["busy"] for answer in answers),
         )  # fmt: skip
@@ -249,15 +251,15 @@ class _Sender:
         self._open: OpenLoad | None = None
         self._asked = (monotonic_ns(), process_time())
 
-    def obey(self, what: str, *given: Any) -> Any:
+    def obey(self, what: str, *arguments: Any) -> Any:
         """Execute a command of the measuring process; return the reply, None if there is none."""
         match what:
             case "ready":
                 return True
             case "closed":
-                self._closed_load().run(*given)
+                self._closed_load().run(*arguments)
             case "open":
-                schedule, start, most, requests = given
+                schedule, start, most, requests = arguments
                 moments = share_of(schedule, start, self._number, self._count)
                 self._open_load(most).run(moments if requests is None else islice(moments, requests))
             case "pause":

@@ -187,9 +187,9 @@ class SenderLimit:
 
     def close(self) -> None:
         """End the processes."""
-        for one in (self._senders, self._server):
-            if one is not None:
-                one.close()
+        for process in (self._senders, self._server):
+            if process is not None:
+                process.close()
 
     def _measure(self, concurrency: int) -> float:
         senders = self._started()

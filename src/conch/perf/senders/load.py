@@ -158,7 +158,7 @@ class OfferedLoad:
     def _look_at_running(self) -> None:
         self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
         now = monotonic_ns()
-        for call in [one for one in self._running if now - one.due > self._timeout]:
+        for call in [call for call in self._running if now - call.due > self._timeout]:
             assert call.channel is not None
             call.channel.cancel(call)
             call.end = now
@@ -188,7 +188,7 @@ class ClosedLoad(OfferedLoad):
         self._concurrency = concurrency
         self._left = requests
         idle, self._idle = self._idle, set()
-        for call in sorted(idle, key=lambda one: one.slot):
+        for call in sorted(idle, key=lambda call: call.slot):
             self._ask(call)
         while len(self._calls) < concurrency:
             call = TimedCall(self._first_slot + len(self._calls), self._ended)
@@ -250,7 +250,7 @@ class OpenLoad(OfferedLoad):
         self._schedule, self._due = iter(()), 0
         self.waiting.clear()
         if self._sequence_source is not None:
-            for call in [one for one in self._free if self._sequence_source.finish(one.slot)]:
+            for call in [call for call in self._free if self._sequence_source.finish(call.slot)]:
                 self._free.remove(call)
                 self._start(call, monotonic_ns())
 

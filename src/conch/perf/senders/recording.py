@@ -75,8 +75,8 @@ class Recording:
     def within(self, spans: Sequence[Span]) -> tuple[Records, NDArray[np.int64]]:
         """Return the requests that completed in ``spans``, and their events by row."""
         parts = [
-            (one.records, one.events)
-            for (since, until), one in self._parts
+            (part.records, part.events)
+            for (since, until), part in self._parts
             if any(start < until and since <= end for start, end in spans)  # the end of a window belongs to it
         ]
         parts.append((np.zeros(0, RECORD), np.zeros((0, 2), np.int64)))

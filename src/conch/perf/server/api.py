@@ -66,18 +66,18 @@ class HttpApi:
 
     def metadata(self, model: str, version: str) -> Mapping[str, Any]:
         path = _path(model, version)
-        found = self._get(path)
-        if "name" not in found:  # a web server that returns the same page for every path
+        metadata = self._get(path)
+        if "name" not in metadata:  # a web server that returns the same page for every path
             raise internal(f"{self._base}{path} describes no model: is this a server of the KServe protocol?")
-        return found
+        return metadata
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
         return self._optional(f"{_path(model, version)}/config")
 
     def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
         path = f"{_path(model, version)}/stats" if model else "/v2/models/stats"
-        found: list[Mapping[str, Any]] = self._optional(path).get("model_stats", [])
-        return found
+        statistics: list[Mapping[str, Any]] = self._optional(path).get("model_stats", [])
+        return statistics
 
     def register_memory(self, region: str, key: str, size: int) -> None:
         self._post(f"{_region(region)}/register", {"key": key, "offset": 0, "byte_size": size})
@@ -154,10 +154,10 @@ class GrpcApi:
         return config
 
     def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = self._optional(self._client.get_inference_statistics, model, version).get(
+        statistics: list[Mapping[str, Any]] = self._optional(self._client.get_inference_statistics, model, version).get(
             "model_stats", []
         )
-        return found
+        return statistics
 
     def register_memory(self, region: str, key: str, size: int) -> None:
         self._call(self._client.register_system_shared_memory, region, key, size)

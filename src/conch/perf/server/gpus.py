@@ -44,17 +44,17 @@ class GpuReader:
 
     def read(self) -> Mapping[str, GpuReading]:
         """Return the state of every GPU by its UUID; unavailable values are 0."""
-        nvml, found = self._nvml, {}
+        nvml, readings = self._nvml, {}
         for uuid, gpu in self._gpus.items():
             rates, memory = (
                 self._value(nvml.nvmlDeviceGetUtilizationRates, gpu),
                 self._value(nvml.nvmlDeviceGetMemoryInfo, gpu),
             )
             power = self._value(nvml.nvmlDeviceGetPowerUsage, gpu)
-            found[uuid] = GpuReading(
+            readings[uuid] = GpuReading(
                 rates.gpu / 100 if rates else 0.0, int(memory.used) if memory else 0, (power or 0) / 1000
             )
-        return found
+        return readings
 
     def used_by(self, pids: Collection[int]) -> set[str]:
         """Return the GPUs used by any of the processes; empty if the driver does not report it, as in containers."""
@@ -62,7 +62,7 @@ class GpuReader:
         return {
             uuid
             for uuid, gpu in self._gpus.items()
-            if any(one.pid in pids for one in self._value(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ())
+            if any(process.pid in pids for process in self._value(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ())
         }
 
     def _value(self, function: Callable[[Any], Any], gpu: Any) -> Any:

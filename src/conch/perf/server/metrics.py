@@ -36,10 +36,10 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
         super().__init__(self._read_or_nothing, interval)
         self._url = with_scheme(url)
         try:
-            found = self._scrape()
+            gauges = self._scrape()
         except _UNREADABLE as error:
             raise invalid(f"no metrics at {self._url}: {error} (--metrics-url names another place)") from None
-        if not found:
+        if not gauges:
             raise invalid(f"{self._url} has no {GAUGES[0]}, nor any other of: {', '.join(GAUGES[1:])}")
 
     def figures(self, spans: Sequence[Span]) -> dict[str, MetricFigures]:
@@ -48,7 +48,7 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
         for sample in self.within(spans):
             for name, value in sample.items():
                 values.setdefault(name, []).append(value)
-        return {name: MetricFigures(fmean(found), max(found)) for name, found in values.items()}
+        return {name: MetricFigures(fmean(samples), max(samples)) for name, samples in values.items()}
 
     def _scrape(self) -> Mapping[str, float]:
         with urlopen(self._url, timeout=_SECONDS) as answer:
@@ -67,9 +67,9 @@ def with_scheme(url: str) -> str:
 
 def read_gauges(text: str) -> dict[str, float]:
     """Return the gauges in a text of the Prometheus format, by name with labels as written."""
-    found = {}
+    gauges = {}
     for line in text.splitlines():
         sample = _LINE.match(line)
         if sample and sample[1].partition("{")[0] in GAUGES:
-            found[sample[1]] = float(sample[2])
-    return found
+            gauges[sample[1]] = float(sample[2])
+    return gauges

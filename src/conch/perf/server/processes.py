@@ -31,12 +31,12 @@ def find_server(address: Address) -> ServerProcesses:
     if not _is_here(address.host):
         return ServerProcesses(unseen=f"the server's machine, {address.host}, was not seen")
     try:
-        found = [
+        pids = [
             connection.pid
             for connection in psutil.net_connections("tcp")
             if _listens(connection, address.port) and connection.pid
         ]
-        oldest = [_oldest(psutil.Process(pid), address.port) for pid in set(found)]
+        oldest = [_oldest(psutil.Process(pid), address.port) for pid in set(pids)]
         names = {process.pid: process.name() for process in oldest}
     except (psutil.Error, OSError):
         names = {}
@@ -75,10 +75,10 @@ def _listens(connection: Any, port: int) -> bool:
 
 def _is_here(host: str) -> bool:
     """Return whether a host is an address of this machine."""
-    own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
+    own = {address.address.partition("%")[0] for interface in psutil.net_if_addrs().values() for address in interface}
     try:
-        found: list[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        resolved: list[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    addresses = {one[4][0].partition("%")[0] for one in found}
-    return any(ip_address(one).is_loopback or one in own for one in addresses)
+    addresses = {entry[4][0].partition("%")[0] for entry in resolved}
+    return any(ip_address(address).is_loopback or address in own for address in addresses)

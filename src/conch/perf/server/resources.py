@@ -29,7 +29,7 @@ class ResourceFigures:
     @property
     def gpu_memory(self) -> int:
         """Memory in use on all GPUs (bytes)."""
-        return sum(one.memory for one in self.gpus.values())
+        return sum(gpu.memory for gpu in self.gpus.values())
 
 
 @dataclass(frozen=True, slots=True)

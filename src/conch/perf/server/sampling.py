@@ -32,8 +32,8 @@ class Sampler(Generic[Sample]):
 
     def within(self, spans: Sequence[Span]) -> list[Sample]:
         """Return the samples in ``spans``, or all samples if there are none."""
-        found = [sample for moment, sample in self._samples if any(start < moment <= end for start, end in spans)]
-        return found or [sample for _, sample in self._samples]
+        inside = [sample for moment, sample in self._samples if any(start < moment <= end for start, end in spans)]
+        return inside or [sample for _, sample in self._samples]
 
     def _run(self) -> None:
         while True:

@@ -51,8 +51,8 @@ def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 
     If a counter decreased, the version was reloaded and counts from zero.
     """
-    known = {(one["name"], one.get("version", "")): one for one in before}
-    found = []
+    known = {(version["name"], version.get("version", "")): version for version in before}
+    figures = []
     for now in after:
         key = (now["name"], now.get("version", ""))
         then = known.get(key, {})
@@ -62,16 +62,16 @@ def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
         executions = _number(now, "execution_count") - _number(then, "execution_count")
         stages = {name: stage for name in STAGES if (stage := _stage(name, then, now)).count}
         if inferences or stages:
-            found.append(ServerFigures(*key, inferences, executions, stages))
-    return found
+            figures.append(ServerFigures(*key, inferences, executions, stages))
+    return figures
 
 
 def added(windows: Sequence[Sequence[ServerFigures]]) -> list[ServerFigures]:
     """Return the sum of each model version's figures over several windows."""
     versions: dict[tuple[str, str], list[ServerFigures]] = {}
     for window in windows:
-        for one in window:
-            versions.setdefault((one.model, one.version), []).append(one)
+        for figures in window:
+            versions.setdefault((figures.model, figures.version), []).append(figures)
     return [
         ServerFigures(
             *key, sum(part.inferences for part in parts), sum(part.executions for part in parts),
@@ -82,22 +82,22 @@ def added(windows: Sequence[Sequence[ServerFigures]]) -> list[ServerFigures]:
 
 
 def _added(stages: Sequence[Stage | None]) -> Stage:
-    found = [stage for stage in stages if stage is not None]
-    count = sum(stage.count for stage in found)
-    return Stage(count, sum(stage.count * stage.average for stage in found) / count if count else 0.0)
+    known = [stage for stage in stages if stage is not None]
+    count = sum(stage.count for stage in known)
+    return Stage(count, sum(stage.count * stage.average for stage in known) / count if count else 0.0)
 
 
 def _stage(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Stage:
-    then, now = (one.get("inference_stats", {}).get(name, {}) for one in (before, after))
+    then, now = (version.get("inference_stats", {}).get(name, {}) for version in (before, after))
     count = _number(now, "count") - _number(then, "count")
     nanoseconds = _number(now, "ns") - _number(then, "ns")
     return Stage(count, nanoseconds / count / 1e9 if count else 0.0)
 
 
-def _counters(one: Mapping[str, Any]) -> list[int]:
-    stages = one.get("inference_stats", {})
-    found = [_number(one, "inference_count"), _number(one, "execution_count")]
-    return found + [_number(stages.get(name, {}), kind) for name in STAGES for kind in ("count", "ns")]
+def _counters(version: Mapping[str, Any]) -> list[int]:
+    stages = version.get("inference_stats", {})
+    counters = [_number(version, "inference_count"), _number(version, "execution_count")]
+    return counters + [_number(stages.get(name, {}), kind) for name in STAGES for kind in ("count", "ns")]
 
 
 def _number(of: Mapping[str, Any], name: str) -> int:

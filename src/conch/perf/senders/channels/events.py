@@ -76,16 +76,16 @@ class EventChannel(HttpChannel):
 
     def _understand(self, call: TimedCall, data: bytes) -> None:
         try:
-            said = self._read(data)
+            event = self._read(data)
         except (orjson.JSONDecodeError, KeyError, TypeError, IndexError, AttributeError):
-            said = Event(text=False, error=f"not understood: {data[:_SHOWN].decode('utf-8', 'replace')}")
-        if said.error:
-            self._error = said.error
-        if said.text:
+            event = Event(text=False, error=f"not understood: {data[:_SHOWN].decode('utf-8', 'replace')}")
+        if event.error:
+            self._error = event.error
+        if event.text:
             call.responses += 1
             call.events.append(monotonic_ns())
-        if said.tokens:
-            call.tokens = said.tokens
+        if event.tokens:
+            call.tokens = event.tokens
 
 
 def read_generate(data: bytes) -> Event:

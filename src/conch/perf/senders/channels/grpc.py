@@ -107,8 +107,8 @@ class GrpcChannel(Connecting):
         if call in self._unsent:
             self._unsent.remove(call)
             return
-        for stream, one in self._calls.items():
-            if one is call:
+        for stream, pending in self._calls.items():
+            if pending is call:
                 del self._calls[stream]
                 self._forget(stream)
                 self._out.append(frames.rst_stream(stream, frames.Http2ErrorCode.CANCEL))

@@ -32,9 +32,9 @@ class RpcStatus(NamedTuple):
 
 def status_of(fields: Sequence[Field]) -> RpcStatus:
     """Return the status in a block of headers or trailers."""
-    found = dict(fields)
-    http, grpc = found.get(b":status"), found.get(b"grpc-status")
-    message = unquote(found.get(b"grpc-message", b"").decode("latin-1"))
+    headers = dict(fields)
+    http, grpc = headers.get(b":status"), headers.get(b"grpc-status")
+    message = unquote(headers.get(b"grpc-message", b"").decode("latin-1"))
     return RpcStatus(int(http) if http is not None else None, int(grpc) if grpc is not None else None, message)
 
 

@@ -66,7 +66,7 @@ class StreamChannel(GrpcChannel):
         super()._forget(stream)
         self._ids.pop(stream, None)
         self._received_in.pop(stream, None)
-        for call in [one for one, its in self._stream_of.items() if its == stream]:
+        for call in [call for call, its in self._stream_of.items() if its == stream]:
             del self._stream_of[call]
 
     # Reading
@@ -83,8 +83,8 @@ class StreamChannel(GrpcChannel):
     def _on_block(self, stream: int, flags: int, block: bytes, now: int) -> None:
         if flags & frames.END_STREAM:
             end = self._decoder.head(block)
-            said = end.message or "the server ended the stream"
-            self._end(stream, Outcome.REFUSED, end.grpc or end.http or 0, said)
+            message = end.message or "the server ended the stream"
+            self._end(stream, Outcome.REFUSED, end.grpc or end.http or 0, message)
         else:
             # The headers that begin a stream are not part of a response.
             self._decoder.head(block)
