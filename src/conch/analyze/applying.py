@@ -47,13 +47,13 @@ class Change:
 
 def changes(repository: ModelRepository, overrides: Overrides) -> list[Change]:
     """Return the changes of files that ``overrides`` require; none if the repository already has them."""
-    found = []
+    changed = []
     for model, values in overrides.items():
         before, file = config_text(repository, model)
         after = edit(before, values, str(file))
         if after != before:
-            found.append(Change(model, file, before, after))
-    return found
+            changed.append(Change(model, file, before, after))
+    return changed
 
 
 def apply(repository: ModelRepository, changed: Sequence[Change]) -> list[Path]:

@@ -37,8 +37,8 @@ class Figure:
 
 #: All figures except percentiles.
 KNOWN: Final[Mapping[str, Figure]] = {
-    one.name: one
-    for one in (
+    figure.name: figure
+    for figure in (
         Figure("throughput", True, "infer/s", 1.0),
         Figure("latency_average", False, "ms", 1e-3),
         Figure("client_send", False, "ms", 1e-3),
@@ -85,8 +85,8 @@ def value_of(name: str, point: Point, model: str, price: Price) -> float | None:
 @cache
 def _percentile(name: str) -> float | None:
     """Return the number in the name of a percentile."""
-    found = _PERCENTILE.fullmatch(name)
-    return float(found[1]) if found else None
+    match = _PERCENTILE.fullmatch(name)
+    return float(match[1]) if match else None
 
 
 def _stage(name: str) -> Callable[[ModelFigures], float | None]:
@@ -94,7 +94,7 @@ def _stage(name: str) -> Callable[[ModelFigures], float | None]:
 
 
 def _gpu_utilisation(resources: ResourceFigures) -> float | None:
-    shares = [one.utilisation for one in resources.gpus.values()]
+    shares = [gpu.utilisation for gpu in resources.gpus.values()]
     return sum(shares) / len(shares) if shares else None
 
 
@@ -124,7 +124,7 @@ _OF_SERVER: Final[Mapping[str, Callable[[ResourceFigures], float | None]]] = {
     "cores": lambda resources: resources.cores,
     "gpu_memory": lambda resources: resources.gpu_memory if resources.gpus else None,
     "gpu_utilisation": _gpu_utilisation,
-    "gpu_power": lambda resources: sum(one.power for one in resources.gpus.values()) if resources.gpus else None,
+    "gpu_power": lambda resources: sum(gpu.power for gpu in resources.gpus.values()) if resources.gpus else None,
 }
 
 #: Our names by model analyzer's (its ``docs/config.md``). Its latencies are in ms, and its memory in MB.

@@ -54,7 +54,7 @@ def score(point: Point, reference: Point, goals: Goals) -> float:
         for objective in wanted.objectives:
             figure = metric(objective.metric)
             assert figure is not None
-            here, there = (value_of(objective.metric, one, model, goals.price) for one in (point, reference))
+            here, there = (value_of(objective.metric, figures, model, goals.price) for figures in (point, reference))
             weight = wanted.weight * objective.weight / total
             weights += weight
             if not valid(point) or here is None:

@@ -63,14 +63,14 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
     reference = _reference(results, goals)
     if reference is None:
         return Ranking((), None, None, ("There is no valid point: nothing was measured.", *_failures(results)))
-    found = [_ranked(result, reference, goals) for result in results if result.points]
-    found.sort(key=lambda row: _order(row, reference, goals), reverse=True)
-    tied = _tied(found, goals)
+    ranked = [_ranked(result, reference, goals) for result in results if result.points]
+    ranked.sort(key=lambda row: _order(row, reference, goals), reverse=True)
+    tied = _tied(ranked, goals)
     if len(tied) > 1:
         simplest = min(tied, key=_complexity)
-        found = [simplest, *(row for row in found if row is not simplest)]
+        ranked = [simplest, *(row for row in ranked if row is not simplest)]
     names = {row.name for row in tied} if len(tied) > 1 else set()
-    rows = tuple(replace(row, place=place, tied=row.name in names) for place, row in enumerate(found, 1))
+    rows = tuple(replace(row, place=place, tied=row.name in names) for place, row in enumerate(ranked, 1))
     winner = rows[0] if rows[0].satisfied else None
     default = next((row for row in rows if row.result.candidate.is_default), None)
     notes = (*_notes(rows, winner), *_failures(results))
@@ -91,8 +91,8 @@ def _reference(results: Sequence[CandidateResult], goals: Goals) -> Point | None
     return None
 
 
-def _preference(point: Point, found: Worth) -> tuple[bool, bool, float, float]:
-    return found.satisfied, not point.disturbed, found.closeness, found.score
+def _preference(point: Point, judged: Worth) -> tuple[bool, bool, float, float]:
+    return judged.satisfied, not point.disturbed, judged.closeness, judged.score
 
 
 def _ranked(result: CandidateResult, reference: Point, goals: Goals) -> Ranked:
@@ -118,14 +118,14 @@ def _tied(rows: Sequence[Ranked], goals: Goals) -> list[Ranked]:
     ]
 
 
-def _uncertainty(one: Point, other: Point, goals: Goals) -> float:
+def _uncertainty(first: Point, other: Point, goals: Goals) -> float:
     """Return the relative difference of two scores that noise explains: two standard errors of their difference."""
     variance, weights = 0.0, 0.0
     for model, wanted in goals.models.items():
         total = sum(objective.weight for objective in wanted.objectives)
         for objective in wanted.objectives:
             weight = wanted.weight * objective.weight / total
-            noise = hypot(*(standard_error(point, model, objective.metric) for point in (one, other)))
+            noise = hypot(*(standard_error(point, model, objective.metric) for point in (first, other)))
             variance, weights = variance + (weight * noise) ** 2, weights + weight
     return max(NOISE, 2 * sqrt(variance) / weights)
 
@@ -147,9 +147,9 @@ def _instances(result: CandidateResult, model: str) -> int:
 
 def _leaves(value: Any) -> int:
     if isinstance(value, Mapping):
-        return sum(_leaves(one) for one in value.values())
+        return sum(_leaves(element) for element in value.values())
     if isinstance(value, list | tuple):
-        return sum(_leaves(one) for one in value)
+        return sum(_leaves(element) for element in value)
     return 1
 
 

@@ -31,7 +31,7 @@ def title(figure: Figure) -> str:
 
 
 def _phrase(wanted: ModelGoals) -> str:
-    weighted = len({one.weight for one in wanted.objectives}) > 1
+    weighted = len({objective.weight for objective in wanted.objectives}) > 1
     wishes = []
     for objective in wanted.objectives:
         figure = _figure(objective.metric)

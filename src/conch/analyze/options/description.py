@@ -33,7 +33,7 @@ def described(name: str, value: Any) -> str:
         case ModelSettings():
             return value.name
         case Mapping():
-            return ", ".join(f"{key}={described('', each)}" for key, each in value.items())
+            return ", ".join(f"{key}={described('', element)}" for key, element in value.items())
         case tuple() | list():
-            return ", ".join(described("", each) for each in value)
+            return ", ".join(described("", element) for element in value)
     return str(value)

@@ -35,12 +35,12 @@ def named(option: str, text: Any) -> Figure:
     name = MODEL_ANALYZERS.get(str(text).strip(), ALIASES.get(name, name))
     if re.fullmatch(r"p\d{1,2}(\.\d+)?", name):
         name = f"latency_{name}"
-    found = metric(name)
-    if found is None:
+    figure = metric(name)
+    if figure is None:
         names = (*KNOWN, "latency_p99", *MODEL_ANALYZERS)
         hint = did_you_mean(str(text), names, f"there are latency:p99 (any percentile), {', '.join(KNOWN)}")
         raise OptionProblem(f"{option}: there is no figure '{text}'; {hint}", f"{option}.{text}")
-    return found
+    return figure
 
 
 def objectives(name: str, value: Any) -> tuple[WeightedObjective, ...]:
@@ -49,44 +49,44 @@ def objectives(name: str, value: Any) -> tuple[WeightedObjective, ...]:
         pairs = list(value.items())
     else:
         texts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(texts, Sequence) or not all(isinstance(one, str) for one in texts):
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise wrong(name, value, "figures, or weights by figure")
         split = [part for text in texts for part in text.split(",")]
         pairs = [(key, weight or 1) for key, _, weight in (part.partition("=") for part in split)]
     if not pairs:
         raise wrong(name, value, "an objective")
-    found = {named(name, key).name: positive(f"{name}.{key}", weight) for key, weight in pairs}
-    if len(found) < len(pairs):
+    weights = {named(name, key).name: positive(f"{name}.{key}", weight) for key, weight in pairs}
+    if len(weights) < len(pairs):
         raise invalid(f"{name}: an objective is named twice")
-    return tuple(WeightedObjective(key, weight) for key, weight in found.items())
+    return tuple(WeightedObjective(key, weight) for key, weight in weights.items())
 
 
 def constraints(name: str, value: Any) -> tuple[Constraint, ...]:
     """Parse constraints: model analyzer's mapping, or texts such as ``p99<100ms``."""
     if isinstance(value, Mapping):
-        found = [_listed(name, key, bounds) for key, bounds in value.items()]
+        parsed = [_listed(name, key, bounds) for key, bounds in value.items()]
     else:
         texts = value.split(",") if isinstance(value, str) else value
         if not isinstance(texts, Sequence):
             raise wrong(name, value, "bounds, as p99<100ms")
-        found = [
-            one
+        parsed = [
+            constraint
             for text in texts
-            for one in (constraints(name, text) if isinstance(text, Mapping) else [_said(name, text)])
+            for constraint in (constraints(name, text) if isinstance(text, Mapping) else [_said(name, text)])
         ]
-    return joined(name, found)
+    return joined(name, parsed)
 
 
-def joined(name: str, found: Sequence[Constraint]) -> tuple[Constraint, ...]:
+def joined(name: str, parsed: Sequence[Constraint]) -> tuple[Constraint, ...]:
     """Intersect the constraints of each figure; raises INVALID_ARG if nothing can satisfy them."""
     joined: dict[str, Constraint] = {}
-    for one in found:
-        known = joined.get(one.metric, Constraint(one.metric))
-        least = max((bound for bound in (known.minimum, one.minimum) if bound is not None), default=None)
-        most = min((bound for bound in (known.maximum, one.maximum) if bound is not None), default=None)
-        joined[one.metric] = Constraint(one.metric, least, most)
+    for constraint in parsed:
+        known = joined.get(constraint.metric, Constraint(constraint.metric))
+        least = max((bound for bound in (known.minimum, constraint.minimum) if bound is not None), default=None)
+        most = min((bound for bound in (known.maximum, constraint.maximum) if bound is not None), default=None)
+        joined[constraint.metric] = Constraint(constraint.metric, least, most)
         if least is not None and most is not None and least > most:
-            raise _impossible(name, joined[one.metric])
+            raise _impossible(name, joined[constraint.metric])
     return tuple(joined.values())
 
 

@@ -55,30 +55,30 @@ def models(name: str, value: Any) -> tuple[ModelSettings, ...]:
     if isinstance(value, str):
         value = values.names(name, value)
     listed: list[tuple[Any, Any]] = []
-    for one in [value] if isinstance(value, Mapping) else value if isinstance(value, Sequence) else [value]:
-        listed += one.items() if isinstance(one, Mapping) else [(one, None)]
-    found = [_model(f"{name}.{key}", values.text(name, key), said) for key, said in listed]
-    twice = {one.name for one in found if sum(one.name == other.name for other in found) > 1}
-    if not found or twice:
-        raise invalid(f"{name}: {'there is no model' if not found else f'{min(twice)} is there twice'}")
-    return tuple(found)
+    for entry in [value] if isinstance(value, Mapping) else value if isinstance(value, Sequence) else [value]:
+        listed += entry.items() if isinstance(entry, Mapping) else [(entry, None)]
+    settings = [_model(f"{name}.{key}", values.text(name, key), options) for key, options in listed]
+    twice = {model.name for model in settings if sum(model.name == other.name for other in settings) > 1}
+    if not settings or twice:
+        raise invalid(f"{name}: {'there is no model' if not settings else f'{min(twice)} is there twice'}")
+    return tuple(settings)
 
 
-def _model(where: str, name: str, said: Any) -> ModelSettings:
-    if said is None:
+def _model(where: str, name: str, options: Any) -> ModelSettings:
+    if options is None:
         return ModelSettings(name=name)
-    if not isinstance(said, Mapping):
-        raise values.wrong(where, said, "a mapping with what is said of the model")
-    given: dict[str, Any] = {}
-    for key, value in said.items():
+    if not isinstance(options, Mapping):
+        raise values.wrong(where, options, "a mapping with what is said of the model")
+    fields: dict[str, Any] = {}
+    for key, value in options.items():
         if key == "parameters":
-            given |= _parameters(f"{where}.parameters", value)
+            fields |= _parameters(f"{where}.parameters", value)
         elif key in _KEYS:
             target, read = _KEYS[key]
-            given[target] = read(f"{where}.{key}", value)
+            fields[target] = read(f"{where}.{key}", value)
         else:
             raise _unknown(where, key, ("parameters", *_KEYS))
-    return ModelSettings(name=name, **given)
+    return ModelSettings(name=name, **fields)
 
 
 def _parameters(where: str, value: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _parameters(where: str, value: Any) -> dict[str, Any]:
     for key in value:
         if key not in _PARAMETERS:
             raise _unknown(where, key, tuple(_PARAMETERS))
-    return {key: _PARAMETERS[key](f"{where}.{key}", each) for key, each in value.items()}
+    return {key: _PARAMETERS[key](f"{where}.{key}", option) for key, option in value.items()}
 
 
 def _unknown(where: str, key: Any, known: tuple[str, ...]) -> values.OptionProblem:

@@ -93,8 +93,8 @@ class Read:
 def _keys() -> dict[str, str]:
     """Return the option of each key that a file may use: the option's name, or one of its long flags."""
     keys: dict[str, str] = {}
-    for name, one in OPTIONS.items():
-        flags = [flag for flag in one.metadata["flags"] if flag.startswith("--")]
+    for name, option in OPTIONS.items():
+        flags = [flag for flag in option.metadata["flags"] if flag.startswith("--")]
         keys |= dict.fromkeys([name, *(flag[2:].replace("-", "_") for flag in flags)], name)
     return keys
 
@@ -102,7 +102,7 @@ def _keys() -> dict[str, str]:
 KEYS: Final[Mapping[str, str]] = _keys()
 
 
-def read_settings(given: Mapping[str, Any], file: Path | None = None) -> Read:
+def read_settings(texts: Mapping[str, Any], file: Path | None = None) -> Read:
     """Merge options of the command line (texts by name) and of a file into settings.
 
     Raises INVALID_ARG, naming the option and the line of the file, and UNSUPPORTED for a file if PyYAML is missing.
@@ -116,7 +116,7 @@ def read_settings(given: Mapping[str, Any], file: Path | None = None) -> Read:
                 _take(chosen, warnings, key, value)
             except ConchError as error:
                 raise _placed(document, error, key) from None
-    for name, text in given.items():
+    for name, text in texts.items():
         _take(chosen, warnings, name, text, written=flag_of(name))
     return Read(AnalyzeSettings(**chosen), tuple(warnings))
 

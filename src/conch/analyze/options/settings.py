@@ -255,10 +255,12 @@ class AnalyzeSettings:
 
     def given(self) -> Iterator[tuple[str, str]]:
         """Yield the options that differ from their defaults, by name, for reports."""
-        for name, one in OPTIONS.items():
+        for name, declared in OPTIONS.items():
             value = getattr(self, name)
             default = (
-                one.default_factory() if one.default is MISSING and one.default_factory is not MISSING else one.default
+                declared.default_factory()
+                if declared.default is MISSING and declared.default_factory is not MISSING
+                else declared.default
             )
             if value != default and name != "profile_models":
                 yield name, described(name, value)
@@ -266,8 +268,10 @@ class AnalyzeSettings:
     def model(self, name: str) -> ModelSettings:
         """Return the options of a measured or composing model."""
         known = (*self.profile_models, *self.bls_composing_models, *self.ensemble_composing_models)
-        return next((one for one in known if one.name == name), ModelSettings(name=name))
+        return next((model for model in known if model.name == name), ModelSettings(name=name))
 
 
 #: The options by name, in the order of the help.
-OPTIONS: Final[Mapping[str, Field[Any]]] = {one.name: one for one in fields(AnalyzeSettings) if one.metadata}
+OPTIONS: Final[Mapping[str, Field[Any]]] = {
+    declared.name: declared for declared in fields(AnalyzeSettings) if declared.metadata
+}

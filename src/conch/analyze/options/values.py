@@ -80,16 +80,16 @@ def one_of(*names: str) -> Reader:
 
 def some_of(*known: str) -> Reader:
     """Return a reader of a list of ``known`` names."""
-    one = one_of(*known)
-    return lambda name, value: tuple(one(name, each) for each in names(name, value))
+    read = one_of(*known)
+    return lambda name, value: tuple(read(name, element) for element in names(name, value))
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:
     """Read names from a list or a comma-separated text."""
     if isinstance(value, str):
         value = [part for part in value.split(",") if part.strip()]
-    if isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value):
-        return tuple(one.strip() for one in value)
+    if isinstance(value, Sequence) and value and all(isinstance(part, str) for part in value):
+        return tuple(part.strip() for part in value)
     raise wrong(name, value, "a list of names")
 
 
@@ -104,37 +104,37 @@ def number(name: str, value: Any) -> int:
 
 def count(name: str, value: Any) -> int:
     """Read an integer of at least 1."""
-    found = number(name, value)
-    if found < 1:
+    parsed = number(name, value)
+    if parsed < 1:
         raise wrong(name, value, "a whole number of at least 1")
-    return found
+    return parsed
 
 
 def instances(name: str, value: Any) -> int:
     """Read a number of instances, limited because each one is a process or holds the model's memory."""
-    found = count(name, value)
-    if found > _LONGEST:
+    parsed = count(name, value)
+    if parsed > _LONGEST:
         raise wrong(name, value, f"a number of instances of at most {_LONGEST}")
-    return found
+    return parsed
 
 
 def positive(name: str, value: Any) -> float:
     """Read a finite number above 0."""
     try:
-        found = float(value) if not isinstance(value, bool) else 0.0
+        parsed = float(value) if not isinstance(value, bool) else 0.0
     except (TypeError, ValueError):
-        found = 0.0
-    if not (isfinite(found) and found > 0):
+        parsed = 0.0
+    if not (isfinite(parsed) and parsed > 0):
         raise wrong(name, value, "a number above 0")
-    return found
+    return parsed
 
 
 def percentage(name: str, value: Any) -> float:
     """Read a number above 0 and at most 100."""
-    found = positive(name, value)
-    if found > 100:
+    parsed = positive(name, value)
+    if parsed > 100:
         raise wrong(name, value, "a percentage of at most 100")
-    return found
+    return parsed
 
 
 def milliseconds(name: str, value: Any) -> float:
@@ -163,26 +163,28 @@ def rates(name: str, value: Any) -> tuple[float, ...]:
     return _rising(name, value, positive)
 
 
-def _rising(name: str, value: Any, one: Reader) -> tuple[Any, ...]:
+def _rising(name: str, value: Any, read: Reader) -> tuple[Any, ...]:
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")]
-        found = [each for part in parts for each in (_span(name, part.split(":"), one) if ":" in part else [part])]
+        elements = [
+            element for part in parts for element in (_span(name, part.split(":"), read) if ":" in part else [part])
+        ]
     elif isinstance(value, Mapping):
         if not {"start", "stop"} <= set(value) <= {"start", "stop", "step"}:
             raise wrong(name, value, "a range: it has start, stop and perhaps step")
-        found = _span(name, [value["start"], value["stop"], *([value["step"]] if "step" in value else [])], one)
+        elements = _span(name, [value["start"], value["stop"], *([value["step"]] if "step" in value else [])], read)
     else:
-        found = list(value) if isinstance(value, list | tuple) else [value]
-    if not found:
+        elements = list(value) if isinstance(value, list | tuple) else [value]
+    if not elements:
         raise wrong(name, value, "a number, a list of numbers or a range")
-    return tuple(sorted({one(name, each) for each in found}))
+    return tuple(sorted({read(name, element) for element in elements}))
 
 
-def _span(name: str, parts: Sequence[Any], one: Reader) -> list[Any]:
+def _span(name: str, parts: Sequence[Any], read: Reader) -> list[Any]:
     if len(parts) not in (2, 3):
         raise wrong(name, ":".join(map(str, parts)), "a range start:end or start:end:step")
-    first, last = one(name, parts[0]), one(name, parts[1])
-    step = one(name, parts[2]) if len(parts) == 3 else 1
+    first, last = read(name, parts[0]), read(name, parts[1])
+    step = read(name, parts[2]) if len(parts) == 3 else 1
     length = int((last - first) / step) + 1 if last >= first else 0
     if not 0 < length <= _LONGEST:
         raise wrong(name, ":".join(map(str, parts)), f"a range with 1 to {_LONGEST} values")
@@ -203,9 +205,9 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, Sequence) or not all(isinstance(one, str) and "=" in one for one in texts):
+    if not isinstance(texts, Sequence) or not all(isinstance(part, str) and "=" in part for part in texts):
         raise wrong(name, value, "NAME=VALUE")
-    return {key.strip(): given.strip() for key, _, given in (one.partition("=") for one in texts)}
+    return {key.strip(): setting.strip() for key, _, setting in (part.partition("=") for part in texts)}
 
 
 def price(name: str, value: Any) -> Price:
@@ -216,5 +218,5 @@ def price(name: str, value: Any) -> Price:
         return Price(machine=positive(name, value))
     if not value or not set(value) <= {"core", "gb", "gpu"}:
         raise wrong(name, value, "a price an hour: it has core, gb, gpu or some of them")
-    parts = {key: positive(f"{name}.{key}", each) for key, each in value.items()}
+    parts = {key: positive(f"{name}.{key}", amount) for key, amount in value.items()}
     return Price(core=parts.get("core", 0.0), gigabyte=parts.get("gb", 0.0), gpu=parts.get("gpu", 0.0))

@@ -65,8 +65,8 @@ class CandidateMeasurement:
         together = Barrier(len(self._open))
         with ThreadPoolExecutor(len(self._open)) as threads:
             running = {
-                name: threads.submit(_measure, one, load, windows.observer(name), together)
-                for name, one in self._open.items()
+                name: threads.submit(_measure, opened, load, windows.observer(name), together)
+                for name, opened in self._open.items()
             }
             try:
                 wait(running.values())
@@ -156,7 +156,7 @@ def _point(load: float, measured: Mapping[str, Measured], *, stopped: bool) -> P
     }
     seen = [measurement.resources for measurement in measured.values() if measurement.resources is not None]
     return Point(
-        load, models, max(seen, key=lambda one: one.memory, default=None), warnings=tuple(warnings),
+        load, models, max(seen, key=lambda sample: sample.memory, default=None), warnings=tuple(warnings),
         disturbed=any(measurement.disturbed for measurement in measured.values()), stopped=stopped,
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ def _noise(measured: Measured) -> Mapping[str, float]:
     confidence, latency = measured.confidence, measured.figures.latency
     if confidence is None or latency is None:
         return {}
-    found: dict[str, tuple[Interval | None, float]] = {
+    intervals: dict[str, tuple[Interval | None, float]] = {
         "throughput": (confidence.throughput, measured.figures.throughput),
         "latency_average": (confidence.average, latency.average),
         **{
@@ -190,7 +190,7 @@ def _noise(measured: Measured) -> Mapping[str, float]:
     }
     return {
         name: share_of_error(interval, value, confidence.count)
-        for name, (interval, value) in found.items()
+        for name, (interval, value) in intervals.items()
         if interval is not None and interval.high > 0 and value > 0
     }
 
@@ -206,13 +206,13 @@ def share_of_error(interval: Interval, value: float, count: int) -> float:
 
 def _stages(name: str, measured: Measured) -> Mapping[str, float]:
     """Return the averages of a model's server stages over its versions, weighted by their counts."""
-    found: dict[str, tuple[int, float]] = {}
-    for one in measured.server:
-        if one.model == name:
-            for stage, figures in one.stages.items():
-                count, seconds = found.get(stage, (0, 0.0))
-                found[stage] = (count + figures.count, seconds + figures.count * figures.average)
-    return {stage: seconds / count for stage, (count, seconds) in found.items() if count}
+    totals: dict[str, tuple[int, float]] = {}
+    for version in measured.server:
+        if version.model == name:
+            for stage, figures in version.stages.items():
+                count, seconds = totals.get(stage, (0, 0.0))
+                totals[stage] = (count + figures.count, seconds + figures.count * figures.average)
+    return {stage: seconds / count for stage, (count, seconds) in totals.items() if count}
 
 
 def _most_frequent(errors: Mapping[str, int]) -> str:

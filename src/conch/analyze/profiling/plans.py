@@ -27,15 +27,15 @@ _TRIALS: Final = 5
 
 def _shapes(name: str, value: Any) -> Mapping[str, tuple[int, ...]]:
     """Read ``INPUT:D,D``, or a list of such texts."""
-    found = {}
-    for one in [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ():
-        tensor, _, dims = str(one).rpartition(":")
+    shapes = {}
+    for text in [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ():
+        tensor, _, dims = str(text).rpartition(":")
         if not tensor or not all(part.strip().isdigit() for part in dims.split(",")):
-            raise values.wrong(name, one, "input:dimension,dimension, as in input_ids:128")
-        found[tensor] = tuple(int(part) for part in dims.split(","))
-    if not found:
+            raise values.wrong(name, text, "input:dimension,dimension, as in input_ids:128")
+        shapes[tensor] = tuple(int(part) for part in dims.split(","))
+    if not shapes:
         raise values.wrong(name, value, "input:dimension,dimension")
-    return found
+    return shapes
 
 
 def _mix(name: str, value: Any) -> Mix:
@@ -103,16 +103,16 @@ def _read(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fields of the plan and of its data."""
     fields: dict[str, Any] = {}
     data: dict[str, Any] = {}
-    for given, value in flags.items():
-        name = given.lstrip("-").replace("_", "-")
+    for flag, value in flags.items():
+        name = flag.lstrip("-").replace("_", "-")
         name = _SHORT.get(name, name)
         for known, into in ((_OF_PLAN, fields), (_OF_DATA, data)):
             if name in known:
                 target, read = known[name]
-                into[target] = read(f"perf_analyzer_flags.{given}", value)
+                into[target] = read(f"perf_analyzer_flags.{flag}", value)
                 break
         else:
             names = (*_OF_PLAN, *_OF_DATA)
             hint = did_you_mean(name, names, f"it takes {', '.join(sorted(names))}")
-            raise invalid(f"perf_analyzer_flags: '{given}' is none that an analysis takes; {hint}")
+            raise invalid(f"perf_analyzer_flags: '{flag}' is none that an analysis takes; {hint}")
     return fields, data

@@ -73,8 +73,8 @@ class Costs:
     def of(self, trials: Sequence[Trial], loaded: str | None) -> float:
         """Return the estimated duration of the trials in order (s); ``loaded`` is the server's current candidate."""
         longest = max(self._loading.values(), default=0.0)
-        each = sum(self._measuring) / len(self._measuring) if self._measuring else self._guess
-        total = len(trials) * each
+        average = sum(self._measuring) / len(self._measuring) if self._measuring else self._guess
+        total = len(trials) * average
         for trial in trials:
             if trial.candidate.name != loaded:
                 loaded = trial.candidate.name

@@ -83,7 +83,7 @@ class Analysis:
     @property
     def best(self) -> Placed | None:
         """The first configuration that satisfies the constraints."""
-        return next((one for one in self.placed if one.satisfied), None)
+        return next((candidate for candidate in self.placed if candidate.satisfied), None)
 
     @property
     def recommended(self) -> Placed | None:
@@ -100,17 +100,19 @@ class Analysis:
     @property
     def default(self) -> Placed | None:
         """The repository's own configuration, if it was measured."""
-        return next((one for one in self.placed if one.is_default), None)
+        return next((candidate for candidate in self.placed if candidate.is_default), None)
 
     @property
     def measured(self) -> list[Placed]:
         """The candidates with a best point."""
-        return [one for one in self.placed if one.point is not None]
+        return [candidate for candidate in self.placed if candidate.point is not None]
 
     @property
     def has_gpus(self) -> bool:
         """Whether any point has figures of GPUs."""
-        return any(point.resources and point.resources.gpus for one in self.placed for point in one.result.points)
+        return any(
+            point.resources and point.resources.gpus for candidate in self.placed for point in candidate.result.points
+        )
 
 
 def load_text(analysis: Analysis, load: float) -> str:
@@ -120,7 +122,7 @@ def load_text(analysis: Analysis, load: float) -> str:
 
 def slowest(point: Point) -> ModelFigures | None:
     """Return the figures of the model with the highest p99 latency."""
-    return max(point.models.values(), key=lambda one: one.percentiles.get(99, 0.0), default=None)
+    return max(point.models.values(), key=lambda figures: figures.percentiles.get(99, 0.0), default=None)
 
 
 def memory_of(point: Point) -> int | None:
@@ -134,4 +136,4 @@ def utilisation_of(point: Point) -> float | None:
     """Return the average utilization of the GPUs."""
     if point.resources is None or not point.resources.gpus:
         return None
-    return sum(one.utilisation for one in point.resources.gpus.values()) / len(point.resources.gpus)
+    return sum(gpu.utilisation for gpu in point.resources.gpus.values()) / len(point.resources.gpus)

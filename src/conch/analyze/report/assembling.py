@@ -16,8 +16,8 @@ from conch.analyze.storage.saved_results import Circumstances, SavedSearch
 
 def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = "") -> Analysis:
     """Return the analysis of a search; ``apply`` is the command that applies the best configuration."""
-    found = recommend(search.results, search.goals, search.final, complete=search.complete)
-    ranking = found.ranking
+    recommendation = recommend(search.results, search.goals, search.final, complete=search.complete)
+    ranking = recommendation.ranking
     limits = [
         constraint.maximum
         for wanted in search.goals.models.values()
@@ -38,9 +38,9 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
         only_throughput=all(
             objective.metric == "throughput" for model in search.goals.models.values() for objective in model.objectives
         ),
-        advice=found.advice,
-        reason=found.reason,
-        comparison=found.comparison,
+        advice=recommendation.advice,
+        reason=recommendation.reason,
+        comparison=recommendation.comparison,
         server=circumstances.server,
         machine=circumstances.machine,
         settings=circumstances.settings,

@@ -45,33 +45,38 @@ def _columns(analysis: Analysis) -> list[tuple[str, _Cell]]:
     gpus = analysis.has_gpus
 
     def trait(write: Callable[[ConfigTraits], str]) -> _Cell:
-        return lambda one: _BETWEEN.join(
-            dict.fromkeys(write(traits_of(one.result, model, gpus=gpus)) for model in analysis.models)
+        return lambda candidate: _BETWEEN.join(
+            dict.fromkeys(write(traits_of(candidate.result, model, gpus=gpus)) for model in analysis.models)
         )
 
     def figure(write: Callable[[ModelFigures], str]) -> _Cell:
-        return lambda one: _BETWEEN.join(
-            write(one.point.models[model]) for model in analysis.models if one.point and model in one.point.models
+        return lambda candidate: _BETWEEN.join(
+            write(candidate.point.models[model])
+            for model in analysis.models
+            if candidate.point and model in candidate.point.models
         ) or NONE  # fmt: skip
 
     def point(write: Callable[[Point], str]) -> _Cell:
-        return lambda one: write(one.point) if one.point is not None else NONE
+        return lambda candidate: write(candidate.point) if candidate.point is not None else NONE
 
     level = "Concurrency" if analysis.load_kind == "concurrency" else "Request Rate"
     optional: list[tuple[str, _Cell]] = [
-        ("Preferred Sizes", trait(lambda one: ", ".join(map(str, one.preferred)))),
-        ("Queue Delay (µs)", trait(lambda one: str(one.delay or ""))),
-        ("Also Changed", lambda one: "; ".join(filter(None, (other_changes(one.result, m) for m in analysis.models)))),
+        ("Preferred Sizes", trait(lambda traits: ", ".join(map(str, traits.preferred)))),
+        ("Queue Delay (µs)", trait(lambda traits: str(traits.delay or ""))),
+        (
+            "Also Changed",
+            lambda candidate: "; ".join(filter(None, (other_changes(candidate.result, m) for m in analysis.models))),
+        ),
     ]
     return [
-        ("Model Config Name", lambda one: one.name),
-        ("Max Batch Size", trait(lambda one: str(one.max_batch_size))),
-        ("Dynamic Batching", trait(lambda one: "Enabled" if one.batching else "Disabled")),
-        *((heading, cell) for heading, cell in optional if len({cell(one) for one in analysis.placed}) > 1),
-        ("Total Instance Count", trait(lambda one: one.instance_text)),
+        ("Model Config Name", lambda candidate: candidate.name),
+        ("Max Batch Size", trait(lambda traits: str(traits.max_batch_size))),
+        ("Dynamic Batching", trait(lambda traits: "Enabled" if traits.batching else "Disabled")),
+        *((heading, cell) for heading, cell in optional if len({cell(candidate) for candidate in analysis.placed}) > 1),
+        ("Total Instance Count", trait(lambda traits: traits.instance_text)),
         (level, point(lambda best: f"{best.load:g}{disturbed_mark(best)}")),
-        ("p99 Latency (ms)", figure(lambda one: milliseconds(one.percentiles.get(99)))),
-        ("Throughput (infer/sec)", figure(lambda one: significant(one.throughput))),
+        ("p99 Latency (ms)", figure(lambda figures: milliseconds(figures.percentiles.get(99)))),
+        ("Throughput (infer/sec)", figure(lambda figures: significant(figures.throughput))),
         *_resources(gpus, point),
     ]
 
@@ -79,12 +84,15 @@ def _columns(analysis: Analysis) -> list[tuple[str, _Cell]]:
 def _resources(gpus: bool, point: Callable[[Callable[[Point], str]], _Cell]) -> list[tuple[str, _Cell]]:
     if gpus:
         return [
-            ("Max GPU Memory Usage (MB)", point(lambda one: megabytes(memory_of(one)))),
-            ("Average GPU Utilization (%)", point(lambda one: _hundred(utilisation_of(one)))),
+            ("Max GPU Memory Usage (MB)", point(lambda point: megabytes(memory_of(point)))),
+            ("Average GPU Utilization (%)", point(lambda point: _hundred(utilisation_of(point)))),
         ]
     return [
-        ("Max CPU Memory Usage (MB)", point(lambda one: megabytes(memory_of(one)))),
-        ("Average CPU Usage (cores)", point(lambda one: significant(one.resources.cores if one.resources else None))),
+        ("Max CPU Memory Usage (MB)", point(lambda point: megabytes(memory_of(point)))),
+        (
+            "Average CPU Usage (cores)",
+            point(lambda point: significant(point.resources.cores if point.resources else None)),
+        ),
     ]
 
 

@@ -29,16 +29,16 @@ def tables(analysis: Analysis) -> Mapping[str, str]:
         "Model", "GPU UUID", "Batch", level, "Model Config Path", "Instance Group", "Satisfies Constraints",
         "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)",
     )  # fmt: skip
-    found = {"metrics-model-inference.csv": _csv(inference, _inference(analysis))}
+    by_name = {"metrics-model-inference.csv": _csv(inference, _inference(analysis))}
     if analysis.has_gpus:
-        found["metrics-model-gpu.csv"] = _csv(gpu, _gpus(analysis))
+        by_name["metrics-model-gpu.csv"] = _csv(gpu, _gpus(analysis))
     if analysis.server_only:
         rows = (
             ["triton-server", uuid, round(memory / 1e6, 1), round(100 * used, 1), round(power, 1)]
             for uuid, (memory, used, power) in analysis.server_only.items()
         )
-        found["metrics-server-only.csv"] = _csv(SERVER_ONLY, rows)
-    return found
+        by_name["metrics-server-only.csv"] = _csv(SERVER_ONLY, rows)
+    return by_name
 
 
 def json(analysis: Analysis) -> str:
@@ -57,51 +57,52 @@ def json(analysis: Analysis) -> str:
         "reason": analysis.reason,
         "best_beside_default": asdict(analysis.comparison) if analysis.comparison else None,
         "notes": list(analysis.notes),
-        "configurations": [_candidate(one) for one in analysis.placed],
+        "configurations": [_candidate(candidate) for candidate in analysis.placed],
     }
     return json_module.dumps(document, indent=2) + "\n"
 
 
-def _candidate(one: Placed) -> dict[str, Any]:
+def _candidate(candidate: Placed) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "overrides": one.result.candidate.overrides,
-        "satisfies_constraints": one.satisfied,
-        "broken_constraints": list(one.broken),
-        "score": one.score or None,
-        "tied": one.tied,
-        "best_load": one.point.load if one.point else None,
-        "error": one.result.error,
-        "points": [asdict(point) | {"throughput": point.throughput} for point in one.result.points],
-        "configs": one.result.configs,
+        "name": candidate.name,
+        "overrides": candidate.result.candidate.overrides,
+        "satisfies_constraints": candidate.satisfied,
+        "broken_constraints": list(candidate.broken),
+        "score": candidate.score or None,
+        "tied": candidate.tied,
+        "best_load": candidate.point.load if candidate.point else None,
+        "error": candidate.result.error,
+        "points": [asdict(point) | {"throughput": point.throughput} for point in candidate.result.points],
+        "configs": candidate.result.configs,
     }
 
 
 def _points(analysis: Analysis) -> Iterator[tuple[Placed, Point, str, str]]:
     """Yield every point with the shared columns: whether it satisfies the constraints, and the instances."""
-    for one in analysis.placed:
-        for point in one.result.points:
+    for candidate in analysis.placed:
+        for point in candidate.result.points:
             instances = " / ".join(
-                traits_of(one.result, model, gpus=analysis.has_gpus).instance_text for model in analysis.models
+                traits_of(candidate.result, model, gpus=analysis.has_gpus).instance_text for model in analysis.models
             )
-            yield one, point, "Yes" if point.load in one.passing else "No", instances
+            yield candidate, point, "Yes" if point.load in candidate.passing else "No", instances
 
 
 def _inference(analysis: Analysis) -> Iterator[Sequence[Any]]:
-    for one, point, satisfies, _ in _points(analysis):
+    for candidate, point, satisfies, _ in _points(analysis):
         for model, figures in point.models.items():
-            traits = traits_of(one.result, model, gpus=analysis.has_gpus)
+            traits = traits_of(candidate.result, model, gpus=analysis.has_gpus)
             yield (
-                model, analysis.batch_size, f"{point.load:g}", one.name, traits.instance_text, traits.max_batch_size,
-                satisfies, f"{figures.throughput:.6g}", round(1e3 * figures.percentiles.get(99, 0.0), 3),
+                model, analysis.batch_size, f"{point.load:g}", candidate.name, traits.instance_text,
+                traits.max_batch_size, satisfies, f"{figures.throughput:.6g}",
+                round(1e3 * figures.percentiles.get(99, 0.0), 3),
             )  # fmt: skip
 
 
 def _gpus(analysis: Analysis) -> Iterator[Sequence[Any]]:
-    for one, point, satisfies, instances in _points(analysis):
+    for candidate, point, satisfies, instances in _points(analysis):
         for uuid, gpu in point.resources.gpus.items() if point.resources else ():
             yield (
-                ", ".join(analysis.models), uuid, analysis.batch_size, f"{point.load:g}", one.name, instances,
+                ", ".join(analysis.models), uuid, analysis.batch_size, f"{point.load:g}", candidate.name, instances,
                 satisfies, round(gpu.memory / 1e6, 1), round(100 * gpu.utilisation, 1), round(gpu.power, 1),
             )  # fmt: skip
 

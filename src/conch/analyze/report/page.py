@@ -45,7 +45,7 @@ def page(analysis: Analysis, footer: str = "") -> Page:
         *_missing(analysis),
         *_machine(analysis),
         *_commands(analysis),
-        *(_details(analysis, one) for one in detailed),
+        *(_details(analysis, candidate) for candidate in detailed),
     ]
     opening: list[Block] = [Note("warning", text) for text in doubts(analysis)]
     if not analysis.measured:
@@ -60,7 +60,7 @@ def page(analysis: Analysis, footer: str = "") -> Page:
 def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section]:
     if not analysis.measured:
         return
-    shown = {one.name for one in detailed}
+    shown = {candidate.name for candidate in detailed}
     table = ranking_table(analysis, analysis.measured, targets=True)
     rows = [row if row.target in shown else type(row)(row.cells, row.tone) for row in table.rows]
     yield Section(
@@ -189,9 +189,9 @@ def _memory(analysis: Analysis) -> Iterator[Chart]:
 
 
 def _missing(analysis: Analysis) -> Iterator[Section]:
-    found = list(missing(analysis))
-    if found:
-        yield Section("What was not measured, or failed", [Bullets(found)], "missing")
+    lines = list(missing(analysis))
+    if lines:
+        yield Section("What was not measured, or failed", [Bullets(lines)], "missing")
 
 
 def _machine(analysis: Analysis) -> Iterator[Section]:
@@ -210,25 +210,27 @@ def _commands(analysis: Analysis) -> Iterator[Section]:
         yield Section("How to reproduce and to apply", blocks, "commands")
 
 
-def _details(analysis: Analysis, one: Placed) -> Section:
+def _details(analysis: Analysis, candidate: Placed) -> Section:
     blocks: list[Block] = []
-    if one.broken:
-        blocks.append(Note("info", f"Does not keep the constraints: {'; '.join(one.broken)}."))
+    if candidate.broken:
+        blocks.append(Note("info", f"Does not keep the constraints: {'; '.join(candidate.broken)}."))
     warnings = dict.fromkeys(
-        f"{load_text(analysis, point.load)}: {warning}" for point in one.result.points for warning in point.warnings
+        f"{load_text(analysis, point.load)}: {warning}"
+        for point in candidate.result.points
+        for warning in point.warnings
     )
     blocks += [Note("warning", f"{warning}.") for warning in warnings]
-    blocks += [load_table(analysis, one), *_stages(analysis, one)]
-    if one.result.candidate.overrides:
-        changed = json.dumps(one.result.candidate.overrides, indent=2)
+    blocks += [load_table(analysis, candidate), *_stages(analysis, candidate)]
+    if candidate.result.candidate.overrides:
+        changed = json.dumps(candidate.result.candidate.overrides, indent=2)
         blocks.append(CodeBlock(changed, "What it changes in the configurations, by model:"))
-    return Section(one.name, blocks, one.name, listed=False)
+    return Section(candidate.name, blocks, candidate.name, listed=False)
 
 
-def _stages(analysis: Analysis, one: Placed) -> Iterator[Chart]:
+def _stages(analysis: Analysis, candidate: Placed) -> Iterator[Chart]:
     for model in analysis.models:
         bars: list[Bar] = []
-        points = [point for point in one.result.points if model in point.models and point.models[model].requests]
+        points = [point for point in candidate.result.points if model in point.models and point.models[model].requests]
         for point in sorted(points, key=lambda point: point.load):
             bars += _bars(point, model, f"{point.load:g}")
         if not bars:
@@ -238,7 +240,7 @@ def _stages(analysis: Analysis, one: Placed) -> Iterator[Chart]:
         largest = max(longest.stages, key=lambda stage: longest.stages[stage], default="")
         most = f" and is mostly {_STAGE_NAMES.get(largest, largest)}" if largest else ""
         yield bar_chart(
-            f"{one.name}: where the time goes{of}",
+            f"{candidate.name}: where the time goes{of}",
             bars,
             Axis("average time of a request (ms)"),
             alt=f"At the highest load a request takes {duration(longest.average)} on average{most}.",
@@ -259,7 +261,7 @@ def _bars(point: Point, model: str, group: str) -> Iterator[Bar]:
 
 def _with_default(analysis: Analysis, placed: Sequence[Placed]) -> list[Placed]:
     default = analysis.default
-    found = list(placed)
-    if default is not None and default.point is not None and default not in found:
-        found.append(default)
-    return found
+    candidates = list(placed)
+    if default is not None and default.point is not None and default not in candidates:
+        candidates.append(default)
+    return candidates

@@ -42,11 +42,11 @@ def shown(analysis: Analysis, width: int) -> Iterator[RenderableType]:
         yield Text(f"  {reason}")
     for doubt in doubts(analysis):
         yield Text(f"warning: {doubt}", style="yellow")
-    found = list(missing(analysis))
-    if found:
+    lines = list(missing(analysis))
+    if lines:
         yield Text("Not measured, or failed:")
-    for one in found:
-        yield Text(f"  {one}", style="dim")
+    for line in lines:
+        yield Text(f"  {line}", style="dim")
     if analysis.apply and analysis.advice == "use":
         yield Text(f"To use it: {analysis.apply}")
 

@@ -27,20 +27,20 @@ class ConfigTraits:
     def of(cls, config: Mapping[str, Any], *, gpus: bool = False) -> ConfigTraits:
         """Return the traits of a JSON configuration; ``gpus`` is whether groups without a kind run on GPUs."""
         batching = config.get("dynamic_batching")
-        found: Counter[str] = Counter()
+        instances: Counter[str] = Counter()
         for group in config.get("instance_group") or [{}]:
             kind = str(group.get("kind", "KIND_AUTO")).removeprefix("KIND_")
             devices = len(group.get("gpus") or ()) if kind in ("GPU", "AUTO") else 0
-            found["GPU" if kind == "AUTO" and gpus else "CPU" if kind == "AUTO" else kind] += (
+            instances["GPU" if kind == "AUTO" and gpus else "CPU" if kind == "AUTO" else kind] += (
                 int(group.get("count", 0)) or 1
             ) * max(1, devices)
-        given = batching or {}
+        dynamic = batching or {}
         return cls(
             int(config.get("max_batch_size", 0)),
             batching is not None,
-            tuple(int(size) for size in given.get("preferred_batch_size") or ()),
-            int(given.get("max_queue_delay_microseconds", 0)),
-            dict(found),
+            tuple(int(size) for size in dynamic.get("preferred_batch_size") or ()),
+            int(dynamic.get("max_queue_delay_microseconds", 0)),
+            dict(instances),
         )
 
     @property

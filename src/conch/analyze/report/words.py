@@ -115,11 +115,11 @@ def doubts(analysis: Analysis) -> Iterator[str]:
             yield f"Other processes used the machine while {best.name} was measured. Measure it again."
         for warning in best.point.warnings:
             yield f"{best.name} at {load_text(analysis, best.point.load)}: {warning}."
-        tied = [one.name for one in analysis.placed if one.tied and one is not best]
+        tied = [candidate.name for candidate in analysis.placed if candidate.tied and candidate is not best]
         if tied:
             are = "is" if len(tied) == 1 else "are"
             yield f"Within the noise {_listed(tied)} {are} as good as {best.name}, which is the simplest."
-    points = [point for one in analysis.placed for point in one.result.points]
+    points = [point for candidate in analysis.placed for point in candidate.result.points]
     disturbed = sum(point.disturbed for point in points)
     if disturbed:
         were = "measurement was" if len(points) == 1 else "measurements was" if disturbed == 1 else "measurements were"
@@ -128,25 +128,27 @@ def doubts(analysis: Analysis) -> Iterator[str]:
 
 def missing(analysis: Analysis) -> Iterator[str]:
     """Yield what was not measured or failed, with the reasons."""
-    for one in analysis.placed:
-        if one.result.error:
-            yield f"{one.name}: {one.result.error.rstrip('.')}."
-        elif one.point is None:
-            yield f"{one.name}: no request was answered well."
-        failed = sum(figures.failed for point in one.result.points for figures in point.models.values())
-        if failed and one.point is not None:
-            asked = failed + sum(f.requests for point in one.result.points for f in point.models.values())
-            yield f"{one.name}: {count(failed)} of {count(asked)} requests failed."
-    stopped = [one.name for one in analysis.placed if one.point is not None and one.point.stopped]
+    for candidate in analysis.placed:
+        if candidate.result.error:
+            yield f"{candidate.name}: {candidate.result.error.rstrip('.')}."
+        elif candidate.point is None:
+            yield f"{candidate.name}: no request was answered well."
+        failed = sum(figures.failed for point in candidate.result.points for figures in point.models.values())
+        if failed and candidate.point is not None:
+            asked = failed + sum(f.requests for point in candidate.result.points for f in point.models.values())
+            yield f"{candidate.name}: {count(failed)} of {count(asked)} requests failed."
+    stopped = [
+        candidate.name for candidate in analysis.placed if candidate.point is not None and candidate.point.stopped
+    ]
     if stopped:
         yield f"Measured briefly, because they were clearly worse: {_listed(stopped)}."
 
 
-def _as_good(analysis: Analysis, found: DefaultComparison) -> str:
+def _as_good(analysis: Analysis, comparison: DefaultComparison) -> str:
     """Return ``has 2.9 times the throughput of the default (2.7 to 3.1 with 95 % confidence)``."""
-    ratio = significant(found.ratio)
+    ratio = significant(comparison.ratio)
     what = "has {} times the throughput of" if analysis.only_throughput else "is {} times as good as"
-    within = found.interval
+    within = comparison.interval
     sure = f"{significant(within.low)} to {significant(within.high)} with 95 % confidence" if within else "one round"
     return f"{what.format(ratio)} the default ({sure})"
 

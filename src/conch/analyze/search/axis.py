@@ -23,11 +23,11 @@ WAITING: Final = ("latency_", "client_wait", "queue")
 
 
 class LoadAxis:
-    """The range of loads; if the user gave loads (``given``), only those are used."""
+    """The range of loads; if the user gave ``loads``, only those are used."""
 
-    def __init__(self, least: float, most: float, given: Sequence[float] = (), *, rates: bool = False) -> None:
+    def __init__(self, least: float, most: float, loads: Sequence[float] = (), *, rates: bool = False) -> None:
         """Create the range; ``rates`` is whether loads are requests per second."""
-        self.least, self.most, self.given, self.rates = least, most, tuple(given), rates
+        self.least, self.most, self.given, self.rates = least, most, tuple(loads), rates
 
     def fitting(self, parallelism: int) -> float:
         """Return the load that keeps a candidate busy; ``parallelism`` is its number of concurrent inferences.
@@ -40,13 +40,13 @@ class LoadAxis:
     def more(self, load: float) -> float | None:
         """Return the next higher load: twice as high, or the next given one; None at the end."""
         if self.given:
-            return min((one for one in self.given if one > load), default=None)
+            return min((allowed for allowed in self.given if allowed > load), default=None)
         return self.bounded(2 * load) if load < self.most else None
 
     def less(self, load: float) -> float | None:
         """Return the next lower load: half as high, or the next given one; None at the end."""
         if self.given:
-            return max((one for one in self.given if one < load), default=None)
+            return max((allowed for allowed in self.given if allowed < load), default=None)
         return self._allowed(load / 2) if load > self.least else None
 
     def between(self, low: float, high: float) -> float | None:
@@ -88,7 +88,7 @@ class LoadAxis:
 
     def _allowed(self, load: float) -> float:
         if self.given:
-            below = [one for one in self.given if one <= load]
+            below = [allowed for allowed in self.given if allowed <= load]
             return max(below, default=min(self.given))
         bounded = self.bounded(load)
         return bounded if self.rates else float(max(1, int(bounded)))
@@ -97,10 +97,10 @@ class LoadAxis:
 def axis_of(settings: AnalyzeSettings, models: Sequence[str]) -> LoadAxis:
     """Return the loads of models that are measured together: the first model's own loads, or those of the settings."""
     own = [settings.model(name) for name in models]
-    if settings.loads_are_rates or any(one.request_rate for one in own):
-        rates = next((one.request_rate for one in own if one.request_rate), settings.request_rate)
+    if settings.loads_are_rates or any(model.request_rate for model in own):
+        rates = next((model.request_rate for model in own if model.request_rate), settings.request_rate)
         least, most = settings.run_config_search_min_request_rate, settings.run_config_search_max_request_rate
         return LoadAxis(least, most, rates, rates=True)
-    callers = next((one.concurrency for one in own if one.concurrency), settings.concurrency)
+    callers = next((model.concurrency for model in own if model.concurrency), settings.concurrency)
     least, most = settings.run_config_search_min_concurrency, settings.run_config_search_max_concurrency
     return LoadAxis(float(least), float(most), tuple(map(float, callers)))

@@ -99,8 +99,8 @@ def _threads(config: Mapping[str, Any], facts: ModelFacts) -> str | None:
 
 
 def _text(config: Mapping[str, Any], parameter: str) -> str:
-    found = (config.get("parameters") or {}).get(parameter)
-    return str(found.get("string_value", "")) if isinstance(found, Mapping) else ""
+    value = (config.get("parameters") or {}).get(parameter)
+    return str(value.get("string_value", "")) if isinstance(value, Mapping) else ""
 
 
 def _number(of: Mapping[str, Any], name: str) -> int:

@@ -48,15 +48,19 @@ def automatic_dimensions(settings: AnalyzeSettings, facts: ModelFacts) -> list[D
     if settings.run_config_search_disable or settings.reload_model_disable:
         return []
     chosen = settings.sweep or _BY_DEFAULT.get(settings.run_config_search_mode, SWEPT)
-    found = [one for one in _automatic(settings, facts) if _kind(one) in chosen and len(one.values) > 1]
+    dimensions = [
+        dimension
+        for dimension in _automatic(settings, facts)
+        if _kind(dimension) in chosen and len(dimension.values) > 1
+    ]
     if (
         "delay" not in chosen
-        and any(one.path == BATCH for one in found)
+        and any(dimension.path == BATCH for dimension in dimensions)
         and facts.config.get("dynamic_batching") is None
     ):
         # Larger batches do not help a model that gets each request alone.
-        found.append(Dimension(facts.name, DELAY, (0,)))
-    return found
+        dimensions.append(Dimension(facts.name, DELAY, (0,)))
+    return dimensions
 
 
 def _kind(dimension: Dimension) -> str:
@@ -83,7 +87,7 @@ def _automatic(settings: AnalyzeSettings, facts: ModelFacts) -> Iterator[Dimensi
         yield _unsaid(name, config, "variant", facts.variants, facts.auto, ordered=False)
     parameter = _THREADS.get(str(config.get("backend", "")))
     if parameter and facts.threads > 1:
-        counts = [str(one) for one in (*doubled(1, facts.threads - 1), facts.threads)]
+        counts = [str(count) for count in (*doubled(1, facts.threads - 1), facts.threads)]
         yield _unsaid(name, config, parameter, counts, str(facts.threads), ordered=True)
 
 
@@ -99,10 +103,10 @@ def _unsaid(
 
 def doubled(least: int, most: int) -> list[int]:
     """Return ``least``, twice that, and so on, up to ``most``."""
-    found = [least]
-    while found[-1] * 2 <= most:
-        found.append(found[-1] * 2)
-    return found
+    powers = [least]
+    while powers[-1] * 2 <= most:
+        powers.append(powers[-1] * 2)
+    return powers
 
 
 def _automatic_dimension(model: str, config: Mapping[str, Any], path: Path, values: Sequence[Any]) -> Dimension:
@@ -112,7 +116,7 @@ def _automatic_dimension(model: str, config: Mapping[str, Any], path: Path, valu
 def _nearest(values: Sequence[Any], value: Any) -> int:
     if value in values:
         return list(values).index(value)
-    numbers = [index for index, one in enumerate(values) if isinstance(one, int)]
+    numbers = [index for index, value in enumerate(values) if isinstance(value, int)]
     if not isinstance(value, int) or not numbers:
         return 0
     return min(numbers, key=lambda index: abs(values[index] - value))
@@ -185,25 +189,29 @@ def _entries(field: FieldDescriptor, tree: Any, where: str, path: Path) -> Itera
         elif isinstance(value, Mapping):
             yield from _fields(below.message_type, value, inside, here)
         else:
-            given = value if isinstance(value, list) else [value]
-            texts = [str(one).lower() if isinstance(one, bool) else str(one) for one in given]
+            elements = value if isinstance(value, list) else [value]
+            texts = [str(element).lower() if isinstance(element, bool) else str(element) for element in elements]
             yield (*here, "string_value"), _limited(texts, inside)
 
 
 def _alternatives(field: FieldDescriptor, value: Any, where: str) -> list[Any]:
     """Return the values to try of a field without subfields: scalars, lists, and whole messages."""
     if _is_list(field):
-        lists = value if isinstance(value, list) and value and all(isinstance(one, list) for one in value) else [value]
-        return [list(chosen) for one in lists for chosen in _elements(field, one, where)]
-    given = value if isinstance(value, list) else [value]
-    return [found for one in given for found in _values(field, one, where)]
+        lists = (
+            value
+            if isinstance(value, list) and value and all(isinstance(element, list) for element in value)
+            else [value]
+        )
+        return [list(chosen) for element in lists for chosen in _elements(field, element, where)]
+    elements = value if isinstance(value, list) else [value]
+    return [choice for element in elements for choice in _values(field, element, where)]
 
 
 def _elements(field: FieldDescriptor, value: Any, where: str) -> Iterator[Sequence[Any]]:
     """Yield the lists that a list expands to if its elements have several values to try."""
     if not isinstance(value, list):
         value = [value]
-    return product(*(_values(field, one, where) for one in value))
+    return product(*(_values(field, element, where) for element in value))
 
 
 def _values(field: FieldDescriptor, value: Any, where: str) -> list[Any]:
@@ -213,7 +221,8 @@ def _values(field: FieldDescriptor, value: Any, where: str) -> list[Any]:
         raise wrong(where, value, "a mapping of fields of a configuration")
     names = [_field(field.message_type, key, where) for key in value]
     choices = [
-        _alternatives(name, one, f"{where}.{name.name}") for name, one in zip(names, value.values(), strict=True)
+        _alternatives(name, element, f"{where}.{name.name}")
+        for name, element in zip(names, value.values(), strict=True)
     ]
     return [dict(zip((name.name for name in names), chosen, strict=True)) for chosen in product(*choices)]
 
@@ -293,7 +302,7 @@ def dimensions_of(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimensio
     manual = manual_dimensions(facts.name, named, facts.config)
     if manual and settings.run_config_search_mode == "brute" and not settings.sweep:
         return manual
-    taken = {one.path[:2] if one.path[0] == "parameters" else one.path[:1] for one in manual}
+    taken = {dimension.path[:2] if dimension.path[0] == "parameters" else dimension.path[:1] for dimension in manual}
     return [
         *manual,
         *(
@@ -322,5 +331,5 @@ def composing(settings: AnalyzeSettings, name: str, facts: Mapping[str, ModelFac
         return [model.name for model in settings.bls_composing_models if model.name in facts]
     chosen = {model.name for model in settings.ensemble_composing_models}
     members = [step["model_name"] for step in steps if not chosen or step["model_name"] in chosen]
-    below = [one for member in members if member in facts for one in composing(settings, member, facts)]
-    return [one for one in dict.fromkeys([*members, *below]) if one in facts]
+    below = [composed for member in members if member in facts for composed in composing(settings, member, facts)]
+    return [model for model in dict.fromkeys([*members, *below]) if model in facts]

@@ -197,7 +197,8 @@ def _keep_groups(config: dict[str, Any], own: Mapping[str, Any]) -> None:
         wanted
         and len(wanted) == len(before)
         and all(
-            all(old.get(name) == value for name, value in one.items()) for one, old in zip(wanted, before, strict=True)
+            all(old.get(name) == value for name, value in group.items())
+            for group, old in zip(wanted, before, strict=True)
         )
     ):
         config["instance_group"] = before

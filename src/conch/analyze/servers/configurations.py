@@ -47,30 +47,32 @@ def check_in_force(overrides: Overrides, configs: Configs) -> None:
     measurement would be attributed to the wrong candidate.
     """
     for model, changes in overrides.items():
-        found = configs.get(model, {})
+        in_force = configs.get(model, {})
         for name, value in changes.items():
-            if value is None and found.get(name):
+            if value is None and in_force.get(name):
                 raise internal(f"model '{model}' has {name} all the same: the server adds it by itself")
-            for where, wanted, known in _differences(value, found.get(name), name):
+            for where, wanted, known in _differences(value, in_force.get(name), name):
                 raise internal(
                     f"model '{model}': {where} should be {wanted} and is {known}, as the server did not take it"
                 )
 
 
-def _differences(wanted: Any, found: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the values of ``wanted`` that differ in ``found``, with their paths; lists may have been completed."""
+def _differences(wanted: Any, in_force: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the values of ``wanted`` that differ ``in_force``, with their paths; lists may have been completed."""
     if isinstance(wanted, Mapping):
         for name, value in wanted.items():
-            yield from _differences(value, found.get(name) if isinstance(found, Mapping) else None, f"{where}.{name}")
-        if found is None:
+            yield from _differences(
+                value, in_force.get(name) if isinstance(in_force, Mapping) else None, f"{where}.{name}"
+            )
+        if in_force is None:
             yield where, "set", "not set"
     elif isinstance(wanted, list):
-        groups = found if isinstance(found, list) else []
+        groups = in_force if isinstance(in_force, list) else []
         for group, known in zip(wanted, groups, strict=False):
             if isinstance(group, Mapping):
                 yield from _differences({"count": group["count"]} if "count" in group else {}, known, where)
-    elif wanted is not None and found is not None and str(wanted) != str(found):
-        yield where, wanted, found
+    elif wanted is not None and in_force is not None and str(wanted) != str(in_force):
+        yield where, wanted, in_force
 
 
 def _batch(model: str, overrides: Overrides, configs: Configs) -> int:

@@ -56,13 +56,15 @@ class ControlClient:
 
     def configs(self, models: Sequence[str]) -> dict[str, Mapping[str, Any]]:
         """Return the configurations in force of loaded models; the steps of an ensemble precede it."""
-        found: dict[str, Mapping[str, Any]] = {}
+        configs: dict[str, Mapping[str, Any]] = {}
         for model in models:
             config = self.config(model)
             steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
-            members = [one for one in dict.fromkeys(str(step["model_name"]) for step in steps) if one not in found]
-            found = {**found, **(self.configs(members) if members else {}), model: config}
-        return found
+            members = [
+                member for member in dict.fromkeys(str(step["model_name"]) for step in steps) if member not in configs
+            ]
+            configs = {**configs, **(self.configs(members) if members else {}), model: config}
+        return configs
 
     def ready(self) -> set[str]:
         """Return the loaded models."""
@@ -76,7 +78,9 @@ class ControlClient:
         """Unload a model, and wait until it is unloaded."""
         self.ask_unload(model)
         end = time.monotonic() + self.timeout
-        while any(one["name"] == model and one.get("state", "") not in ("", "UNAVAILABLE") for one in self.index()):
+        while any(
+            version["name"] == model and version.get("state", "") not in ("", "UNAVAILABLE") for version in self.index()
+        ):
             if time.monotonic() > end:
                 raise self.too_slow(f"unload '{model}'")
             time.sleep(_PAUSE)
@@ -116,8 +120,8 @@ class HttpControl(ControlClient):
         self._post(f"/models/{quote(model, safe='')}/unload", {}, f"unload '{model}'", self.timeout)
 
     def index(self) -> Iterable[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = self._post("/index", {}, "list the models", _SECONDS)
-        return found
+        entries: list[Mapping[str, Any]] = self._post("/index", {}, "list the models", _SECONDS)
+        return entries
 
     def _post(self, path: str, body: Mapping[str, Any], what: str, seconds: float) -> Any:
         request = Request(self._base + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
@@ -146,12 +150,12 @@ class GrpcControl(ControlClient):
         ask = self._client.get_model_config
         answer = self._ask(f"read the configuration of '{model}'", ask, model, client_timeout=_SECONDS)
         # In the form of HTTP: protobuf's own JSON has 64-bit numbers as strings, and omits defaults.
-        found: Mapping[str, Any] = json.loads(render.to_json(answer.config))
-        return found
+        config: Mapping[str, Any] = json.loads(render.to_json(answer.config))
+        return config
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
-        given = None if config is None else json.dumps(config)
-        self._ask(f"load '{model}'", self._client.load_model, model, config=given, client_timeout=self.timeout)
+        text = None if config is None else json.dumps(config)
+        self._ask(f"load '{model}'", self._client.load_model, model, config=text, client_timeout=self.timeout)
 
     def ask_unload(self, model: str) -> None:
         self._ask(f"unload '{model}'", self._client.unload_model, model, client_timeout=self.timeout)
@@ -159,14 +163,14 @@ class GrpcControl(ControlClient):
     def index(self) -> Iterable[Mapping[str, Any]]:
         ask = self._client.get_model_repository_index
         answer = self._ask("list the models", ask, as_json=True, client_timeout=_SECONDS)
-        found: list[Mapping[str, Any]] = answer.get("models", [])
-        return found
+        entries: list[Mapping[str, Any]] = answer.get("models", [])
+        return entries
 
-    def _ask(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _ask(self, what: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         from tritonclient.utils import InferenceServerException
 
         try:
-            return call(*given, **named)
+            return call(*arguments, **named)
         except InferenceServerException as error:
             status, message = str(error.status()), str(error.message())
             if status.endswith("DEADLINE_EXCEEDED"):

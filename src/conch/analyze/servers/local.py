@@ -134,9 +134,9 @@ class ServerProcess(GuardedServer):
     def _wait_for_ports(self) -> dict[str, int]:
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
-            found = _LISTENING.findall(self._text())
-            if found:
-                return {service: int(port) for service, port in found}
+            ports = _LISTENING.findall(self._text())
+            if ports:
+                return {service: int(port) for service, port in ports}
             self.check()
             time.sleep(0.02)
         raise ServerGone(f"conch serve does not listen after {_START_SECONDS:g} s:\n{self.log_end()}")

@@ -108,7 +108,7 @@ class RemoteServer:
             return
         failed = {}
         new = [model for model in reversed(self._base) if model not in self._before]
-        for model in (*new, *(one for one in self._base if one in self._before)):
+        for model in (*new, *(model for model in self._base if model in self._before)):
             try:
                 self._restore(model)
             except ConchError as error:
@@ -135,5 +135,5 @@ class RemoteServer:
 def _changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a configuration with changes; both have the form that the server shows."""
     merged = merge(render.from_json(orjson.dumps(config).decode()), changes)
-    found: Mapping[str, Any] = orjson.loads(render.to_json(merged))
-    return found
+    changed: Mapping[str, Any] = orjson.loads(render.to_json(merged))
+    return changed

@@ -193,7 +193,7 @@ def read_point(values: Mapping[str, Any]) -> Point:
     """Create a point from the JSON of ``dataclasses.asdict``; raises Python's own errors for invalid values."""
     resources = values["resources"]
     if resources is not None:
-        gpus = {name: GpuFigures(**one) for name, one in resources["gpus"].items()}
+        gpus = {name: GpuFigures(**figures) for name, figures in resources["gpus"].items()}
         resources = ResourceFigures(**{**resources, "gpus": gpus})
     models = {
         name: ModelFigures(

@@ -25,25 +25,25 @@ def conditions(
     settings: AnalyzeSettings, repository: ModelRepository | None, configs: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, str]:
     """Return the conditions by name for the journal; ``configs`` are the completed ones of the repository."""
-    names = [one for one in _MEASURING if settings.triton_launch_mode == "remote" or not one.endswith("_endpoint")]
+    names = [name for name in _MEASURING if settings.triton_launch_mode == "remote" or not name.endswith("_endpoint")]
     measuring = {name: getattr(settings, name) for name in names}
     measuring["default data"] = DataOptions().source
     if settings.budget is not None:
         measuring["budget"] = settings.budget  # a budget shortens windows
     measuring["loads"] = "rates" if settings.loads_are_rates else "callers"
-    found = {
+    by_name = {
         "machine": str(MachineFacts.read()),
         "conch": __version__,
         "measuring": json.dumps(measuring, sort_keys=True, default=str),
     }
     for model, config in configs.items():
         own = settings.model(model)
-        said = {
+        model_options = {
             "perf_flags": own.perf_flags, "batch_sizes": own.batch_sizes, "rates": bool(own.request_rate),
             "config": config,
         }  # fmt: skip
-        found[f"model {model}"] = _digest([_files(repository, model), said])
-    return found
+        by_name[f"model {model}"] = _digest([_files(repository, model), model_options])
+    return by_name
 
 
 def _files(repository: ModelRepository | None, model: str) -> Any:

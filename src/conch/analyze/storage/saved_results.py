@@ -107,7 +107,7 @@ def _rounds(values: Mapping[str, Any] | None) -> FinalRounds | None:
     if values is None:
         return None
     rounds = [
-        FinalRound(read_point(one["winner"]), tuple(map(read_point, one["defaults"]))) for one in values["rounds"]
+        FinalRound(read_point(entry["winner"]), tuple(map(read_point, entry["defaults"]))) for entry in values["rounds"]
     ]
     return FinalRounds(values["name"], tuple(rounds))
 

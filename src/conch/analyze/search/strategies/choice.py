@@ -45,8 +45,8 @@ class FullSweep:
 
     def left(self) -> float:
         """Estimate the remaining measurements: for each candidate left, the average number so far."""
-        each = self._seen.count / self._swept if self._swept else self._seen.climb()
-        return each * max(0, self._seen.space.distinct - self._swept)
+        per_candidate = self._seen.count / self._swept if self._swept else self._seen.climb()
+        return per_candidate * max(0, self._seen.space.distinct - self._swept)
 
 
 def candidates(exploration: Exploration) -> Iterator[Candidate]:
@@ -97,7 +97,7 @@ class HillClimb:
                 yield from (_at(self._home, axis, index) for index in range(len(dimension.values)))
             else:
                 yield from filter(None, (self._shifted(self._home, axis, step) for step in (-1, 1)))
-        ordered = [axis for axis, one in enumerate(dimensions) if one.ordered]
+        ordered = [axis for axis, dimension in enumerate(dimensions) if dimension.ordered]
         for up, down in permutations(ordered, 2):
             higher = self._shifted(self._home, up, 1)
             place = self._shifted(higher, down, -1) if higher is not None else None
@@ -143,7 +143,7 @@ class HillClimb:
         """
         count = len(self._seen.space.dimensions[axis].values)
         tried = [index for index in range(count) if self._seen.known(_at(self._home, axis, index))]
-        distance = {index: min((abs(index - one) for one in tried), default=count) for index in range(count)}
+        distance = {index: min((abs(index - position) for position in tried), default=count) for index in range(count)}
         gaps = [index for index in range(count) if distance[index] > count // _FINE]
         if count <= _FINE:
             return min(gaps, key=lambda index: abs(index - self._home[axis]), default=None)
@@ -163,10 +163,10 @@ class HillClimb:
         """Evaluate a choice, and move to it if it is better."""
         if place is None:
             return False
-        found = yield from self._seen.evaluate(self._seen.space.candidate(place))
-        if found <= self._worth:
+        worth = yield from self._seen.evaluate(self._seen.space.candidate(place))
+        if worth <= self._worth:
             return False
-        self._home, self._worth = place, found
+        self._home, self._worth = place, worth
         return True
 
     def _shifted(self, place: Choice, axis: int, step: int) -> Choice | None:

@@ -197,7 +197,9 @@ class Exploration:
 
         If latency is an objective, continue while that is better.
         """
-        point: Point | None = min(self.points[candidate.name].values(), key=lambda one: one.load, default=None)
+        point: Point | None = min(
+            self.points[candidate.name].values(), key=lambda measured: measured.load, default=None
+        )
         while point is not None:
             if self._too_much(point):
                 broken = point
@@ -271,8 +273,8 @@ class Exploration:
 
     def height(self, candidate: Candidate) -> float:
         """Return the worth of a candidate as one number: by score if it satisfies the constraints, else below 0."""
-        found = self.worth(candidate)
-        return log(found.score) + 100 if found.satisfied and found.score > 0 else -min(found.excess, 1e6)
+        judged = self.worth(candidate)
+        return log(judged.score) + 100 if judged.satisfied and judged.score > 0 else -min(judged.excess, 1e6)
 
     def known(self, choice: Choice) -> bool:
         """Return whether the candidate of a choice was tried."""

@@ -61,7 +61,7 @@ class FinalSteps:
         return [
             *[defaults[-1]] * (_BEFORE - 1),
             winner,
-            *(one for n in range(self._rounds) for one in _turned(trials, n)),
+            *(trial for n in range(self._rounds) for trial in _turned(trials, n)),
         ]
 
     def steps(self) -> Generator[Trial, Point | None, None]:
@@ -114,7 +114,7 @@ def _round(finalist: Candidate, load: float, default: Candidate, own: float) -> 
     """Return a round: the finalist at its load, and the default at its own load and at the finalist's."""
     return [
         Trial(finalist, load, finalist=finalist),
-        *(Trial(default, one, finalist=finalist) for one in dict.fromkeys((own, load))),
+        *(Trial(default, tried, finalist=finalist) for tried in dict.fromkeys((own, load))),
     ]
 
 
