@@ -72,11 +72,11 @@ def chance(labels: Sequence[int], reference: Sequence[int], names: Sequence[str]
 
 def one_answer(reference: Sequence[Array], names: Sequence[str]) -> list[str]:
     """Return a warning if the reference gives the same label for all samples; ``reference`` has the labels of each."""
-    given = {int(label) for labels in reference for label in labels}
-    if len(given) > 1 or len(reference) < 2:
+    labels = {int(label) for labels in reference for label in labels}
+    if len(labels) > 1 or len(reference) < 2:
         return []
     return [
-        f"the checkpoint answers '{_name(given.pop(), names)}' to all {len(reference)} samples: whether labels agree "
+        f"the checkpoint answers '{_name(labels.pop(), names)}' to all {len(reference)} samples: whether labels agree "
         "says little; give other texts with --data"
     ]
 

@@ -32,7 +32,7 @@ def check_mix(mix: Mix, measured: Sequence[Shape]) -> None:
 
 def cost_of(latency: Sequence[Latency]) -> Cost:
     """Return the time of a variant at any shape, from its medians."""
-    table = ShapeTable({(one.batch, one.tokens): one.median_ms for one in latency})
+    table = ShapeTable({(point.batch, point.tokens): point.median_ms for point in latency})
     return lambda shape: table.at(shape.batch, shape.tokens)
 
 

@@ -72,8 +72,8 @@ def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str, output
 
     def answer() -> dict[str, Any]:
         with silence_libraries(), torch.inference_mode():
-            given = module(input_ids=example_ids(module.config))
-            return {name: given[name] for name in outputs}
+            result = module(input_ids=example_ids(module.config))
+            return {name: result[name] for name in outputs}
 
     require_tensors(module, report, answer, checkpoint.source)
     return module

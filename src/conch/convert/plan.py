@@ -77,7 +77,7 @@ class Plan:
     def command(self) -> str:
         """The shell command that repeats this conversion."""
         quantize = self.quantize if self.quantize is None else self.quantize or ("none",)
-        given: dict[str, Sequence[object]] = {
+        options: dict[str, Sequence[object]] = {
             "-m": [self.model], "-o": [self.repository], "--name": [self.name], "--task": [self.task],
             "--backend": self.backends, "--quantize": quantize or (), "--batch-size": self.batch_sizes,
             "--seq-len": self.sequence_lengths, "--data": [self.data or ""], "--expect": [self.expect],
@@ -88,7 +88,7 @@ class Plan:
         flags = {"--force": self.force, "--trust-remote-code": self.trust_remote_code}
         words = [
             word
-            for flag, values in given.items()
+            for flag, values in options.items()
             if (texts := [str(value) for value in values if str(value)])
             for word in (flag, *texts)
         ]

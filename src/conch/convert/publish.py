@@ -66,8 +66,8 @@ def require_free(repository: Path, names: Sequence[str], overwrite: bool) -> Non
             )
 
 
-def publish(made: Path, work: Path, repository: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Move the folders ``names`` from ``made``, inside the workspace ``work``, to ``repository``: all or none.
+def publish(built: Path, work: Path, repository: Path, names: Sequence[str], overwrite: bool) -> None:
+    """Move the folders ``names`` from ``built``, inside the workspace ``work``, to ``repository``: all or none.
 
     Replaced folders are first moved to the workspace, and removed with it once all new folders are in place.  If a move
     fails, or this process dies in between, :func:`workspace` or its next call restores everything.
@@ -78,13 +78,13 @@ def publish(made: Path, work: Path, repository: Path, names: Sequence[str], over
     aside = work / _REPLACED
     aside.mkdir(exist_ok=True)
     for name in names:
-        _flush(made / name)
-    _write_record(work, {name: _identity(made / name) for name in names})
+        _flush(built / name)
+    _write_record(work, {name: _identity(built / name) for name in names})
     for name in names:
         try:
             if os.path.lexists(repository / name):
                 (repository / name).rename(aside / name)
-            (made / name).rename(repository / name)
+            (built / name).rename(repository / name)
         except OSError as error:
             raise invalid(f"{repository / name} cannot be written: {error.strerror}; nothing was replaced") from None
     (work / _RECORD).unlink()
@@ -118,8 +118,8 @@ def _remove(folder: Path, repository: Path) -> None:
 
 def _identity(folder: Path) -> list[int]:
     """Return a value that identifies a folder across moves, and differs for a later folder at the same path."""
-    found = folder.lstat()
-    return [found.st_dev, found.st_ino, found.st_mtime_ns]
+    status = folder.lstat()
+    return [status.st_dev, status.st_ino, status.st_mtime_ns]
 
 
 def _write_record(work: Path, folders: Mapping[str, list[int]]) -> None:
@@ -132,10 +132,10 @@ def _write_record(work: Path, folders: Mapping[str, list[int]]) -> None:
 def _read_record(work: Path) -> dict[str, list[int]]:
     """Return the folders to be published together; empty if all were, or none."""
     try:
-        found: dict[str, list[int]] = json.loads((work / _RECORD).read_text(encoding="utf-8"))
+        record: dict[str, list[int]] = json.loads((work / _RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # an incomplete record was written before any folder was moved
         return {}
-    return found
+    return record
 
 
 def _flush(folder: Path) -> None:

@@ -72,7 +72,7 @@ class PossibleCompanion:
     def where(self) -> str:
         """The measured shapes at which it is faster, with the speed-ups: ``1x16 (1.31x), 1x128 (1.12x)``."""
         gained = (gain for gain in self.companion.gains if gain.gain >= WORTH_AT_A_SHAPE)
-        return ", ".join(f"{one.batch}x{one.tokens} ({one.gain:.2f}x)" for one in gained)
+        return ", ".join(f"{gain.batch}x{gain.tokens} ({gain.gain:.2f}x)" for gain in gained)
 
 
 def candidates(manifest: Manifest, engines: frozenset[str], mix: Mix) -> list[PossibleCompanion]:
@@ -81,7 +81,7 @@ def candidates(manifest: Manifest, engines: frozenset[str], mix: Mix) -> list[Po
     ``mix`` are the expected requests; without it, all measured shapes have equal weight.
     """
     auto = manifest.variant(manifest.auto)
-    made = (
+    possible = (
         _candidate(auto, variant, mix)
         for variant in manifest.variants
         if variant.passed
@@ -90,7 +90,9 @@ def candidates(manifest: Manifest, engines: frozenset[str], mix: Mix) -> list[Po
         and variant.latency
         and auto.latency
     )
-    return sorted((one for one in made if one.where), key=lambda one: -one.companion.overall)
+    return sorted(
+        (candidate for candidate in possible if candidate.where), key=lambda candidate: -candidate.companion.overall
+    )
 
 
 def _candidate(auto: Variant, other: Variant, mix: Mix) -> PossibleCompanion:
@@ -204,7 +206,7 @@ def require_packages(plan: Plan, task: str = "") -> None:
     While the task is unknown, only modules needed by every kind of model that fits the plan are required.
     """
     tasks = (task,) if task else _possible(plan)
-    first, *others = (needed(plan, one) for one in tasks)
+    first, *others = (needed(plan, task) for task in tasks)
     with silence_libraries():
         extras.require("conch convert", *(module for module in first if all(module in other for other in others)))
 
@@ -278,9 +280,9 @@ def _machine(load_before: float, seen: Sequence[Interference]) -> Mapping[str, A
     """Return the machine's description for the manifest, with interference and use of the CPU quota."""
     count = max(1, len(seen))
     return {
-        **description(load_before, sum(one.others for one in seen) / count),
-        "stolen": round(sum(one.stolen for one in seen) / count, 3),
-        "throttled": round(sum(one.throttled for one in seen) / count, 3),
+        **description(load_before, sum(interference.others for interference in seen) / count),
+        "stolen": round(sum(interference.stolen for interference in seen) / count, 3),
+        "throttled": round(sum(interference.throttled for interference in seen) / count, 3),
     }
 
 
@@ -354,12 +356,12 @@ def _contrasts(
     if variant.name == REFERENCE:
         return None
     try:
-        found: Contrasts = conversion.contrast(reference, answers)
+        contrasts: Contrasts = conversion.contrast(reference, answers)
     except Exception as error:  # an exception of a tokenizer for ids outside of its vocabulary
         why = describe_error(error)
         conversion.warn([f"the texts whose answers differ most with {variant.name} are not shown: {why}"])
         return None
-    return found
+    return contrasts
 
 
 def _refused(conversion: Conversion[Any, Any], entry: Variant, *reasons: str) -> Variant:

@@ -46,13 +46,13 @@ def contrasts(
 ) -> Contrasts:
     """Return the differences of tokens' log-probabilities, and the continuations that diverge earliest."""
     pairs = list(zip(reference.continuations, variant.continuations, strict=True))
-    before, after = (np.concatenate([np.asarray(text) for text in one.logprobs]) for one in (reference, variant))
+    before, after = (np.concatenate([np.asarray(text) for text in texts.logprobs]) for texts in (reference, variant))
     lost = [1 - shared_prefix(a, b) / len(a) if len(a) else 0.0 for a, b in pairs]
 
     def describe(index: int) -> Contrast:
-        expected, given = pairs[index]
+        expected, actual = pairs[index]
         return Contrast(
-            shortened(decode(prompts[index])), shortened(decode(expected)), shortened(decode(given)),
+            shortened(decode(prompts[index])), shortened(decode(expected)), shortened(decode(actual)),
             round(lost[index], 4),
         )  # fmt: skip
 
@@ -163,9 +163,9 @@ def verify(folder: Path, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]
     """Raise INTERNAL if the tokenizers decode tokens differently, ignoring spaces, which libraries clean up."""
     import openvino_genai
 
-    made: Any = openvino_genai.Tokenizer(folder)
+    openvino_tokenizer: Any = openvino_genai.Tokenizer(folder)
     for ids in texts:
-        text: str = made.decode(list(ids))
+        text: str = openvino_tokenizer.decode(list(ids))
         if "".join(text.split()) != "".join(tokenizer.decode(ids).split()):
             raise internal("OpenVINO's tokenizer reads tokens as another text")
 

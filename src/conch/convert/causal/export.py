@@ -93,13 +93,13 @@ def verify_windows(model: Any, config: Any) -> None:
     passes.register_pass(ConstantFolding())
     passes.run_passes(paged)
     nodes: Any = paged.get_ops()
-    found = Counter(
+    windows = Counter(
         int(node.input_value(_WINDOW_INPUT).get_node().data)
         for node in nodes
         if node.get_type_name() == "PagedAttentionExtension"
     )
-    if found != wanted:
-        raise internal(f"OpenVINO's KV cache keeps windows {_layers(found)} and not {_layers(wanted)}")
+    if windows != wanted:
+        raise internal(f"OpenVINO's KV cache keeps windows {_layers(windows)} and not {_layers(wanted)}")
 
 
 def _layers(windows: Counter[int]) -> str:
@@ -259,9 +259,9 @@ def verify(model: Any, network: CausalNetwork) -> None:
     expected = network.logits(ids, starts)
     graph, other = StatefulGraph(model), np.array((1, 2, 0))
     first, *parts = np.split(ids, starts, axis=1)
-    got = [graph.run(first[other])[np.argsort(other)]]
-    got += [graph.run(part, None if place else np.argsort(other)) for place, part in enumerate(parts)]
-    difference = float(np.abs(np.concatenate(got, axis=1) - expected).max())
+    outputs = [graph.run(first[other])[np.argsort(other)]]
+    outputs += [graph.run(part, None if place else np.argsort(other)) for place, part in enumerate(parts)]
+    difference = float(np.abs(np.concatenate(outputs, axis=1) - expected).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise internal(f"logits differ from torch's by {difference:.2g}")
 

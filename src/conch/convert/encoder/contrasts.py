@@ -67,7 +67,7 @@ class EncoderAnswers:
 
     def _difference(self, a: SampleOutputs, b: SampleOutputs) -> float:
         """Return the difference of two outputs, infinite if one is not finite."""
-        if not all(np.isfinite(one[name]).all() for one in (a, b) for name in a if name not in PARTS):
+        if not all(np.isfinite(sample[name]).all() for sample in (a, b) for name in a if name not in PARTS):
             return float("inf")
         if self._embeds:
             cosine = _cosine(a, b)
@@ -117,10 +117,10 @@ class EncoderAnswers:
         return ", ".join(f"{self._decode([int(id)]).strip()} {shares[id]:.2f}" for id in best)
 
     def _token_labels(self, index: int, outputs: SampleOutputs, others: SampleOutputs) -> str:
-        given, other = labels_of(outputs), labels_of(others)
-        places = np.flatnonzero(given != other)
+        labels, other = labels_of(outputs), labels_of(others)
+        places = np.flatnonzero(labels != other)
         ids = self._tokens[index].ids
-        shown = [f"{self._decode([int(ids[place])]).strip()}: {self._name(given[place])}" for place in places[:_MOST]]
+        shown = [f"{self._decode([int(ids[place])]).strip()}: {self._name(labels[place])}" for place in places[:_MOST]]
         more = f" and {len(places) - _MOST} more" if len(places) > _MOST else ""
         return ", ".join(shown) + more if shown else "the same labels"
 
@@ -146,7 +146,7 @@ def probabilities(logits: Array) -> Array:
 
 def _cosine(a: SampleOutputs, b: SampleOutputs) -> float | None:
     """Return the smallest cosine of two outputs' vectors; None without vectors of more than one number."""
-    found = []
+    smallest = []
     for name in a:
         if (name in PARTS and len(a) > 1) or a[name].shape[-1] == 1:
             continue
@@ -154,5 +154,5 @@ def _cosine(a: SampleOutputs, b: SampleOutputs) -> float | None:
         lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
         cosines = (x * y).sum(-1) / np.where(lengths > 0, lengths, 1)
         if np.isfinite(cosines).all():
-            found.append(float(cosines.min()))
-    return min(found, default=None)
+            smallest.append(float(cosines.min()))
+    return min(smallest, default=None)

@@ -106,35 +106,39 @@ def missed_tolerances(
 
 
 def together(
-    precisions: Sequence[str], outputs: Mapping[str, OutputAgreement], found: Neighbours, largest: float
+    precisions: Sequence[str], outputs: Mapping[str, OutputAgreement], invariance: Neighbours, largest: float
 ) -> tuple[str, ...]:
     """Return why two variants must not serve together, each for some shapes.
 
     They must not if a text's outputs depend on the other rows of its batch by more than the stricter of the two
-    precisions allows.  ``found`` compares their outputs, alone and in batches.  The direction of scores and of few
+    precisions allows.  ``invariance`` compares their outputs, alone and in batches.  The direction of scores and of few
     classes is meaningless, but they are compared between texts, which may run on different variants.  So their
     difference is bounded as a share of the ``largest`` number.
     """
     strict = max(
-        (TOLERANCES.get(precision, TOLERANCES["int8"]) for precision in precisions), key=lambda one: one.vector
+        (TOLERANCES.get(precision, TOLERANCES["int8"]) for precision in precisions),
+        key=lambda tolerance: tolerance.vector,
     )
-    missed = [*_dependent(found, outputs, strict)]
+    missed = [*_dependent(invariance, outputs, strict)]
     widths = [outputs[name].width for name in _answers(outputs) if "logits" in name]
     bound = 1 - strict.logits
-    if widths and min(widths) < MIN_CLASSES and not found.max_difference <= bound * largest:
+    if widths and min(widths) < MIN_CLASSES and not invariance.max_difference <= bound * largest:
         missed.append(
-            f"answers differ by up to {found.max_difference:.2g}, which is more than {bound:.2g} of the largest, "
+            f"answers differ by up to {invariance.max_difference:.2g}, which is more than {bound:.2g} of the largest, "
             f"{largest:.2g}"
         )
     return tuple(missed)
 
 
-def _dependent(found: Neighbours, outputs: Mapping[str, OutputAgreement], tolerance: Tolerance) -> Iterator[str]:
+def _dependent(invariance: Neighbours, outputs: Mapping[str, OutputAgreement], tolerance: Tolerance) -> Iterator[str]:
     bound = min(_cosine_bound(name, outputs[name].width, tolerance) for name in _answers(outputs))
-    if found.cosine_min is not None and not found.cosine_min >= bound:
-        yield f"cosine {_rounded(found.cosine_min)} of a row alone with the same row in a batch is below {bound:g}"
-    if found.argmax is not None and not found.argmax >= tolerance.argmax:
-        yield f"{_rounded(found.argmax)} of the answers are the same alone and in a batch, below {tolerance.argmax:g}"
+    if invariance.cosine_min is not None and not invariance.cosine_min >= bound:
+        yield f"cosine {_rounded(invariance.cosine_min)} of a row alone with the same row in a batch is below {bound:g}"
+    if invariance.argmax is not None and not invariance.argmax >= tolerance.argmax:
+        yield (
+            f"{_rounded(invariance.argmax)} of the answers are the same alone and in a batch, "
+            f"below {tolerance.argmax:g}"
+        )
 
 
 def _answers(outputs: Mapping[str, OutputAgreement]) -> Sequence[str]:
@@ -260,8 +264,8 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         """Warn if the checkpoint's own outputs are not informative."""
         names = self.checkpoint.labels or ()
         if self.labels is not None:
-            given = [int(agreement.labels_of(sample)[0]) for sample in outputs]
-            self.warn(evidence.chance(self.labels, given, names))
+            labels = [int(agreement.labels_of(sample)[0]) for sample in outputs]
+            self.warn(evidence.chance(self.labels, labels, names))
         elif self.checkpoint.task in ("text-classification", "token-classification"):
             self.warn(evidence.one_answer([agreement.labels_of(sample) for sample in outputs], names))
 
@@ -291,11 +295,11 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
 
     def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """Return the worst figures of comparing one variant with the other, and each alone with itself in a batch."""
-        (_, one), (_, other) = self._answers(first), self._answers(second)
-        found = widest([apart(one.outputs, other.outputs), one.neighbours, other.neighbours])
-        outputs = agreement.compare(one.outputs, other.outputs)
-        largest = greatest([*one.outputs, *other.outputs])
-        return asdict(found), together((first.precision, second.precision), outputs, found, largest)
+        (_, own), (_, other) = self._answers(first), self._answers(second)
+        worst = widest([apart(own.outputs, other.outputs), own.neighbours, other.neighbours])
+        outputs = agreement.compare(own.outputs, other.outputs)
+        largest = greatest([*own.outputs, *other.outputs])
+        return asdict(worst), together((first.precision, second.precision), outputs, worst, largest)
 
     def runs(self, networks: Mapping[str, NetworkEngine], shape: Shape) -> dict[str, Run]:
         """Return one run of each network on the same arrays."""

@@ -118,13 +118,13 @@ def as_served(engine: NetworkEngine, arrays: dict[str, Array], pad_id: int, max_
     rows, tokens = arrays["attention_mask"].shape
     wanted_rows, wanted_tokens = engine.padded_shape(rows, tokens)
     around = ((0, wanted_rows - rows), (0, min(wanted_tokens, max(tokens, max_length)) - tokens))
-    made = {
+    inputs = {
         name: np.pad(array, around, constant_values=pad_id if name == "input_ids" else 0)
         for name, array in arrays.items()
     }
     # A row without tokens would give NaN.
-    made["attention_mask"][rows:, 0] = 1
-    return made
+    inputs["attention_mask"][rows:, 0] = 1
+    return inputs
 
 
 def _unpadded(name: str, values: Array, length: int) -> Array:

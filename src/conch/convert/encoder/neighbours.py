@@ -48,11 +48,11 @@ def batches_of_strangers(encoder: InputEncoder, samples: Sequence[TextSample]) -
     chosen = order[::step][:MAX_ROWS]
     count = max(1, len(chosen) // ROWS)
     groups = [[tokens[index] for index in chosen[first::count]] for first in range(count)]
-    made, done = [], 0
+    batches, done = [], 0
     for group in groups:
-        made.append(TokenBatch(tuple(range(done, done + len(group))), padded(group, encoder.pad_id)))
+        batches.append(TokenBatch(tuple(range(done, done + len(group))), padded(group, encoder.pad_id)))
         done += len(group)
-    return made
+    return batches
 
 
 def alone(batch: TokenBatch) -> list[TokenBatch]:
@@ -86,16 +86,16 @@ def apart(first: Sequence[SampleOutputs], second: Sequence[SampleOutputs], rows:
     )
 
 
-def widest(found: Sequence[Neighbours]) -> Neighbours:
+def widest(results: Sequence[Neighbours]) -> Neighbours:
     """Return the worst of each figure."""
-    cosines = [one.cosine_min for one in found if one.cosine_min is not None]
-    shares = [one.argmax for one in found if one.argmax is not None]
+    cosines = [result.cosine_min for result in results if result.cosine_min is not None]
+    shares = [result.argmax for result in results if result.argmax is not None]
     return Neighbours(
         min(cosines, default=None),
         min(shares, default=None),
-        max(one.max_difference for one in found),
-        max(one.rows for one in found),
-        min(one.samples for one in found),
+        max(result.max_difference for result in results),
+        max(result.rows for result in results),
+        min(result.samples for result in results),
     )
 
 

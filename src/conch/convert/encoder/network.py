@@ -120,8 +120,8 @@ def load(checkpoint: Checkpoint) -> ReferenceNetwork:
     # Key-value caches would be useless outputs.
     module.config.use_cache = False
     max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
-    given = open_encoder(checkpoint, checkpoint.options, original_tokenizer(checkpoint))
-    return ReferenceNetwork(module, head, inputs_of(module, types=given.types), outputs, max_tokens)
+    encoder = open_encoder(checkpoint, checkpoint.options, original_tokenizer(checkpoint))
+    return ReferenceNetwork(module, head, inputs_of(module, types=encoder.types), outputs, max_tokens)
 
 
 def inputs_of(module: Any, *, types: bool) -> tuple[str, ...]:

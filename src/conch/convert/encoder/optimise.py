@@ -63,17 +63,17 @@ def parts(node: Any, ones: str, zeros: str) -> list[Any]:
     target = node.output[0]
     total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{PREFIX}{target}.sum"
     epsilon = next(attribute.f for attribute in node.attribute if attribute.name == "epsilon")
-    made = []
+    nodes = []
     if bias:
-        made.append(helper.make_node("Add", [value, bias], [f"{PREFIX}{target}.biased"]))
+        nodes.append(helper.make_node("Add", [value, bias], [f"{PREFIX}{target}.biased"]))
         value = f"{PREFIX}{target}.biased"
-    made.append(helper.make_node("Add", [value, residual], [total]))
+    nodes.append(helper.make_node("Add", [value, residual], [total]))
     normal, scaled = f"{PREFIX}{target}.normal", f"{PREFIX}{target}.scaled"
-    made.append(helper.make_node("InstanceNormalization", [total, ones, zeros], [normal], epsilon=epsilon))
-    made.append(helper.make_node("Mul", [normal, gamma], [scaled if beta else target]))
+    nodes.append(helper.make_node("InstanceNormalization", [total, ones, zeros], [normal], epsilon=epsilon))
+    nodes.append(helper.make_node("Mul", [normal, gamma], [scaled if beta else target]))
     if beta:
-        made.append(helper.make_node("Add", [scaled, beta], [target]))
-    return made
+        nodes.append(helper.make_node("Add", [scaled, beta], [target]))
+    return nodes
 
 
 #: The optimizer's model type by ``model_type``; unknown types are tried as bert, and verified like all.

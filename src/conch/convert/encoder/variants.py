@@ -156,7 +156,7 @@ MAX_CALIBRATION_SAMPLES: Final = 96
 
 def planned(backends: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
     """Return engine and precision of every variant, in order; raises INVALID_ARG for an unknown name."""
-    known = {precision for each in PRECISIONS.values() for precision in each}
+    known = {precision for supported in PRECISIONS.values() for precision in supported}
     for backend in backends:
         if backend not in ENGINES:
             raise invalid(f"backend '{backend}' is unknown: choose from {', '.join(ENGINES)}")

@@ -46,7 +46,7 @@ def checkpoint_files(checkpoint: Checkpoint, *, weights: bool, code: bool = Fals
     patterns = [*SMALL_FILES, "LICENSE*", _MODULES, *(["*.py"] if code else [])]
     paths = {path for pattern in patterns for path in folder.glob(pattern)}
     if weights:
-        paths |= set(next((found for pattern in _WEIGHTS if (found := list(folder.glob(pattern)))), []))
+        paths |= set(next((matches for pattern in _WEIGHTS if (matches := list(folder.glob(pattern)))), []))
     else:
         paths -= set(folder.glob("*.index.json"))
     names = (path.relative_to(folder) for path in paths if path.is_file())

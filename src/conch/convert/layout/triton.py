@@ -188,8 +188,8 @@ class Trio:
         before tokenization if ``lower``.
         """
         version, tokenizer = folder / self.model / "1", folder / self.tokenize / "1"
-        for made in (version, tokenizer, folder / self.inference / "1"):
-            made.mkdir(parents=True)
+        for directory in (version, tokenizer, folder / self.inference / "1"):
+            directory.mkdir(parents=True)
         for beside in graph[1:]:
             shutil.copyfile(beside, version / beside.name)
         embeds = self.task in ("feature-extraction", "sentence-similarity")

@@ -75,10 +75,10 @@ class EncoderNotation:
 
     def in_batch(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
         """Format a row alone against the same row in a batch: ``≥ 0.9912``, or for few classes ``0.9900 same``."""
-        found = figures.get(NEIGHBOURS, {})
-        if found.get("argmax") is not None:
-            return f"{found['argmax']:.4f} same"
-        return f"≥ {found['cosine_min']:.4f}" if found.get("cosine_min") is not None else ""
+        invariance = figures.get(NEIGHBOURS, {})
+        if invariance.get("argmax") is not None:
+            return f"{invariance['argmax']:.4f} same"
+        return f"≥ {invariance['cosine_min']:.4f}" if invariance.get("cosine_min") is not None else ""
 
 
 class LanguageModelNotation(EncoderNotation):

@@ -66,7 +66,7 @@ def tradeoff_chart(manifest: Manifest) -> Chart | None:
         Axis("times as fast as PyTorch in fp32 (mean over shapes)"),
         Axis(measure, logarithmic=True),
         joined=False,
-        alt="; ".join(f"{one.name}: {one.dots[0].x:.2f}x, {one.dots[0].y:.2g}" for one in series),
+        alt="; ".join(f"{line.name}: {line.dots[0].x:.2f}x, {line.dots[0].y:.2g}" for line in series),
         caption=f"To the right is faster, and down is closer to PyTorch's answers. Less than {LEAST:f} is rounding, "
         "and drawn as that.",
     )
@@ -83,19 +83,19 @@ def speed_map(manifest: Manifest) -> Chart | None:
     for shape in shapes(manifest):
         best = _fastest(manifest, shape)
         for variant in manifest.variants:
-            found = by_shape(variant.latency).get(shape)
-            if found is None:
+            measured = by_shape(variant.latency).get(shape)
+            if measured is None:
                 continue
-            factor = reference[shape].median_ms / found.median_ms if shape in reference else 1.0
+            factor = reference[shape].median_ms / measured.median_ms if shape in reference else 1.0
             rows.append({
-                "variant": title(variant), "shape": _short(notation.heading(shape)), "text": notation.speed(found),
+                "variant": title(variant), "shape": _short(notation.heading(shape)), "text": notation.speed(measured),
                 "factor": float(f"{factor:.4g}"), "best": variant.name == best,
             })  # fmt: skip
     if not rows:
         return None
     return Chart(
         f"Speed by shape ({notation.unit})",
-        _map_spec(rows, [title(one) for one in manifest.variants if one.latency],
+        _map_spec(rows, [title(variant) for variant in manifest.variants if variant.latency],
                   [_short(notation.heading(shape)) for shape in shapes(manifest)]),
         "; ".join(f"{row['variant']} at {row['shape']}: {row['text']}" for row in rows),
         "The bluer, the more times as fast as PyTorch at the same shape; orange is slower. A frame marks the fastest "
@@ -121,7 +121,7 @@ def differences_chart(manifest: Manifest) -> Chart | None:
         f"Differences of single {'tokens' if 'token' in measure else 'texts'}",
         series,
         Axis(measure, logarithmic=True),
-        alt="; ".join(f"{one.name}: at most {one.dots[-1].y:.2g}" for one in series),
+        alt="; ".join(f"{line.name}: at most {line.dots[-1].y:.2g}" for line in series),
         caption=f"At p90, nine of ten are at least as close as that. Less than {LEAST:f} is drawn as that.",
     )
 
@@ -131,12 +131,12 @@ def sizes_chart(manifest: Manifest) -> Chart | None:
     bars = list(_sizes(manifest))
     if not bars:
         return None
-    made = bar_chart(
+    chart = bar_chart(
         "What each variant takes", bars, Axis("MB"),
         alt="; ".join(f"{bar.group}, {bar.part}: {significant(bar.value)} MB" for bar in bars),
         caption="Memory is what is resident of a process that runs the variant alone, with Python and its libraries.",
     )  # fmt: skip
-    return replace(made, spec={**made.spec, "padding": _PADDING})
+    return replace(chart, spec={**chart.spec, "padding": _PADDING})
 
 
 def _short(heading: str) -> str:
@@ -202,12 +202,12 @@ def _apart(variant: Variant) -> float | None:
 
 def _cosine(variant: Variant) -> float | None:
     """Return the smallest cosine of final outputs, or of intermediate ones if no other has a cosine."""
-    found = {
-        name: one["cosine_min"]
-        for name, one in variant.agreement.items()
-        if name not in ("task", "neighbours") and one.get("cosine_min") is not None
+    by_output = {
+        name: figures["cosine_min"]
+        for name, figures in variant.agreement.items()
+        if name not in ("task", "neighbours") and figures.get("cosine_min") is not None
     }
-    answers = [value for name, value in found.items() if name != "last_hidden_state"] or list(found.values())
+    answers = [value for name, value in by_output.items() if name != "last_hidden_state"] or list(by_output.values())
     return min(answers, default=None)
 
 
@@ -323,11 +323,11 @@ def _table(manifest: Manifest) -> Table:
     names = columns.headings(manifest)
     count = len(columns.shapes(manifest))
     places = [0, *range(count + 1, len(names))]
-    made = [Column(names[place], 0 < place <= count + 3) for place in places]
+    chosen = [Column(names[place], 0 < place <= count + 3) for place in places]
     rows = [
         Row([cells[place] for place in places], _tone(variant, manifest)) for variant, cells in columns.rows(manifest)
     ]
-    return Table("All variants", made, rows)
+    return Table("All variants", chosen, rows)
 
 
 def _tone(variant: Variant, manifest: Manifest) -> Tone:
@@ -337,17 +337,18 @@ def _tone(variant: Variant, manifest: Manifest) -> Tone:
 
 
 def _by_shape(manifest: Manifest) -> Iterator[Block]:
-    found = manifest.by_shape
-    if found is None:
+    companion = manifest.by_shape
+    if companion is None:
         return
-    other = columns.title(manifest.variant(found.variant))
-    closeness = found.agreement.get("cosine_min")
-    share = found.agreement.get("argmax")
+    other = columns.title(manifest.variant(companion.variant))
+    closeness = companion.agreement.get("cosine_min")
+    share = companion.agreement.get("argmax")
     same = f"at least {closeness:.4f}" if closeness is not None else NONE
     yield Paragraph(
         f"Two variants are held, and each run goes to the one that is expected to be faster for its batch size and "
-        f"length: {found.overall:.2f} times as fast as one alone. Together they take {bytes_of(found.memory_bytes)} of "
-        f"memory. A text may so be answered by either, depending on its batch: the cosine of two such answers is {same}"
+        f"length: {companion.overall:.2f} times as fast as one alone. Together they take "
+        f"{bytes_of(companion.memory_bytes)} of memory. A text may so be answered by either, depending on its batch: "
+        f"the cosine of two such answers is {same}"
         + (f", and the share of equal labels {share:.4f}." if share is not None else ".")
     )
     yield Table(
@@ -356,23 +357,29 @@ def _by_shape(manifest: Manifest) -> Iterator[Block]:
         [
             Row([
                 f"{gain.batch}x{gain.tokens}", f"{gain.gain:.2f}",
-                other if found.faster_at(gain.batch, gain.tokens) else columns.title(manifest.variant(manifest.auto)),
+                other
+                if companion.faster_at(gain.batch, gain.tokens)
+                else columns.title(manifest.variant(manifest.auto)),
             ])
-            for gain in found.gains
+            for gain in companion.gains
         ],
     )  # fmt: skip
 
 
 def _worst(manifest: Manifest) -> Iterator[Block]:
     """Yield a table for each variant below fp32 with differences, or for those in fp32 if no other has any."""
-    known = [(one, one.contrasts) for one in manifest.variants if one.contrasts is not None and one.contrasts.worst]
+    known = [
+        (variant, variant.contrasts)
+        for variant in manifest.variants
+        if variant.contrasts is not None and variant.contrasts.worst
+    ]
     coarse = [(variant, contrasts) for variant, contrasts in known if variant.precision != "fp32"]
     for variant, contrasts in coarse or known:
         yield _worst_table(columns.title(variant), contrasts)
 
 
 def _worst_table(title: str, contrasts: Contrasts) -> Table:
-    cosines = any(one.cosine is not None for one in contrasts.worst)
+    cosines = any(contrast.cosine is not None for contrast in contrasts.worst)
     writes = "token" in contrasts.measure
     same = "cosine" in contrasts.measure
     what = (
@@ -383,11 +390,11 @@ def _worst_table(title: str, contrasts: Contrasts) -> Table:
     headings += [] if same else [Column("share that differs" if writes else "difference", True)]
     rows = [
         Row([
-            one.text, one.reference, one.variant,
-            *([NONE if one.cosine is None else f"{one.cosine:.4f}"] if cosines else []),
-            *([] if same else [significant(one.difference)]),
+            contrast.text, contrast.reference, contrast.variant,
+            *([NONE if contrast.cosine is None else f"{contrast.cosine:.4f}"] if cosines else []),
+            *([] if same else [significant(contrast.difference)]),
         ])
-        for one in contrasts.worst
+        for contrast in contrasts.worst
     ]  # fmt: skip
     return Table(f"{title}: {what}", headings, rows)
 

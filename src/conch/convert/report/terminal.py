@@ -19,18 +19,18 @@ def table(manifest: Manifest, width: int) -> Table:
     wide = width >= MIN_WIDE
     notation = notation_of(manifest)
     title = f"{manifest.source.model} ({manifest.task}), {notation.unit}"
-    made = Table(title=title, title_justify="left", title_style="bold", expand=True)
-    made.caption, made.caption_justify = Text(f"Measured on {conditions(manifest)}."), "left"
-    made.add_column("engine (precision)", no_wrap=True)
+    variants = Table(title=title, title_justify="left", title_style="bold", expand=True)
+    variants.caption, variants.caption_justify = Text(f"Measured on {conditions(manifest)}."), "left"
+    variants.add_column("engine (precision)", no_wrap=True)
     if wide:
-        made.add_column(notation.speeds_heading, no_wrap=True)
-    made.add_column("speed-up", justify="right", no_wrap=True)
+        variants.add_column(notation.speeds_heading, no_wrap=True)
+    variants.add_column("speed-up", justify="right", no_wrap=True)
     for heading in ("disk", "memory") if wide else ("disk\nmemory",):
-        made.add_column(heading, justify="right", no_wrap=True)
-    made.add_column("agreement", ratio=5, overflow="fold")
+        variants.add_column(heading, justify="right", no_wrap=True)
+    variants.add_column("agreement", ratio=5, overflow="fold")
     if wide:
-        made.add_column("in a batch", no_wrap=True)
-    made.add_column("verdict", ratio=4, min_width=9, overflow="fold")
+        variants.add_column("in a batch", no_wrap=True)
+    variants.add_column("verdict", ratio=4, min_width=9, overflow="fold")
     for variant, (engine, *_, factor, disk, memory, agreement, in_batch, verdict) in rows(manifest):
         speeds = notation.speeds(variant)
         if not wide and notation.in_batch(variant.agreement):
@@ -46,12 +46,12 @@ def table(manifest: Manifest, width: int) -> Table:
             *([in_batch] if wide else []),
             verdict,
         ]
-        made.add_row(
+        variants.add_row(
             *(cell if isinstance(cell, Text) else Text(cell) for cell in cells),
             style=_style(variant, manifest, busy=busy),
             end_section=True,
         )
-    return made
+    return variants
 
 
 def _style(variant: Variant, manifest: Manifest, *, busy: bool) -> str:

@@ -14,7 +14,7 @@ def written_manifest(folder: Path) -> Manifest:
     Raises INVALID_ARG if there is none, or if it cannot be read.
     """
     versions = [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
-    for place in (folder, *sorted(versions, key=lambda one: -int(one.name))):
+    for place in (folder, *sorted(versions, key=lambda version: -int(version.name))):
         manifest = Manifest.read(place)
         if manifest is not None:
             return manifest
