@@ -110,6 +110,6 @@ def _copy(source: BinaryIO, target: IO[bytes]) -> int:
     return source.tell()
 
 
-def _check_size(entry: Entry, found: int) -> None:
-    if found != entry.size:
+def _check_size(entry: Entry, size: int) -> None:
+    if size != entry.size:
         raise invalid(f"{entry.source} changed while it was packed: try again when nobody writes to the repository")

@@ -45,9 +45,9 @@ def example(config: ModelConfig, endpoint: str, model: str, writes: bool = False
         return json.dumps({"model": model, "input": [_TEXT]})
     declared = signature(config, 1).inputs
     inputs = [
-        (one.name, one.datatype, tuple(max(size, 1) for size in full_shape(config, one.dims)))
-        for one in declared.values()
-        if not one.optional
+        (tensor.name, tensor.datatype, tuple(max(size, 1) for size in full_shape(config, tensor.dims)))
+        for tensor in declared.values()
+        if not tensor.optional
     ] or _UNKNOWN
     if endpoint == "infer":
         tensors = [
@@ -136,16 +136,16 @@ def _move_all(folder: Path, out: Path) -> None:
 _REPORTS: Final = ("report.md", "report.html")
 
 
-def only_serving(root: Path, found: Contents, configs: Mapping[str, ModelConfig]) -> Contents:
+def only_serving(root: Path, packed: Contents, configs: Mapping[str, ModelConfig]) -> Contents:
     """Return the contents of the repository ``root`` without reports and variants that ``configs`` do not serve.
 
     A model that may run on a GPU is unchanged, because it uses the checkpoint's own weights there.  So is a folder that
     another model names as its checkpoint.
     """
-    entries = {entry.name: entry for entry in found.entries}
-    named = set(_named_folders(root, found, configs))
-    left_out = list(found.left_out)
-    for entry in found.entries:
+    entries = {entry.name: entry for entry in packed.entries}
+    named = set(_named_folders(root, packed, configs))
+    left_out = list(packed.left_out)
+    for entry in packed.entries:
         model, *inside = entry.name.split("/")
         if model not in configs or len(inside) != 2 or inside[1] != FILENAME or entry.source is None:
             continue
@@ -176,9 +176,9 @@ def _on_cpus(config: ModelConfig) -> bool:
     return bool(groups) and all(group.kind == ModelInstanceGroup.KIND_CPU for group in groups)
 
 
-def _named_folders(root: Path, found: Contents, configs: Mapping[str, ModelConfig]) -> Iterator[Path]:
+def _named_folders(root: Path, packed: Contents, configs: Mapping[str, ModelConfig]) -> Iterator[Path]:
     """Yield the folders that models name as their checkpoints."""
-    for model, version in {tuple(entry.name.split("/")[:2]) for entry in found.entries if "/" in entry.name}:
+    for model, version in {tuple(entry.name.split("/")[:2]) for entry in packed.entries if "/" in entry.name}:
         directory = root / model / version
         if model not in configs or not directory.is_dir():
             continue
@@ -240,14 +240,14 @@ def deployment(
         raise invalid(
             f"--name takes letters, digits and single dashes between them, 63 characters at most, and not '{name}'"
         )
-    found = needs(repository, mount)
+    requirements = needs(repository, mount)
     check_output(out, repository)
-    chosen = found.models[0] if several and not model else found.chosen(model)
+    chosen = requirements.models[0] if several and not model else requirements.chosen(model)
     name = name or f"conch-{re.sub(r'[^A-Za-z0-9]+', '-', chosen).strip('-')}"[:63].strip("-")
-    endpoint = endpoint_for(endpoint, chosen, found.tasks.get(chosen, ""))
-    asked = example(found.configs[chosen], endpoint, chosen, chosen in found.writers)
-    packed = only_serving(repository, contents(repository), found.configs)
-    return Deployment(name, chosen, endpoint, found, packed, asked)
+    endpoint = endpoint_for(endpoint, chosen, requirements.tasks.get(chosen, ""))
+    asked = example(requirements.configs[chosen], endpoint, chosen, chosen in requirements.writers)
+    packed = only_serving(repository, contents(repository), requirements.configs)
+    return Deployment(name, chosen, endpoint, requirements, packed, asked)
 
 
 def check_size(contents: Contents, limit: int, place: str) -> None:
@@ -266,16 +266,16 @@ class Written(NamedTuple):
     answer: str
 
 
-def write(bundle: Bundle, found: Contents, out: Path, *, verify: bool = False) -> Written:
+def write(bundle: Bundle, packed: Contents, out: Path, *, verify: bool = False) -> Written:
     """Write all files to the folder ``out``; leaves nothing behind if it fails.
 
     With ``verify``, raises as ``try_artifact`` does.
     """
-    with staged(out, found.size) as folder:
+    with staged(out, packed.size) as folder:
         artifact = folder / bundle.artifact
         artifact.parent.mkdir(parents=True, exist_ok=True)
-        bundle.pack(artifact, found)
-        size = found.size if artifact.is_dir() else artifact.stat().st_size
+        bundle.pack(artifact, packed)
+        size = packed.size if artifact.is_dir() else artifact.stat().st_size
         for name, text in bundle.texts(size).items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

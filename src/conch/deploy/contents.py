@@ -62,17 +62,17 @@ def contents(root: Path) -> Contents:
 
 
 def _below(folder: Path, prefix: str, root: Path, above: tuple[Path, ...], left_out: list[str]) -> Iterator[Entry]:
-    with os.scandir(folder) as found:
-        for one in found:
-            path, name = Path(one.path), f"{prefix}{one.name}"
-            if any(fnmatch(one.name, pattern) for pattern in _LEFT_OUT):
+    with os.scandir(folder) as listing:
+        for item in listing:
+            path, name = Path(item.path), f"{prefix}{item.name}"
+            if any(fnmatch(item.name, pattern) for pattern in _LEFT_OUT):
                 left_out.append(name)
                 continue
             try:
                 name.encode()
             except UnicodeEncodeError:
                 raise invalid(f"{path} cannot be in an artifact, as its name is not UTF-8: rename it") from None
-            if one.is_symlink():
+            if item.is_symlink():
                 _check_link(path, root, above)
             status = path.stat()
             if stat.S_ISDIR(status.st_mode):

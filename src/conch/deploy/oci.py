@@ -36,51 +36,51 @@ _IMAGE_GB: Final = 40
 _COPIES: Final = 2
 
 
-def plan(given: Deployment) -> Bundle:
+def plan(deployment: Deployment) -> Bundle:
     """Plan the files of a deployment.  Raises INVALID_ARG for a repository or a model's name too large for OCI."""
-    check_size(given.contents, LIMIT, "OCI's model catalog")
-    variables, arguments = environment(given), command(given)
+    check_size(deployment.contents, LIMIT, "OCI's model catalog")
+    variables, arguments = environment(deployment), command(deployment)
     _check_limits(variables, arguments)
     return Bundle(
-        partial(_texts, given, variables, arguments),
+        partial(_texts, deployment, variables, arguments),
         "artifact.zip",
         partial(write_zip, below=BELOW),
         partial(_run_locally, variables, arguments),
     )
 
 
-def command(given: Deployment) -> list[str]:
+def command(deployment: Deployment) -> list[str]:
     """Return the arguments of the image's entry point, ``conch serve``."""
     return [
         f"--model-repository={MOUNT}/{BELOW}",
         "--allow-oci=true",
         f"--oci-port={PORT}",
-        f"--oci-default-model={given.model}",
+        f"--oci-default-model={deployment.model}",
         "--allow-http=false",
         "--allow-grpc=false",
     ]
 
 
-def environment(given: Deployment) -> dict[str, str]:
+def environment(deployment: Deployment) -> dict[str, str]:
     """Return the deployment's environment variables, which map OCI's endpoints and set the disk size."""
-    artifact = -(-given.contents.size // 10**9)
+    artifact = -(-deployment.contents.size // 10**9)
     variables = {
-        "MODEL_DEPLOY_PREDICT_ENDPOINT": path_of(given.endpoint, given.model),
+        "MODEL_DEPLOY_PREDICT_ENDPOINT": path_of(deployment.endpoint, deployment.model),
         "MODEL_DEPLOY_HEALTH_ENDPOINT": "/v2/health/ready",
         "STORAGE_SIZE_IN_GB": str(max(50, _IMAGE_GB + _COPIES * artifact)),
     }
-    if given.endpoint in ("generate_stream", "openai"):
+    if deployment.endpoint in ("generate_stream", "openai"):
         variables["MODEL_DEPLOY_ENABLE_STREAMING"] = "true"
     return variables
 
 
-def _texts(given: Deployment, variables: Mapping[str, str], arguments: Sequence[str], size: int) -> dict[str, str]:
+def _texts(deployment: Deployment, variables: Mapping[str, str], arguments: Sequence[str], size: int) -> dict[str, str]:
     """Return the files beside the archive, which has ``size`` bytes."""
     values = {
-        "name": given.name,
-        "display_name": _hcl(given.name),
-        "model": given.model,
-        "endpoint": path_of(given.endpoint, given.model),
+        "name": deployment.name,
+        "display_name": _hcl(deployment.name),
+        "model": deployment.model,
+        "endpoint": path_of(deployment.endpoint, deployment.model),
         "folder": f"{MOUNT}/{BELOW}",
         "port": PORT,
         "size": size,
@@ -90,11 +90,11 @@ def _texts(given: Deployment, variables: Mapping[str, str], arguments: Sequence[
             f"        {key.ljust(max(map(len, variables)))} = {_hcl(value)}\n" for key, value in variables.items()
         ),
         "local_environment": "\n".join(f"    -e {key}={value} \\" for key, value in variables.items()),
-        "base": "\n".join(base_commands(given.needs)),
+        "base": "\n".join(base_commands(deployment.needs)),
         "upload": _upload(size),
         "console": shown(CONSOLE_LIMIT),
         "limit": shown(LIMIT),
-        "hub": _hub(given.needs.hub),
+        "hub": _hub(deployment.needs.hub),
     }
     steps = (
         "# OCI asks for the container's health with curl, from inside it.",
@@ -107,9 +107,9 @@ def _texts(given: Deployment, variables: Mapping[str, str], arguments: Sequence[
         f"CMD {words(arguments)}",
     )
     return {
-        "request.json": f"{given.example}\n",
+        "request.json": f"{deployment.example}\n",
         "README.md": render("oci/README.md", **values),
-        "container/Containerfile": containerfile("OCI Data Science", given.needs, steps),
+        "container/Containerfile": containerfile("OCI Data Science", deployment.needs, steps),
         "terraform/main.tf": render("oci/main.tf", **values),
         "terraform/variables.tf": render("oci/variables.tf"),
     }

@@ -14,7 +14,7 @@ _PLACE: Final = re.compile(r"@\{(\w+)\}")
 def render(template: str, /, **values: object) -> str:
     """Fill in the template ``template`` of ``templates/``.  Raises KeyError for a missing value."""
     text = (files("conch.deploy") / "templates" / template).read_text(encoding="utf-8")
-    return _PLACE.sub(lambda found: str(values[found[1]]), text)
+    return _PLACE.sub(lambda match: str(values[match[1]]), text)
 
 
 def shown(size: int) -> str:

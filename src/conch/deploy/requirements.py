@@ -115,7 +115,7 @@ def needs(root: Path, mount: str) -> RepositoryRequirements:
     if errors:
         more = f" (and {len(errors) - 1} more: conch check {root})" if len(errors) > 1 else ""
         raise invalid(f"the repository has errors: {errors[0]}{more}")
-    found, ensembles = _Found(), []
+    required, ensembles = _Found(), []
     configs: dict[str, ModelConfig] = {}
     repository = ModelRepository([root])
     for name in repository.names():
@@ -126,20 +126,20 @@ def needs(root: Path, mount: str) -> RepositoryRequirements:
             ensembles.append(name)
             continue
         _check_places(model, root.resolve(), mount)
-        _add(model, found)
+        _add(model, required)
         if _needs_gpu(model.config) and not visible_gpus():
-            found.lacking.add(f"model '{name}' runs on a GPU, and this machine has none")
+            required.lacking.add(f"model '{name}' runs on a GPU, and this machine has none")
     if not configs:
         raise invalid(f"there are no models in {root}")
     return RepositoryRequirements(
         configs,
         tuple(ensembles),
-        tuple(sorted(found.extras)),
-        tuple(sorted(found.packages)),
-        tuple(sorted(found.hub)),
-        tuple(sorted(found.writers)),
-        found.tasks,
-        tuple(sorted(found.lacking)),
+        tuple(sorted(required.extras)),
+        tuple(sorted(required.packages)),
+        tuple(sorted(required.hub)),
+        tuple(sorted(required.writers)),
+        required.tasks,
+        tuple(sorted(required.lacking)),
     )
 
 
@@ -171,38 +171,38 @@ def _is_outside(named: str, version_directory: Path, root: Path) -> bool:
     return False
 
 
-def _add(model: CheckedModel, found: _Found) -> None:
+def _add(model: CheckedModel, required: _Found) -> None:
     backend = model.config.backend
     if implementation(model.config) == "python":
         modules = packages_of(model) - _INSTALLED
-        found.packages |= packages_with(modules - PACKAGES.keys())
+        required.packages |= packages_with(modules - PACKAGES.keys())
         for package in map(PACKAGES.__getitem__, modules & PACKAGES.keys()):
             if package.extras and package.extras[0] in _SERVING:
-                found.extras.add(package.extras[0])
+                required.extras.add(package.extras[0])
             else:
-                found.packages.add(package.name)
+                required.packages.add(package.name)
     elif backend in _GRAPHS:
-        found.extras.add(_GRAPHS[backend])
-        found.add_engine(backend)
+        required.extras.add(_GRAPHS[backend])
+        required.add_engine(backend)
     elif backend == "vllm":
-        found.extras.update(_TEXT["vllm"])
-        found.add_engine("vllm")
-        found.writers.add(model.files.name)
-        found.hub.update(_hub_ids(model))
+        required.extras.update(_TEXT["vllm"])
+        required.add_engine("vllm")
+        required.writers.add(model.files.name)
+        required.hub.update(_hub_ids(model))
     elif backend == "tensorrtllm":
-        found.extras.update(_TEXT["transformers"])
-        found.add_engine("transformers")
+        required.extras.update(_TEXT["transformers"])
+        required.add_engine("transformers")
     elif backend == "huggingface":
-        found.hub.update(_hub_ids(model))
-        given = Options.from_values(parameters(model.config))
+        required.hub.update(_hub_ids(model))
+        overrides = Options.from_values(parameters(model.config))
         for version in model.versions:
-            extras, engine, task = _of_checkpoint(model.files.version_directory(version), given)
-            found.add_engine(engine if engine != "auto" else "transformers", task)
-            found.extras.update(extras)
+            extras, engine, task = _of_checkpoint(model.files.version_directory(version), overrides)
+            required.add_engine(engine if engine != "auto" else "transformers", task)
+            required.extras.update(extras)
             if task:
-                found.tasks[model.files.name] = canonical(task)
+                required.tasks[model.files.name] = canonical(task)
             if task == TEXT_GENERATION:
-                found.writers.add(model.files.name)
+                required.writers.add(model.files.name)
 
 
 def _hub_ids(model: CheckedModel) -> Iterator[str]:
@@ -213,13 +213,13 @@ def _hub_ids(model: CheckedModel) -> Iterator[str]:
             yield named
 
 
-def _of_checkpoint(directory: Path, given: Options) -> tuple[set[str], str, str]:
+def _of_checkpoint(directory: Path, overrides: Options) -> tuple[set[str], str, str]:
     """Return the extras for a checkpoint, its engine and its task; for one on the Hub, from its options only."""
     document = _document(directory)
-    options = given.over(document)
+    options = overrides.over(document)
     engine, task = options.engine, options.task
     if not options.model or local_path(directory, options.model) is not None:
-        checkpoint = Checkpoint.open(directory, given, model_file=document)
+        checkpoint = Checkpoint.open(directory, overrides, model_file=document)
         engine, task = checkpoint.engine, checkpoint.task
     wanted = {extra_of(engine), *(_TEXT.get(engine, ()) if task in ("", TEXT_GENERATION) else ())}
     if any(part in task for part in _SOUND):

@@ -34,90 +34,90 @@ _SMALL_GB: Final = 10
 _START_SECONDS: Final = 1800
 
 
-def plan(given: Deployment, *, multi_model: bool = False) -> Bundle:
+def plan(deployment: Deployment, *, multi_model: bool = False) -> Bundle:
     """Plan the files of an endpoint with one model, or with several that are loaded on demand.
 
     Raises INVALID_ARG for a repository that SageMaker does not accept.
     """
-    for models in _by_model(given.contents).values() if multi_model else (given.contents,):
+    for models in _by_model(deployment.contents).values() if multi_model else (deployment.contents,):
         check_size(models, LIMIT, "the volume of a SageMaker instance")
-    if multi_model and given.endpoint != "infer":
-        raise invalid(f"an endpoint with several models answers only 'infer', and not '{given.endpoint}'")
-    if multi_model and given.needs.ensembles:
+    if multi_model and deployment.endpoint != "infer":
+        raise invalid(f"an endpoint with several models answers only 'infer', and not '{deployment.endpoint}'")
+    if multi_model and deployment.needs.ensembles:
         raise invalid(
             "an endpoint with several models loads each by itself, so it cannot have the ensemble "
-            f"'{given.needs.ensembles[0]}': leave --multi-model out"
+            f"'{deployment.needs.ensembles[0]}': leave --multi-model out"
         )
     artifact, pack = ("models", _write_each) if multi_model else ("model.tar.gz", write_tar_gz)
-    run_locally = partial(_run_locally, given, multi_model)
-    return Bundle(partial(_texts, given, multi_model), artifact, pack, run_locally, frozenset({"container/serve"}))
+    run_locally = partial(_run_locally, deployment, multi_model)
+    return Bundle(partial(_texts, deployment, multi_model), artifact, pack, run_locally, frozenset({"container/serve"}))
 
 
-def create_model(given: Deployment, multi_model: bool = False) -> dict[str, Any]:
+def create_model(deployment: Deployment, multi_model: bool = False) -> dict[str, Any]:
     """Return the body of the call CreateModel."""
     return {
-        "ModelName": given.name,
+        "ModelName": deployment.name,
         "ExecutionRoleArn": f"arn:aws:iam::{_ACCOUNT}:role/conch",
         "PrimaryContainer": {
             "Image": f"{_ACCOUNT}.dkr.ecr.{_REGION}.amazonaws.com/conch:1",
             "Mode": "MultiModel" if multi_model else "SingleModel",
-            "ModelDataUrl": f"s3://BUCKET/{given.name}/{'models/' if multi_model else 'model.tar.gz'}",
-            "Environment": environment(given, multi_model),
+            "ModelDataUrl": f"s3://BUCKET/{deployment.name}/{'models/' if multi_model else 'model.tar.gz'}",
+            "Environment": environment(deployment, multi_model),
         },
     }
 
 
-def environment(given: Deployment, multi_model: bool = False) -> dict[str, str]:
+def environment(deployment: Deployment, multi_model: bool = False) -> dict[str, str]:
     """Return the container's environment variables, to which the platform adds others."""
     if multi_model:
         return {}
-    variables = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": given.model}
-    if given.endpoint != "infer":
-        variables["SAGEMAKER_TRITON_INFERENCE_TYPE"] = given.endpoint
+    variables = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": deployment.model}
+    if deployment.endpoint != "infer":
+        variables["SAGEMAKER_TRITON_INFERENCE_TYPE"] = deployment.endpoint
     return variables
 
 
-def create_endpoint_config(given: Deployment) -> dict[str, Any]:
+def create_endpoint_config(deployment: Deployment) -> dict[str, Any]:
     """Return the body of the call CreateEndpointConfig."""
     variant: dict[str, Any] = {
         "VariantName": "AllTraffic",
-        "ModelName": given.name,
-        "InstanceType": "ml.g5.xlarge" if "vllm" in given.needs.extras else "ml.m5.xlarge",
+        "ModelName": deployment.name,
+        "InstanceType": "ml.g5.xlarge" if "vllm" in deployment.needs.extras else "ml.m5.xlarge",
         "InitialInstanceCount": 1,
         "ModelDataDownloadTimeoutInSeconds": _START_SECONDS,
         "ContainerStartupHealthCheckTimeoutInSeconds": _START_SECONDS,
     }
-    needed = -(-2 * given.contents.size // 10**9)  # packed and unpacked
-    if needed > _SMALL_GB and "vllm" not in given.needs.extras:
+    needed = -(-2 * deployment.contents.size // 10**9)  # packed and unpacked
+    if needed > _SMALL_GB and "vllm" not in deployment.needs.extras:
         variant["VolumeSizeInGB"] = min(needed, LIMIT // 10**9)
-    return {"EndpointConfigName": given.name, "ProductionVariants": [variant]}
+    return {"EndpointConfigName": deployment.name, "ProductionVariants": [variant]}
 
 
-def create_endpoint(given: Deployment) -> dict[str, Any]:
+def create_endpoint(deployment: Deployment) -> dict[str, Any]:
     """Return the body of the call CreateEndpoint."""
-    return {"EndpointName": given.name, "EndpointConfigName": given.name}
+    return {"EndpointName": deployment.name, "EndpointConfigName": deployment.name}
 
 
-def _texts(given: Deployment, multi_model: bool, size: int) -> Mapping[str, str]:
+def _texts(deployment: Deployment, multi_model: bool, size: int) -> Mapping[str, str]:
     values = {
-        "name": given.name,
-        "model": given.model,
+        "name": deployment.name,
+        "model": deployment.model,
         "answers": "Requests name their model."
         if multi_model
-        else f"Requests are `{given.endpoint}` to the model `{given.model}`.",
+        else f"Requests are `{deployment.endpoint}` to the model `{deployment.model}`.",
         "artifact": "models/" if multi_model else "model.tar.gz",
         "artifact_size": shown(size),
-        "base": "\n".join(base_commands(given.needs)),
+        "base": "\n".join(base_commands(deployment.needs)),
         "account": _ACCOUNT,
         "region": _REGION,
         "limit": shown(LIMIT),
         "start_minutes": _START_SECONDS // 60,
-        "layout": render(f"sagemaker/{'several' if multi_model else 'one'}.md", model=given.model).rstrip(),
-        "upload": f"--recursive models s3://BUCKET/{given.name}/models/"
+        "layout": render(f"sagemaker/{'several' if multi_model else 'one'}.md", model=deployment.model).rstrip(),
+        "upload": f"--recursive models s3://BUCKET/{deployment.name}/models/"
         if multi_model
-        else f"model.tar.gz s3://BUCKET/{given.name}/model.tar.gz",
-        "invoke": _invoke(given, multi_model),
-        "hub": render("sagemaker/hub.md", ids=", ".join(given.needs.hub)) if given.needs.hub else "",
+        else f"model.tar.gz s3://BUCKET/{deployment.name}/model.tar.gz",
+        "invoke": _invoke(deployment, multi_model),
+        "hub": render("sagemaker/hub.md", ids=", ".join(deployment.needs.hub)) if deployment.needs.hub else "",
     }
     steps = (
         "# SageMaker expects root, tells the port by the environment, and has an argument of its own: serve.",
@@ -131,32 +131,32 @@ def _texts(given: Deployment, multi_model: bool, size: int) -> Mapping[str, str]
         f"CMD {words(['serve'])}",
     )
     return {
-        "request.json": f"{given.example}\n",
+        "request.json": f"{deployment.example}\n",
         "README.md": render("sagemaker/README.md", **values),
-        "container/Containerfile": containerfile("Amazon SageMaker", given.needs, steps),
+        "container/Containerfile": containerfile("Amazon SageMaker", deployment.needs, steps),
         "container/serve": render("sagemaker/serve"),
-        "create-model.json": _document(create_model(given, multi_model)),
-        "create-endpoint-config.json": _document(create_endpoint_config(given)),
-        "create-endpoint.json": _document(create_endpoint(given)),
+        "create-model.json": _document(create_model(deployment, multi_model)),
+        "create-endpoint-config.json": _document(create_endpoint_config(deployment)),
+        "create-endpoint.json": _document(create_endpoint(deployment)),
     }
 
 
-def _run_locally(given: Deployment, multi_model: bool, written: Path, folder: Path, port: int) -> LocalRun:
+def _run_locally(deployment: Deployment, multi_model: bool, written: Path, folder: Path, port: int) -> LocalRun:
     """Run the container of one model; of several, only the model of ``request.json``."""
-    with tarfile.open(written / (f"models/{given.model}.tar.gz" if multi_model else "model.tar.gz")) as archive:
+    with tarfile.open(written / (f"models/{deployment.model}.tar.gz" if multi_model else "model.tar.gz")) as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # new in Python 3.11.4
         archive.extractall(folder / "model")
     program = copy_program(written / "container/serve", folder, {MOUNT: str(folder / "model")})
-    variables = {**environment(given), "SAGEMAKER_BIND_TO_PORT": str(port)}
+    variables = {**environment(deployment), "SAGEMAKER_BIND_TO_PORT": str(port)}
     return LocalRun((program, "serve"), variables, "/ping", "/invocations")
 
 
-def _invoke(given: Deployment, multi_model: bool) -> str:
+def _invoke(deployment: Deployment, multi_model: bool) -> str:
     """Return instructions to send a request; the AWS command line does not support streaming responses."""
-    if given.endpoint == "generate_stream":
-        return render("sagemaker/stream.md", name=given.name).rstrip()
-    target = f"    --target-model {shlex.quote(given.model)}.tar.gz \\\n" if multi_model else ""
-    return render("sagemaker/invoke.md", name=given.name, target=target).rstrip()
+    if deployment.endpoint == "generate_stream":
+        return render("sagemaker/stream.md", name=deployment.name).rstrip()
+    target = f"    --target-model {shlex.quote(deployment.model)}.tar.gz \\\n" if multi_model else ""
+    return render("sagemaker/invoke.md", name=deployment.name, target=target).rstrip()
 
 
 def _document(call: Mapping[str, Any]) -> str:
@@ -172,9 +172,9 @@ def _write_each(folder: Path, contents: Contents) -> None:
 
 def _by_model(contents: Contents) -> dict[str, Contents]:
     """Return the files of each model."""
-    found: dict[str, list[Entry]] = {}
+    entries_of: dict[str, list[Entry]] = {}
     for entry in contents.entries:
         model, _, inside = entry.name.partition("/")
         if inside:
-            found.setdefault(model, []).append(entry)
-    return {model: Contents(tuple(entries)) for model, entries in found.items()}
+            entries_of.setdefault(model, []).append(entry)
+    return {model: Contents(tuple(entries)) for model, entries in entries_of.items()}

@@ -30,46 +30,46 @@ PORT: Final = 8080
 LIMIT: Final = 5 * 10**12
 
 
-def plan(given: Deployment, *, from_bucket: bool = False) -> Bundle:
+def plan(deployment: Deployment, *, from_bucket: bool = False) -> Bundle:
     """Plan the files of a deployment with its repository in the image, or in a Cloud Storage bucket.
 
     Raises INVALID_ARG for a repository that the platform does not accept.
     """
     if from_bucket:
-        for entry in given.contents.entries:
+        for entry in deployment.contents.entries:
             if entry.size > LIMIT:
                 raise invalid(f"{entry.name} has {shown(entry.size)}, and Cloud Storage takes at most {shown(LIMIT)}")
-        needs = replace(given.needs, extras=tuple(sorted({*given.needs.extras, "stores"})))
-        given = replace(given, needs=needs)
+        needs = replace(deployment.needs, extras=tuple(sorted({*deployment.needs.extras, "stores"})))
+        deployment = replace(deployment, needs=needs)
     else:
-        check_size(given.contents, LIMIT, "Artifact Registry")
-    run_locally = partial(_run_locally, given, from_bucket)
-    return Bundle(partial(_texts, given, from_bucket), FOLDER, _copy, run_locally, frozenset({"container/start"}))
+        check_size(deployment.contents, LIMIT, "Artifact Registry")
+    run_locally = partial(_run_locally, deployment, from_bucket)
+    return Bundle(partial(_texts, deployment, from_bucket), FOLDER, _copy, run_locally, frozenset({"container/start"}))
 
 
-def routes(given: Deployment) -> tuple[str, str]:
+def routes(deployment: Deployment) -> tuple[str, str]:
     """Return the paths of requests and of health checks."""
-    if given.endpoint == "infer":
+    if deployment.endpoint == "infer":
         return "/predict", "/health"
-    return path_of(given.endpoint, given.model), "/v2/health/ready"
+    return path_of(deployment.endpoint, deployment.model), "/v2/health/ready"
 
 
-def _texts(given: Deployment, from_bucket: bool, size: int) -> Mapping[str, str]:
-    predict, health = routes(given)
+def _texts(deployment: Deployment, from_bucket: bool, size: int) -> Mapping[str, str]:
+    predict, health = routes(deployment)
     where = "bucket" if from_bucket else "image"
     values = {
-        "name": given.name,
-        "model": given.model,
+        "name": deployment.name,
+        "model": deployment.model,
         "predict": predict,
         "health": health,
         "port": PORT,
         "folder": FOLDER,
         "artifact_size": shown(size),
-        "base": "\n".join(base_commands(given.needs)),
-        "where": render(f"vertex/{where}.md", name=given.name, folder=FOLDER).rstrip(),
-        "artifact": f"    --artifact-uri=gs://BUCKET/{given.name}/{FOLDER} \\\n" if from_bucket else "",
-        "call": "stream-raw-predict" if given.endpoint == "generate_stream" else "raw-predict",
-        "hub": render("vertex/hub.md", ids=", ".join(given.needs.hub)) if given.needs.hub else "",
+        "base": "\n".join(base_commands(deployment.needs)),
+        "where": render(f"vertex/{where}.md", name=deployment.name, folder=FOLDER).rstrip(),
+        "artifact": f"    --artifact-uri=gs://BUCKET/{deployment.name}/{FOLDER} \\\n" if from_bucket else "",
+        "call": "stream-raw-predict" if deployment.endpoint == "generate_stream" else "raw-predict",
+        "hub": render("vertex/hub.md", ids=", ".join(deployment.needs.hub)) if deployment.needs.hub else "",
     }
     packed = () if from_bucket else (f"COPY {FOLDER} {MOUNT}",)
     steps = (
@@ -81,15 +81,15 @@ def _texts(given: Deployment, from_bucket: bool, size: int) -> Mapping[str, str]
         f"ENTRYPOINT {words(['/opt/conch/bin/start-vertex'])}",
     )
     return {
-        "request.json": f"{given.example}\n",
+        "request.json": f"{deployment.example}\n",
         "README.md": render("vertex/README.md", **values),
-        "container/Containerfile": containerfile("Google Vertex AI", given.needs, steps),
-        "container/start": render("vertex/start", front_ends=_front_ends(given)),
+        "container/Containerfile": containerfile("Google Vertex AI", deployment.needs, steps),
+        "container/start": render("vertex/start", front_ends=_front_ends(deployment)),
     }
 
 
-def _run_locally(given: Deployment, from_bucket: bool, written: Path, folder: Path, port: int) -> LocalRun:
-    predict, health = routes(given)
+def _run_locally(deployment: Deployment, from_bucket: bool, written: Path, folder: Path, port: int) -> LocalRun:
+    predict, health = routes(deployment)
     models = folder / FOLDER
     models.symlink_to(written / FOLDER)
     program = copy_program(written / "container/start", folder, {f":-{MOUNT}}}": f":-{models}}}"})
@@ -103,11 +103,11 @@ def _run_locally(given: Deployment, from_bucket: bool, written: Path, folder: Pa
     return LocalRun((program,), variables, health, predict)
 
 
-def _front_ends(given: Deployment) -> str:
+def _front_ends(deployment: Deployment) -> str:
     """Return the options of the platform port's front end: Vertex AI's for ``infer``, else HTTP."""
     port = f'"${{AIP_HTTP_PORT:-{PORT}}}"'
-    if given.endpoint == "infer":
-        model = shlex.quote(f"--vertex-ai-default-model={given.model}")
+    if deployment.endpoint == "infer":
+        model = shlex.quote(f"--vertex-ai-default-model={deployment.model}")
         return f"--allow-vertex-ai=true --vertex-ai-port={port} {model} --allow-http=false"
     return f"--allow-vertex-ai=false --allow-http=true --http-address=0.0.0.0 --http-port={port}"
 

@@ -134,22 +134,22 @@ class RayApplication:
         from ray import serve
 
         ends = time.monotonic() + seconds
-        said: frozenset[str] = frozenset()
+        reported: frozenset[str] = frozenset()
         while True:
             with logs_in_one_line():
                 state = serve.status().applications.get(self._name)
             failures: dict[str, str] = {}
             with suppress(ConchError):
                 failures = dict(self._ask("failures"))
-                found = Deployed(self._ask("ingresses"), self._ask("replicas"))
-                if state is not None and state.status == "RUNNING" and is_complete(found, plans, _nodes()):
-                    return found
+                deployed = Deployed(self._ask("ingresses"), self._ask("replicas"))
+                if state is not None and state.status == "RUNNING" and is_complete(deployed, plans, _nodes()):
+                    return deployed
             words = status_messages(state)
             if failures or (state is not None and state.status == "DEPLOY_FAILED"):
                 raise deployment_error(failures, "; ".join(words))
-            if news := [word for word in words if word not in said]:
+            if news := [word for word in words if word not in reported]:
                 tell("; ".join(news))
-            said |= set(words)
+            reported |= set(words)
             if time.monotonic() > ends:
                 raise unavailable(
                     f"the models do not answer after {seconds:g} s: {'; '.join(words) or 'Ray Serve says nothing'}"
@@ -158,8 +158,8 @@ class RayApplication:
 
     def replicas(self) -> Sequence[ReplicaRecord]:
         """Return the registered replicas.  Raises UNAVAILABLE if the registry does not respond."""
-        found: Sequence[ReplicaRecord] = self._ask("replicas")
-        return found
+        records: Sequence[ReplicaRecord] = self._ask("replicas")
+        return records
 
     def remove(self) -> None:
         """Remove the application and everything that it runs; in-flight requests may complete.
@@ -199,11 +199,11 @@ def _nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
-def is_complete(found: Deployed, plans: Sequence[DeploymentPlan], nodes: Set[str]) -> bool:
+def is_complete(deployed: Deployed, plans: Sequence[DeploymentPlan], nodes: Set[str]) -> bool:
     """Return whether all ``nodes`` have an ingress, and the replicas are those of ``plans`` with no other versions."""
-    if not nodes <= {record.node for record in found.ingresses}:
+    if not nodes <= {record.node for record in deployed.ingresses}:
         return False
-    versions = {(record.deployment, record.version) for record in found.replicas}
+    versions = {(record.deployment, record.version) for record in deployed.replicas}
     return versions == {(plan.name, plan.version) for plan in plans}
 
 

@@ -60,12 +60,12 @@ def shortage(options: RayOptions, plans: Sequence[DeploymentPlan], total: Mappin
     The text names the flag to change.
     """
     replicas = len(plans) * options.min_replicas
-    for resource, each in (("CPU", options.cpus_per_replica), ("GPU", options.gpus_per_replica)):
-        needed, there = replicas * each, total.get(resource, 0.0)
+    for resource, share in (("CPU", options.cpus_per_replica), ("GPU", options.gpus_per_replica)):
+        needed, there = replicas * share, total.get(resource, 0.0)
         if total and needed > there:  # a starting cluster may not report resources yet
             fits = math.floor(there / replicas * 1000) / 1000
             return (
-                f"{replicas} replicas with {each:g} {resource} each need {needed:g}, and the cluster has {there:g}: "
+                f"{replicas} replicas with {share:g} {resource} each need {needed:g}, and the cluster has {there:g}: "
                 f"give them less with --{resource.lower()}s-per-replica {fits:g}, start fewer, or add nodes"
             )
     return ""
@@ -115,11 +115,11 @@ def _version(repository: ModelRepository, models: Sequence[str], options: RayOpt
 
     For a repository in a store it covers all models, because finding an ensemble's steps would require downloads.
     """
-    said = (
+    settings = (
         f"{__version__} {options.model_repository} {options.replica_options} {options.max_models_per_replica} "
         f"{options.drain_secs}"
     )
-    digest = blake2b(said.encode(), digest_size=12)
+    digest = blake2b(settings.encode(), digest_size=12)
     stored = any(isinstance(place, StoreUrl) for place in repository.paths)
     for name in repository.names() if stored else _with_members(repository, models):
         taken = repository.fingerprint(name)
@@ -130,12 +130,12 @@ def _version(repository: ModelRepository, models: Sequence[str], options: RayOpt
 
 def _with_members(repository: ModelRepository, models: Sequence[str]) -> list[str]:
     """Return the models and the existing models of the steps of ensembles among them."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     left = list(models)
     while left:
         name = left.pop(0)
-        if name in found or not repository.keys(name):
+        if name in names or not repository.keys(name):
             continue
-        found[name] = None
+        names[name] = None
         left += [step.model_name for step in repository.describe(name).config.ensemble_scheduling.step]
-    return list(found)
+    return list(names)

@@ -53,7 +53,7 @@ def cluster_models(replicas: Iterable[ReplicaRecord]) -> dict[str, ClusterModel]
     """
     models = {}
     for name, served in by_model(replicas).items():
-        newest = max(served, key=lambda one: one[0].started)[1]
+        newest = max(served, key=lambda pair: pair[0].started)[1]
         config = remote_config(newest, ())
         # Most replicas have equal configurations, so each distinct one is parsed only once.
         agreeing = {model for model in {model for _, model in served} if remote_config(model, ()) == config}
