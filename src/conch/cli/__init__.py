@@ -49,13 +49,13 @@ def conch() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (the process's by default) and return its exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return conch.main(given, prog_name="conch", standalone_mode=False) or 0
+        return conch.main(words, prog_name="conch", standalone_mode=False) or 0
     except ConchError as error:
         print(error, file=sys.stderr)
     except click.NoSuchOption as error:
-        print(_unknown_option(error, given), file=sys.stderr)
+        print(_unknown_option(error, words), file=sys.stderr)
     except click.ClickException as error:
         print(error.format_message(), file=sys.stderr)
     except click.Abort:
@@ -67,6 +67,6 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
     context = error.ctx
     if context is None or context.command is conch:
         root = context or click.Context(conch)
-        commands = {name: found for name in COMMANDS if (found := conch.get_command(root, name)) is not None}
+        commands = {name: command for name in COMMANDS if (command := conch.get_command(root, name)) is not None}
         return unknown_option(error.option_name, arguments, conch, commands)
     return unknown_option(error.option_name, arguments, context.command, {})

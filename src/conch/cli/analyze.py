@@ -56,7 +56,7 @@ class ProfileCommand(click.Command):
 
 def _by_group(common: bool | None) -> Iterator[tuple[str, list[str]]]:
     """The options by their groups: those that are common, the others, or all (None)."""
-    chosen = [name for name, one in OPTIONS.items() if common is None or one.metadata["common"] == common]
+    chosen = [name for name, option in OPTIONS.items() if common is None or option.metadata["common"] == common]
     for group, names in groupby(chosen, key=lambda name: str(OPTIONS[name].metadata["group"])):
         yield group, list(names)
 
@@ -80,11 +80,11 @@ def help_all(context: click.Context, option: click.Parameter, wanted: bool) -> N
 
 def click_option(name: str) -> click.Option:
     """The flags of an option: its name, and the others that it goes by; one of a truth value has none."""
-    one = OPTIONS[name]
-    flags = [*one.metadata["flags"], f"--{name.replace('_', '-')}"]
-    if one.default is False:
+    option = OPTIONS[name]
+    flags = [*option.metadata["flags"], f"--{name.replace('_', '-')}"]
+    if option.default is False:
         return click.Option([name, *dict.fromkeys(flags)], is_flag=True)
-    return click.Option([name, *dict.fromkeys(flags)], multiple=one.metadata["several"])
+    return click.Option([name, *dict.fromkeys(flags)], multiple=option.metadata["several"])
 
 
 def foreign_option(name: str) -> click.Option:
@@ -118,7 +118,7 @@ def analyze_command() -> None:
     """
 
 
-def _profile(config_file: Path | None, apply: bool, **given: Any) -> int:
+def _profile(config_file: Path | None, apply: bool, **options: Any) -> int:
     """Start a server, measure configurations of models at several loads, and write the results.
 
     Resumes an interrupted analysis if the same command is run again.
@@ -129,7 +129,7 @@ def _profile(config_file: Path | None, apply: bool, **given: Any) -> int:
     from conch.cli.analyze_results import results_of, show_results, write_results
     from conch.cli.interrupting import ended_as_by_ctrl_c
 
-    settings, warnings = _settings(config_file, given)
+    settings, warnings = _settings(config_file, options)
     console, messages = terminal.console(), terminal.console(stderr=True)
     for warning in warnings:
         messages.print(f"warning: {warning}", style="yellow", highlight=False)
@@ -163,12 +163,12 @@ def _profile(config_file: Path | None, apply: bool, **given: Any) -> int:
     return status
 
 
-def _settings(config_file: Path | None, given: dict[str, Any]) -> tuple[AnalyzeSettings, list[str]]:
+def _settings(config_file: Path | None, options: dict[str, Any]) -> tuple[AnalyzeSettings, list[str]]:
     """What is said, and what of it has no effect; what is wrong is told before a server is started."""
     from conch.cli.analyze_results import check_reports
     from conch.extras import require
 
-    chosen = {name: value for name, value in given.items() if value not in (None, (), False)}
+    chosen = {name: value for name, value in options.items() if value not in (None, (), False)}
     read = read_settings(chosen, config_file)
     if not read.settings.profile_models:
         raise invalid(f"profile_models: name the models to measure, as --profile-models a,b{_models(read.settings)}")
@@ -252,14 +252,14 @@ def _apply(
     if not circumstances.repository:
         raise invalid("apply: the models are on the server; there is no local repository to write to")
     repository = ModelRepository([Path(circumstances.repository)])
-    known = [one for search in searches for one in search.results]
-    if name and not any(one.candidate.name == name for one in known):
+    known = [result for search in searches for result in search.results]
+    if name and not any(result.candidate.name == name for result in known):
         raise invalid(
-            f"{export_path} has no configuration '{name}'; it has {_some(one.candidate.name for one in known)}"
+            f"{export_path} has no configuration '{name}'; it has {_some(result.candidate.name for result in known)}"
         )
     wanted, refused = [], []
     for search in searches:  # all of them before the first is written: one that is refused refuses all
-        named = [one for one in search.results if one.candidate.name == name]
+        named = [result for result in search.results if result.candidate.name == name]
         if name and not named:
             continue
         result, reason = (named[0], "") if named else _recommended(search)
@@ -293,10 +293,10 @@ def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
     """
     from conch.analyze.judging.recommendation import recommend
 
-    found = recommend(search.results, search.goals, search.final, complete=search.complete)
-    if found.winner is None:
-        raise unavailable(f"nothing is applied: {found.reason}")
-    return found.winner.result, found.reason
+    recommendation = recommend(search.results, search.goals, search.final, complete=search.complete)
+    if recommendation.winner is None:
+        raise unavailable(f"nothing is applied: {recommendation.reason}")
+    return recommendation.winner.result, recommendation.reason
 
 
 def _some(names: Iterable[str]) -> str:

@@ -66,13 +66,13 @@ def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstanc
 
 
 def saved_under(
-    folder: Path, formats: str | None, given: Mapping[str, Any]
+    folder: Path, formats: str | None, options: Mapping[str, Any]
 ) -> tuple[AnalyzeSettings, Circumstances, list[SavedSearch]]:
     """What was saved in ``folder``, under the goals that are given now."""
     from conch.analyze.storage.saved_results import load
 
     circumstances, searches = load(folder)
-    chosen = {name: value for name, value in given.items() if value not in (None, ())}
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
     settings = read_settings(chosen | ({"output_formats": formats} if formats else {})).settings
     if not chosen:
         return replace(settings, export_path=folder), circumstances, searches

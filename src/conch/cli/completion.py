@@ -81,13 +81,13 @@ def models_to_load(context: click.Context, parameter: click.Parameter, typed: st
 
 def configurations(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """The names of models' further configurations."""
-    found = {
+    stems = {
         path.stem
         for root in _repositories(context)
         for model in _model_directories(root)
         for path in model.glob("configs/*.pbtxt")
     }
-    return _begin(sorted(found), typed)
+    return _begin(sorted(stems), typed)
 
 
 def _begin(values: Iterable[str], typed: str) -> list[CompletionItem]:
@@ -97,9 +97,9 @@ def _begin(values: Iterable[str], typed: str) -> list[CompletionItem]:
 def _repositories(context: click.Context) -> list[Path]:
     """The repositories that have been typed, under whichever name the command has for them."""
     for name in ("model_repository", "directories", "repository"):
-        given: Any = context.params.get(name)
-        if given:
-            return [Path(one) for one in ((given,) if isinstance(given, (str, Path)) else given)]
+        typed: Any = context.params.get(name)
+        if typed:
+            return [Path(path) for path in ((typed,) if isinstance(typed, (str, Path)) else typed)]
     return [Path("models")]
 
 

@@ -99,7 +99,13 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--verbose", is_flag=True, help="Print all figures of each shape.")
 def convert_command(
-    model: str, output: Path, report: Path | None, markdown: Path | None, html: Path | None, verbose: bool, **given: Any
+    model: str,
+    output: Path,
+    report: Path | None,
+    markdown: Path | None,
+    html: Path | None,
+    verbose: bool,
+    **options: Any,
 ) -> int:
     """Export, optimise and quantise a model, compare and measure what came out, and write what may serve.
 
@@ -118,7 +124,7 @@ def convert_command(
     if report is not None:
         manifest, lines = written_manifest(report), list[str]()
     else:
-        converted = _convert(model, output, **given)
+        converted = _convert(model, output, **options)
         manifest, lines = converted.manifest, list(_next_steps(converted))
     _write(manifest, markdown, html)
     _print_manifest(terminal.console(), manifest, lines, verbose)
@@ -131,17 +137,17 @@ _OF_REPORTS: Final = ("report", "markdown", "html", "verbose")
 
 def _require_alone(context: click.Context) -> None:
     """Refuse options of a conversion beside ``--report``."""
-    given = [
+    extra = [
         parameter.opts[-1]
         for parameter in context.command.params
         if parameter.name not in _OF_REPORTS
         and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
     ]
-    if given:
-        raise click.UsageError(f"--report converts nothing, so it cannot be used with {', '.join(given)}.")
+    if extra:
+        raise click.UsageError(f"--report converts nothing, so it cannot be used with {', '.join(extra)}.")
 
 
-def _convert(model: str, output: Path, **given: Any) -> ConvertedModel:
+def _convert(model: str, output: Path, **options: Any) -> ConvertedModel:
     """Convert, and print each step."""
     from rich.markup import escape
 
@@ -149,9 +155,9 @@ def _convert(model: str, output: Path, **given: Any) -> ConvertedModel:
     from conch.convert.plan import Plan
     from conch.convert.run import convert
 
-    precisions = given.pop("quantize")
+    precisions = options.pop("quantize")
     quantize = tuple(precision for precision in precisions if precision != "none") if precisions else None
-    plan = Plan(model, output, quantize=quantize, **given)
+    plan = Plan(model, output, quantize=quantize, **options)
     console = terminal.console(stderr=True)
     start = time.monotonic()
 
@@ -192,8 +198,8 @@ def _print_manifest(console: Console, manifest: Manifest, lines: Iterable[str], 
 
     for line in log_lines(manifest) if verbose else ():
         print_line(line)
-    made = table(manifest, console.width)
-    made.expand = console.is_terminal
-    console.print(made)
+    variants = table(manifest, console.width)
+    variants.expand = console.is_terminal
+    console.print(variants)
     for line in (*(f"warning: {warning}" for warning in manifest.warnings), *lines):
         print_line(line)

@@ -83,7 +83,14 @@ def require_free(ports: Mapping[str, int]) -> None:
     chosen = set(ports.values())
     others = []
     for flag, port in taken.items():
-        free = next((one for one in range(port + 10, 65536) if one not in chosen and is_free(HOST, one)), 0)
+        free = next(
+            (
+                candidate
+                for candidate in range(port + 10, 65536)
+                if candidate not in chosen and is_free(HOST, candidate)
+            ),
+            0,
+        )
         chosen.add(free)
         others.append(f"{flag}={free or 'N'}")
     flags = " ".join(others)

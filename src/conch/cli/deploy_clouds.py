@@ -102,11 +102,11 @@ def _write(
     from conch.deploy.rendering import shown
 
     with ended_as_by_ctrl_c():
-        given = deployment(repository, output, mount, name, model, endpoint, several=several)
-        bundle = plan(given)
-        skipped = "; ".join(given.needs.lacking) if verify else "--no-verify"
-        size, answer = write(bundle, given.contents, output, verify=not skipped)
-    for left_out in given.contents.left_out:
+        planned = deployment(repository, output, mount, name, model, endpoint, several=several)
+        bundle = plan(planned)
+        skipped = "; ".join(planned.needs.lacking) if verify else "--no-verify"
+        size, answer = write(bundle, planned.contents, output, verify=not skipped)
+    for left_out in planned.contents.left_out:
         click.echo(f"left out: {left_out}")
     click.echo(f"wrote {output / bundle.artifact} ({shown(size)})")
     for text in bundle.texts(size):
@@ -115,5 +115,5 @@ def _write(
         click.echo(f"\nrequest.json was not sent: {skipped}")
     else:
         click.echo(f"\nThe artifact, served here as on the platform, answered request.json with\n{answer}")
-    answers = "Requests name the model." if several else f"Requests go to the model '{given.model}'."
+    answers = "Requests name the model." if several else f"Requests go to the model '{planned.model}'."
     click.echo(f"\n{answers} The steps are in {output / 'README.md'}.")

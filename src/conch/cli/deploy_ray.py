@@ -92,7 +92,7 @@ def ray_command(
     detach: bool,
     remove: bool,
     host: str,
-    **given: Any,
+    **fields: Any,
 ) -> int:
     """Run the models of a repository on a Ray cluster: replicas that Ray Serve watches, and an ingress on every node.
 
@@ -104,7 +104,7 @@ def ray_command(
 
     if not name or not name.isascii() or not name.isprintable() or "#" in name or "/" in name:
         raise invalid(f"--name '{name}': the name must be ASCII, without '#' or '/', and not empty")
-    options = None if remove else _options(host, **given)
+    options = None if remove else _options(host, **fields)
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
 
     from conch.deploy.ray.cluster import RayApplication, connected, start_serve, total_resources
@@ -164,7 +164,7 @@ def _options(
     http_port: int,
     grpc_port: int,
     metrics_port: int,
-    **given: Any,
+    **fields: Any,
 ) -> RayOptions:
     from conch.deploy.ray.planning import RayOptions
     from conch.errors import invalid
@@ -189,7 +189,7 @@ def _options(
         max_replicas=max_replicas or min_replicas,
         replica_options=of_replicas,
         ingress_options={**listening, **ports, **of_ingress},
-        **given,
+        **fields,
     )
 
 
@@ -214,7 +214,7 @@ def _settings(flag: str, texts: Iterable[str]) -> dict[str, str | tuple[str, ...
     """Options of conch serve by name; one that was given several times has all of its values."""
     from conch.errors import invalid
 
-    found: dict[str, tuple[str, ...]] = {}
+    grouped: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
@@ -224,8 +224,8 @@ def _settings(flag: str, texts: Iterable[str]) -> dict[str, str | tuple[str, ...
             raise invalid(f"{flag} {text}: conch deploy ray decides that itself{_DECIDED[name]}")
         if name in _OF_INGRESSES and flag == "--replica-option":
             raise invalid(f"{flag} {text}: no ingress could ask such a replica; give --ingress-option {text}")
-        found[name] = (*found.get(name, ()), value)
-    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+        grouped[name] = (*grouped.get(name, ()), value)
+    return {name: values[0] if len(values) == 1 else values for name, values in grouped.items()}
 
 
 def _show(deployed: Deployed) -> None:
@@ -242,11 +242,11 @@ def _show(deployed: Deployed) -> None:
 def ingress_urls(addresses: Mapping[str, tuple[str, int]]) -> list[str]:
     """Where an ingress listens: HTTP, gRPC, whatever else it was told to, and last its metrics."""
     order = ("http", "grpc", *(kind for kind in addresses if kind not in ("http", "grpc", "metrics")), "metrics")
-    found = []
+    urls = []
     for host, port, kind in ((*addresses[kind], kind) for kind in order if kind in addresses):
         scheme, path = ("grpc", "") if kind == "grpc" else ("http", "/metrics" if kind == "metrics" else "")
-        found.append(f"{scheme}://{host_and_port(host, port)}{path}")
-    return found
+        urls.append(f"{scheme}://{host_and_port(host, port)}{path}")
+    return urls
 
 
 def _remove(application: RayApplication, name: str) -> None:

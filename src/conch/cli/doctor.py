@@ -22,15 +22,15 @@ def doctor_command(as_json: bool) -> None:
     from conch.doctor.examine import examine
 
     facts = examine()
-    given = advice(facts)
+    advised = advice(facts)
     if as_json:
-        click.echo(json.dumps({**asdict(facts), "advice": [asdict(one) for one in given]}, indent=2))
+        click.echo(json.dumps({**asdict(facts), "advice": [asdict(item) for item in advised]}, indent=2))
     else:
-        for line in lines(facts, given):
+        for line in lines(facts, advised):
             click.echo(line)
 
 
-def lines(facts: Facts, given: Iterable[Advice]) -> Iterator[str]:
+def lines(facts: Facts, suggestions: Iterable[Advice]) -> Iterator[str]:
     """The report, a fact on each line."""
     yield from _section("Versions", [
         ("conch", facts.conch), ("Triton's protocol", facts.protocol), ("Python", facts.python),
@@ -42,8 +42,8 @@ def lines(facts: Facts, given: Iterable[Advice]) -> Iterator[str]:
     commands = ["", *(f"    -> {package.install}" if package.install else "" for package in facts.packages), ""]
     yield from (line for row, command in zip(rows, commands, strict=True) for line in (row, command) if line)
     yield ""
-    found = [(one.name, f"{_size(one.memory)}, driver {one.driver}") for one in facts.gpus.found]
-    yield from _section("GPUs", found or [("NVIDIA", facts.gpus.note)])
+    gpus = [(gpu.name, f"{_size(gpu.memory)}, driver {gpu.driver}") for gpu in facts.gpus.found]
+    yield from _section("GPUs", gpus or [("NVIDIA", facts.gpus.note)])
     processor = facts.processor
     features = ", ".join(f"{name}" if there else f"no {name}" for name, there in processor.features.items())
     yield from _section("Processor", [
@@ -71,7 +71,7 @@ def lines(facts: Facts, given: Iterable[Advice]) -> Iterator[str]:
     )
     yield from _section("Hub's cache", [("folder", cache.path), ("holds", held)])
     yield "What would help"
-    advised = [line for one in given for line in (f"  {one.reason}", f"    -> {one.action}")]
+    advised = [line for item in suggestions for line in (f"  {item.reason}", f"    -> {item.action}")]
     yield from advised or ["  nothing that is known here"]
 
 
@@ -97,5 +97,5 @@ def _free(free: int, total: int) -> str:
 
 
 def _range(limit: tuple[int, int], *, bytes_: bool = False) -> str:
-    soft, hard = ("unlimited" if one < 0 else _size(one) if bytes_ else str(one) for one in limit)
+    soft, hard = ("unlimited" if bound < 0 else _size(bound) if bytes_ else str(bound) for bound in limit)
     return f"{soft}, at most {hard}"

@@ -71,7 +71,7 @@ def init_command(name: str, template: str, model_repository: Path, checkpoint: s
     """Write a new model NAME that runs, with its test."""
     chosen = TEMPLATES[template]
     if checkpoint and not chosen.checkpoint:
-        with_one = " and ".join(name for name, one in TEMPLATES.items() if one.checkpoint)
+        with_one = " and ".join(name for name, template in TEMPLATES.items() if template.checkpoint)
         raise invalid(f"--model is for the templates {with_one}, not for '{template}'")
     for path in write(name, template, model_repository, checkpoint):
         click.echo(f"wrote {path}")

@@ -14,12 +14,12 @@ _ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
     """Within it, SIGTERM and SIGHUP raise KeyboardInterrupt; one that is ignored, as under ``nohup``, stays so."""
-    before = {one: signal.getsignal(one) for one in _ENDINGS}
-    for one, handler in before.items():
+    before = {number: signal.getsignal(number) for number in _ENDINGS}
+    for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(one, signal.default_int_handler)
+            signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

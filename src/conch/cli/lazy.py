@@ -38,10 +38,10 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         # From the table: click's own would import every command for its line of help.
-        found = [
+        items = [
             CompletionItem(name, help=help) for name, (_, _, help) in self.table.items() if name.startswith(incomplete)
         ]
-        return [*found, *click.Command.shell_complete(self, context, incomplete)]
+        return [*items, *click.Command.shell_complete(self, context, incomplete)]
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

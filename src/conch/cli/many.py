@@ -25,26 +25,26 @@ class ManyValues(click.Command):
 
 def spread(arguments: Sequence[str], flags: set[str]) -> list[str]:
     """The command line with one flag before each of its values; everything after ``--`` stays."""
-    found: list[str] = []
+    words: list[str] = []
     current = ""
     for place, argument in enumerate(arguments):
         if argument == "--":
-            return [*found, *arguments[place:]]
+            return [*words, *arguments[place:]]
         flag, separator, value = argument.partition("=")
         if _is_flag(argument):
             current = flag if flag in flags else ""
             if not current:
-                found.append(argument)
+                words.append(argument)
                 continue
             if separator:
-                found += _each(current, value)
+                words += _each(current, value)
             elif place + 1 == len(arguments) or _is_flag(arguments[place + 1]):
-                found.append(argument)
+                words.append(argument)
         elif current:
-            found += _each(current, argument)
+            words += _each(current, argument)
         else:
-            found.append(argument)
-    return found
+            words.append(argument)
+    return words
 
 
 def _each(flag: str, values: str) -> list[str]:

@@ -29,10 +29,10 @@ class _Number(click.FloatRange):
     """A number of a range, neither ``inf`` nor ``nan``, for which nobody can wait."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found: float = super().convert(value, param, ctx)
-        if not isfinite(found):
+        number: float = super().convert(value, param, ctx)
+        if not isfinite(number):
             self.fail(f"{value} is no number of the range {self._describe_range()}.", param, ctx)
-        return found
+        return number
 
 
 _GENERAL = partial(GroupedOption, group="Model and server")
@@ -255,7 +255,7 @@ def perf_command(
     against_model: str,
     rounds: int,
     breaks_down: bool,
-    **given: Any,
+    **options: Any,
 ) -> int:
     """Send requests to a model, and show how many it answers and how long they take.
 
@@ -271,7 +271,7 @@ def perf_command(
     from conch.perf.report.outputs import OutputFiles, Outputs
     from conch.perf.run import Measurement
 
-    plan, prefix = plan_of(**given)
+    plan, prefix = plan_of(**options)
     console = terminal.console()
     files = OutputFiles(csv, json_file, jsonl, html, verbose_csv)
     # What is registered with a server is unregistered, however this ends.
@@ -288,7 +288,7 @@ def perf_command(
         with Measurement(outputs.plan, prefix) as measurement:
             opening = shown.opening(measurement)
             console.print(opening, highlight=False, markup=False)
-            reader = measurement.stage_reader(given["metrics_url"])
+            reader = measurement.stage_reader(options["metrics_url"])
             for level in measurement.levels():
                 before = reader.read() if breaks_down else None
                 with shown.LiveLine(console, plan, level, print_windows=bool(verbose)) as line:
@@ -306,6 +306,6 @@ def perf_command(
         if len(measured) > 1:
             console.print(shown.summary(plan, measured, console.width))
         outputs.write(opening, command_line(sys.argv), measured)
-    if any(one.stopped for one in measured):
+    if any(measurement.stopped for measurement in measured):
         return INTERRUPTED
-    return 0 if all(one.whole for one in measured) else 1
+    return 0 if all(measurement.whole for measurement in measured) else 1

@@ -66,19 +66,19 @@ def run_against(
             for level in first.levels():
                 heading = f"{'rate' if plan.rates is not None else 'concurrency'} {level:g}"
                 with console.status(f"{heading}: round 1 of {against.rounds}") as status:
-                    found = compare(
+                    comparison = compare(
                         level, partial(first.measure, level), partial(second.measure, level), against.rounds,
                         partial(_tell, status, heading, against.rounds),
                     )  # fmt: skip
-                compared.append(found)
-                _show(console, heading, found, open_load=plan.rates is not None)
-                if found.stopped or found.ended:
+                compared.append(comparison)
+                _show(console, heading, comparison, open_load=plan.rates is not None)
+                if comparison.stopped or comparison.ended:
                     break
     finally:
         write_all(_writers(json_file, html, a, b, compared))
-    if any(one.stopped for one in compared):
+    if any(comparison.stopped for comparison in compared):
         return INTERRUPTED
-    return 0 if all(one.whole for one in compared) else 1
+    return 0 if all(comparison.whole for comparison in compared) else 1
 
 
 def _writers(
@@ -105,18 +105,18 @@ def _write_page(path: Path, a: PerfPlan, b: PerfPlan, compared: Sequence[Compari
 
 
 def _tell(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound]) -> None:
-    disturbed = sum(one.disturbed for one in rounds)
+    disturbed = sum(measured_round.disturbed for measured_round in rounds)
     status.update(f"{heading}: {len(rounds)} of {wanted} rounds, {disturbed} of them disturbed")
 
 
-def _show(console: Any, heading: str, found: Comparison, *, open_load: bool) -> None:
+def _show(console: Any, heading: str, comparison: Comparison, *, open_load: bool) -> None:
     from rich.text import Text
 
     from conch.perf.report import comparison as shown
 
-    console.print(f"\n{heading}, {len(found.counted)} of {len(found.rounds)} rounds count:", highlight=False)
-    if found.figures:
-        console.print(shown.table(found))
-    console.print(found.sentence(open_load), highlight=False)
-    for warning in found.warnings:
+    console.print(f"\n{heading}, {len(comparison.counted)} of {len(comparison.rounds)} rounds count:", highlight=False)
+    if comparison.figures:
+        console.print(shown.table(comparison))
+    console.print(comparison.sentence(open_load), highlight=False)
+    for warning in comparison.warnings:
         console.print(Text.assemble(("warning", "yellow"), f"  {warning}"))

@@ -31,25 +31,25 @@ def plan_of(
     input_data: Sequence[str], expect: str, shapes: Sequence[str], string_data: str | None, string_length: int | None,
     input_tensor_format: str, output_tensor_format: str, headers: Sequence[str], parameters: Sequence[str],
     encoding: str, shared_memory: str, composing: str, endpoint: str, slo: str | None, warm_up: float,
-    collect_metrics: bool, metrics_url: str, metrics_interval: int, **given: Any,
+    collect_metrics: bool, metrics_url: str, metrics_interval: int, **options: Any,
 ) -> tuple[PerfPlan, str]:  # fmt: skip
     """The plan that the flags mean, and the path before all paths.  Raises INVALID_ARG for what contradicts itself."""
     loads = (concurrency_range, request_rate_range, request_intervals)
     if sum(load is not None for load in loads) > 1:
         raise invalid("--concurrency-range, --request-rate-range and --request-intervals exclude one another")
-    if given["max_calls"] > MOST_CALLERS:
-        raise invalid(f"--max-threads {given['max_calls']}: at most {MOST_CALLERS:,} requests can run at a time")
-    texts = [("-m", given["model"]), ("-x", given["version"]), ("-u", url), ("--endpoint", endpoint)]
+    if options["max_calls"] > MOST_CALLERS:
+        raise invalid(f"--max-threads {options['max_calls']}: at most {MOST_CALLERS:,} requests can run at a time")
+    texts = [("-m", options["model"]), ("-x", options["version"]), ("-u", url), ("--endpoint", endpoint)]
     texts += [("--string-data", string_data or ""), *(("-H", header) for header in headers)]
     _check_texts([*texts, *(("--request-parameter", parameter) for parameter in parameters)])
-    if not given["model"]:
+    if not options["model"]:
         raise invalid("-m: the name of a model is missing")
-    if given["version"] and not given["version"].isdecimal():
-        raise invalid(f"-x {given['version']}: expected the number of a version")
+    if options["version"] and not options["version"].isdecimal():
+        raise invalid(f"-x {options['version']}: expected the number of a version")
     if shared_memory == "cuda":
         raise unsupported("--shared-memory cuda is not supported: use --shared-memory system")
-    tls = {name: given.pop(name) for name in _TLS}
-    sequences = {name: given.pop(name) for name in _SEQUENCES}
+    tls = {name: options.pop(name) for name in _TLS}
+    sequences = {name: options.pop(name) for name in _SEQUENCES}
     address, prefix = read_address(url or "localhost", protocol)
     intervals = _intervals(Path(request_intervals)) if request_intervals else ()
     counted = measurement_mode == "count_windows"
@@ -86,7 +86,7 @@ def plan_of(
             (input_data or ("natural",))[0], dict(_shape(shape) for shape in shapes), string_data, string_length or 0,
             more=tuple(input_data[1:]), mix=parse_mix(expect),
         ),
-        **given,
+        **options,
     )  # fmt: skip
     return plan, prefix
 
@@ -100,28 +100,28 @@ def _check_texts(texts: Sequence[tuple[str, str]]) -> None:
             raise invalid(f"{flag} {text}: is not UTF-8") from None
 
 
-def _rates(given: str | None, intervals: Sequence[int]) -> Levels | None:
+def _rates(text: str | None, intervals: Sequence[int]) -> Levels | None:
     if intervals:
         rate = float(f"{len(intervals) * 1e9 / sum(intervals):.6g}")
         return Levels(rate, rate, 1)
-    return Levels.parse("--request-rate-range", given) if given is not None else None
+    return Levels.parse("--request-rate-range", text) if text is not None else None
 
 
 def _intervals(file: Path) -> list[int]:
     """The distances in a file (ns)."""
-    found = []
+    intervals = []
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not line.strip():
             continue
         try:
-            found.append(int(float(line) * 1000))
+            intervals.append(int(float(line) * 1000))
         except (ValueError, OverflowError):
             raise invalid(f"--request-intervals {file}, line {number}: '{line}' is no number of microseconds") from None
-        if found[-1] < 0:
+        if intervals[-1] < 0:
             raise invalid(f"--request-intervals {file}, line {number}: '{line}' is below 0")
-    if not sum(found):
+    if not sum(intervals):
         raise invalid(f"--request-intervals {file}: there are no distances in it")
-    return found
+    return intervals
 
 
 def _with_tls(
@@ -159,18 +159,18 @@ def _sequences(
 
 def _models(text: str) -> dict[str, str]:
     """Names and versions in ``a:3,b``."""
-    found = {}
-    for one in filter(None, (part.strip() for part in text.split(","))):
-        name, _, version = one.partition(":")
+    versions = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, version = part.partition(":")
         if version and not version.isdecimal():
             raise invalid(f"--bls-composing-models {text}: '{version}' is no version")
-        found[name] = version
-    return found
+        versions[name] = version
+    return versions
 
 
 def _pair(flag: str, text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not name.strip() or any(one in text for one in "\r\n\0"):
+    if not colon or not name.strip() or any(character in text for character in "\r\n\0"):
         raise invalid(f"{flag} {text}: expected name:value")
     return name.strip(), value.strip()
 

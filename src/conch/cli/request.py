@@ -66,28 +66,28 @@ def body(
 
     Raises INVALID_ARG for an input without texts, or with more than its shape takes.
     """
-    given = dict(named)
+    texts_of = dict(named)
     known = [tensor.name for tensor in inputs]
-    for name in given:
+    for name in texts_of:
         if name not in known:
             raise invalid(
                 f"model '{model}' has no input '{name}' that takes texts; it has {', '.join(known) or 'none'}"
             )
     if texts:
-        free = next((name for name in known if name not in given), None)
+        free = next((name for name in known if name not in texts_of), None)
         if free is None:
             raise invalid(f"model '{model}' has no input left for '{texts[0]}'")
-        given[free] = texts
-    if not given:
+        texts_of[free] = texts
+    if not texts_of:
         raise invalid("give at least one text")
     tensors, data = [], b""
     for tensor in inputs:
-        if tensor.name not in given:
+        if tensor.name not in texts_of:
             continue
-        packed = pack_bytes([os.fsencode(text) for text in given[tensor.name]])
+        packed = pack_bytes([os.fsencode(text) for text in texts_of[tensor.name]])
         tensors.append({
             "name": tensor.name,
-            "shape": shape_of(tensor, len(given[tensor.name])),
+            "shape": shape_of(tensor, len(texts_of[tensor.name])),
             "datatype": "BYTES",
             "parameters": {"binary_data_size": len(packed)},
         })  # fmt: skip
@@ -95,9 +95,9 @@ def body(
     return json.dumps({"inputs": tensors}, separators=(",", ":")).encode(), data
 
 
-def shape_of(one: Input, count: int) -> list[int]:
+def shape_of(tensor: Input, count: int) -> list[int]:
     """The shape of ``count`` texts: the first dimension that varies takes them all."""
-    shape = list(one.shape)
+    shape = list(tensor.shape)
     if -1 in shape:
         shape[shape.index(-1)] = count
     shape = [1 if size == -1 else size for size in shape]
@@ -105,18 +105,18 @@ def shape_of(one: Input, count: int) -> list[int]:
     for size in shape:
         elements *= size
     if elements != count:
-        raise invalid(f"input '{one.name}' of shape {list(one.shape)} cannot hold {count} texts")
+        raise invalid(f"input '{tensor.name}' of shape {list(tensor.shape)} cannot hold {count} texts")
     return shape
 
 
 def _named(pairs: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    texts_of: dict[str, list[str]] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator:
             raise invalid(f"--input '{pair}' must be NAME=TEXT")
-        found.setdefault(name, []).append(text)
-    return found
+        texts_of.setdefault(name, []).append(text)
+    return texts_of
 
 
 def _read(repository: Path, model: str) -> list[Input]:
@@ -130,7 +130,7 @@ def _read(repository: Path, model: str) -> list[Input]:
         raise invalid(f"{path} names no inputs, they are completed when it loads: give --url of a server that runs it")
     batch = (-1,) if config.max_batch_size > 0 else ()
     text = type(config.input[0]).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name["TYPE_STRING"].number
-    return [Input(one.name, (*batch, *one.dims)) for one in config.input if one.data_type == text]
+    return [Input(tensor.name, (*batch, *tensor.dims)) for tensor in config.input if tensor.data_type == text]
 
 
 def _ask(url: str, model: str) -> list[Input]:

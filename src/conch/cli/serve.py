@@ -41,13 +41,13 @@ _MODEL_RECORDS: Final = [
 ]
 
 
-def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **given: Any) -> int:
+def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **options: Any) -> int:
     """Serve a model repository as tritonserver does, or one MODEL: a Hub id, checkpoint, .gguf, .onnx or .xml file."""
     if len(arguments) > 1:
         raise invalid(f"Unexpected argument: {arguments[1]}")
-    of_model = {name: value for name in MODEL_OPTIONS if (value := given.pop(name))}
+    of_model = {name: value for name in MODEL_OPTIONS if (value := options.pop(name))}
     texts: dict[str, Sequence[str]] = dict(platform_defaults(os.environ))
-    texts |= {name.replace("_", "-"): values for name, values in given.items() if values}
+    texts |= {name.replace("_", "-"): values for name, values in options.items() if values}
     if disable_auto_complete_config:
         texts[_BARE] = ("true",)
     if arguments:

@@ -31,16 +31,16 @@ def unknown_command(name: str, commands: Collection[str]) -> str:
 
 
 def unknown_option(
-    given: str,
+    parsed: str,
     arguments: Sequence[str],
     command: click.Command,
     others: Mapping[str, click.Command],
 ) -> str:
     """The message for an option that ``command`` has not.
 
-    ``given`` is the option as the parser read it from ``arguments``; ``others`` are the commands that may have it.
+    ``parsed`` is the option as the parser read it from ``arguments``; ``others`` are the commands that may have it.
     """
-    option = _as_written(given, arguments)
+    option = _as_written(parsed, arguments)
     message = f"unrecognized option '{option}'"
     flag = _spelt(option)
     for name, other in others.items():
@@ -52,13 +52,13 @@ def unknown_option(
     return f"{message}; " + (f"did you mean '{near}'?" if near else "--help lists the valid ones")
 
 
-def _as_written(given: str, arguments: Sequence[str]) -> str:
+def _as_written(option: str, arguments: Sequence[str]) -> str:
     """The option with all its letters: of ``-model-repository`` a parser reads ``-m``."""
-    if not given.startswith("--"):
+    if not option.startswith("--"):
         for argument in arguments:
-            if argument.startswith(given) and len(argument) > 2 and not argument.startswith("--"):
+            if argument.startswith(option) and len(argument) > 2 and not argument.startswith("--"):
                 return argument.partition("=")[0]
-    return given
+    return option
 
 
 def _spelt(option: str) -> str:
@@ -79,5 +79,5 @@ def _flags(command: click.Command) -> list[str]:
 
 def _longer(flag: str, known: Collection[str]) -> str:
     """The one of the flags that ``flag`` is the beginning of; empty where it begins none or several."""
-    found = [one for one in known if one.startswith(flag)] if flag.strip("-") else []
-    return found[0] if len(found) == 1 else ""
+    matches = [candidate for candidate in known if candidate.startswith(flag)] if flag.strip("-") else []
+    return matches[0] if len(matches) == 1 else ""
