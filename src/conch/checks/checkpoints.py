@@ -125,8 +125,8 @@ def _check_named(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[F
 
 
 def _check_checkpoint(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
-    given = Options.from_values(parameters(place.model.config))
-    options = given.over(document)
+    overrides = Options.from_values(parameters(place.model.config))
+    options = overrides.over(document)
     if nearest := misspelt(options.task):
         yield place.finding(f"task '{options.task}' is not known", f"did you mean '{nearest}'?")
         return
@@ -135,7 +135,7 @@ def _check_checkpoint(place: _OptionsFile, document: Mapping[str, Any]) -> Itera
         yield from unreachable
         if unreachable or local_path(place.directory, options.model) is None:
             return
-    checkpoint = Checkpoint.open(place.directory, given, model_file=document)
+    checkpoint = Checkpoint.open(place.directory, overrides, model_file=document)
     if checkpoint.warning:
         yield replace(place.finding(checkpoint.warning), severity="warning")
     architectures = misfit(canonical(options.task), checkpoint.config)

@@ -40,5 +40,5 @@ def with_fix(path: Path, line: int, severity: str, message: str, fix: str = "") 
 
 def line_of(text: str, name: str) -> int:
     """Return the first line (from 1) with ``name`` in quotation marks."""
-    found = re.search(rf"""(["']){re.escape(name)}\1""", text)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
+    match = re.search(rf"""(["']){re.escape(name)}\1""", text)
+    return text.count("\n", 0, match.start()) + 1 if match else 1

@@ -87,4 +87,4 @@ def _catches(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(isinstance(one, ast.Name) and one.id in _CAUGHT for one in caught)
+    return any(isinstance(node, ast.Name) and node.id in _CAUGHT for node in caught)

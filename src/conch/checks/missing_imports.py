@@ -103,7 +103,7 @@ def _settings(path: Path) -> dict[str, str]:
 def neighbour(imported: Imported, version_directory: Path) -> Path | None:
     """Return the file or folder in the model's own directories for the first part of an import, or None."""
     places = (version_directory,) if imported.level else (version_directory, version_directory.parent)
-    return next((found for place in places if (found := _module(place, imported.top)) is not None), None)
+    return next((path for place in places if (path := _module(place, imported.top)) is not None), None)
 
 
 def neighbour_source(imported: Imported, version_directory: Path) -> Path | None:
@@ -129,9 +129,9 @@ def interpreter_of(environment: str, model_directory: Path) -> str | None:
 
 
 def _module(place: Path, name: str) -> Path | None:
-    for found in (place / f"{name}.py", place / name, *place.glob(f"{name}.*.so"), place / f"{name}.so"):
-        if found.exists():
-            return found
+    for path in (place / f"{name}.py", place / name, *place.glob(f"{name}.*.so"), place / f"{name}.so"):
+        if path.exists():
+            return path
     return None
 
 
@@ -169,10 +169,10 @@ def check_imports(models: Iterable[CheckedModel]) -> Iterator[Finding]:
         if python is not None:
             for path in model.sources():
                 uses[python] += _uses(path)
-    for python, found in uses.items():
-        outside = {use.imported.top for use in found if not use.imported.level}
+    for python, used in uses.items():
+        outside = {use.imported.top for use in used if not use.imported.level}
         missing = missing_modules(python, outside)
-        yield from (finding for use in found if (finding := _finding(use, missing, python)) is not None)
+        yield from (finding for use in used if (finding := _finding(use, missing, python)) is not None)
 
 
 def packages_of(model: CheckedModel) -> set[str]:

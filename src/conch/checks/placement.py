@@ -70,12 +70,14 @@ def _is_configuration(path: Path) -> bool:
 
 
 def _outside_versions(directory: Path, names: list[str]) -> Iterator[Finding]:
-    found = next((name for name in _MODEL_FILES if name in names), "")
-    if not found and is_checkpoint(directory):
-        found = next(name for name in sorted(names) if Path(name).suffix in (".safetensors", ".gguf", ".onnx", ".xml"))
-    if found:
+    misplaced = next((name for name in _MODEL_FILES if name in names), "")
+    if not misplaced and is_checkpoint(directory):
+        misplaced = next(
+            name for name in sorted(names) if Path(name).suffix in (".safetensors", ".gguf", ".onnx", ".xml")
+        )
+    if misplaced:
         yield Finding(
-            directory / found,
+            directory / misplaced,
             0,
             "error",
             "a model's files must be in a version directory",

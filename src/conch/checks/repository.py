@@ -191,17 +191,17 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
     backend = BACKENDS.get(runs_on)
     if backend is None:
         return
-    given = parameters(config)
+    parameter_values = parameters(config)
     if runs_on == "python":
         # Only a warning, because the model may have a parameter of that name.
-        for name in _PYTHON.unknown(given):
+        for name in _PYTHON.unknown(parameter_values):
             problem = _PYTHON.problem(name)
             if problem is not None:
                 yield _in_config(files, name, "warning", problem.message)
         return
     table = _table(backend.parameters)
-    for name in table.unknown(given):
-        if config.backend == "tensorrtllm" and _PLACEHOLDER.fullmatch(given[name]):
+    for name in table.unknown(parameter_values):
+        if config.backend == "tensorrtllm" and _PLACEHOLDER.fullmatch(parameter_values[name]):
             continue  # an unset parameter
         problem = table.problem(name)
         if problem is not None:

@@ -73,13 +73,13 @@ def line_chart(
     """Return a chart of dots with a colour and a shape per series, ``joined`` by lines, with ``labels`` beside them."""
     altair = _altair()
     rows: list[dict[str, Any]] = [
-        {"series": one.name, "x": _short(dot.x), "y": _short(dot.y), "label": dot.label, "order": number}
+        {"series": line.name, "x": _short(dot.x), "y": _short(dot.y), "label": dot.label, "order": number}
         | _interval(y, dot)
-        for one in series
-        for number, dot in enumerate(one.dots)
+        for line in series
+        for number, dot in enumerate(line.dots)
         if _fits(x, dot.x) and _fits(y, dot.y)
     ]
-    names = [one.name for one in series]
+    names = [line.name for line in series]
     across = [*(row["x"] for row in rows), *(limit.value for limit in limits if limit.axis == "x")]
     up = [row[name] for row in rows for name in ("y", "low", "high") if name in row]
     up += [limit.value for limit in limits if limit.axis == "y"]
@@ -161,14 +161,14 @@ def percentile_chart(
     altair = _altair()
     rows: list[dict[str, Any]] = [
         {
-            "series": one.name, "x": _short(1 / (1 - dot.x)), "y": _short(dot.y),
+            "series": line.name, "x": _short(1 / (1 - dot.x)), "y": _short(dot.y),
             "label": f"p{_short(100 * dot.x):g}", "order": number,
         }
-        for one in series
-        for number, dot in enumerate(one.dots)
+        for line in series
+        for number, dot in enumerate(line.dots)
         if 0 <= dot.x < 1 and _fits(y, dot.y)
     ]  # fmt: skip
-    names = [one.name for one in series]
+    names = [line.name for line in series]
     up = [*(row["y"] for row in rows), *(limit.value for limit in limits if limit.axis == "y")]
     furthest = max((row["x"] for row in rows), default=100)
     ticks = [place for place in _PERCENTILES if place <= furthest * 1.01]
@@ -223,13 +223,13 @@ def _scale(axis: Axis, values: Iterable[float] = ()) -> Any:
     altair = _altair()
     if not axis.logarithmic:
         return altair.Scale(zero=axis.zero, nice=True)
-    found = [value for value in values if value > 0]
-    if not found:
+    positive = [value for value in values if value > 0]
+    if not positive:
         return altair.Scale(type="log", nice=True)
-    marks = [step * 10.0**power for power in range(floor(log10(min(found))), ceil(log10(max(found))) + 1)
+    marks = [step * 10.0**power for power in range(floor(log10(min(positive))), ceil(log10(max(positive))) + 1)
              for step in (1, 2, 5)]  # fmt: skip
-    low = max((mark for mark in marks if mark <= min(found) * 1.0001), default=min(found))
-    high = min((mark for mark in marks if mark >= max(found) * 0.9999), default=max(found))
+    low = max((mark for mark in marks if mark <= min(positive) * 1.0001), default=min(positive))
+    high = min((mark for mark in marks if mark >= max(positive) * 0.9999), default=max(positive))
     return altair.Scale(type="log", domain=[low, high if high > low else 10 * low], nice=False)
 
 
@@ -238,8 +238,8 @@ def _axis(axis: Axis, values: Iterable[float]) -> Any:
     altair = _altair()
     if not axis.logarithmic:
         return altair.Axis(format=",~r", tickCount=6, labelOverlap="parity")
-    found = [log10(value) for value in values if value > 0]
-    low, high = (floor(min(found)), ceil(max(found))) if found else (0, 1)
+    exponents = [log10(value) for value in values if value > 0]
+    low, high = (floor(min(exponents)), ceil(max(exponents))) if exponents else (0, 1)
     steps = (1, 2, 5) if high - low <= 2 else (1, 3) if high - low <= 4 else (1,)
     places = [step * 10.0**power for power in range(low, high + 1) for step in steps]
     return altair.Axis(format=",~r", values=places, labelOverlap="greedy")

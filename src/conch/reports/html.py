@@ -46,7 +46,7 @@ _NAMED: Final = re.compile(r'<(?:\w+Gradient|clipPath|pattern)\b[^>]*? id="|="ur
 def html(page: Page) -> str:
     """Return the page as HTML; raises UNSUPPORTED if it has charts and vl-convert is missing."""
     anchors = anchors_of(page.sections)
-    charts = [block for blocks in (page.opening, *(one.blocks for one in page.sections)) for block in blocks]
+    charts = [block for blocks in (page.opening, *(section.blocks for section in page.sections)) for block in blocks]
     has_charts = any(isinstance(block, Chart) for block in charts)
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
@@ -159,7 +159,7 @@ def _still(svg: str) -> str:
     image, or of a hidden one, and draw nothing.
     """
     own = f"still{crc32(svg.encode()):x}-"
-    return _NAMED.sub(lambda found: found[0] + own, svg)
+    return _NAMED.sub(lambda match: match[0] + own, svg)
 
 
 def _configs() -> dict[str, Any]:
