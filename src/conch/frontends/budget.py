@@ -91,7 +91,7 @@ class ByteBudget:
         bytes. Neither is called during this call.
         """
         waiting = BudgetWait(since, self._clock(), on_room, on_refused)
-        insort(self._waiting, waiting, key=lambda one: one.since)
+        insort(self._waiting, waiting, key=lambda reservation: reservation.since)
         if self._look is None:
             self._look_in(_LOOK_SECONDS)
         return waiting

@@ -26,14 +26,14 @@ class YieldingLister:
     async def all(self, items: Iterable[T]) -> list[T]:
         """Return all ``items``; the underlying data may change during the enumeration."""
         async with self._lock:
-            found: list[T] = []
+            listed: list[T] = []
             end = monotonic() + SLICE
             for item in items:
-                found.append(item)
+                listed.append(item)
                 if monotonic() >= end:
                     await asyncio.sleep(0)
                     end = monotonic() + SLICE
-            return found
+            return listed
 
     async def one(self, work: Awaitable[T]) -> T:
         """Return the result of ``work``; only one runs at a time, and enumerations do not wait for it.

@@ -120,7 +120,7 @@ def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
     """Return a file followed by its imports, each once."""
     files = {file.name: file}
     for imported in file.dependencies:
-        files |= {one.name: one for one in _with_imports(imported)}
+        files |= {dependency.name: dependency for dependency in _with_imports(imported)}
     return list(files.values())
 
 
@@ -215,6 +215,6 @@ class ReflectionCall(Call):
             file = None
         if file is None:
             return False
-        serialised = [one.serialized_pb for one in _with_imports(file)]
+        serialised = [dependency.serialized_pb for dependency in _with_imports(file)]
         response.file_descriptor_response.file_descriptor_proto.extend(serialised)
         return True

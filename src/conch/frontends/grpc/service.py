@@ -152,12 +152,12 @@ def region_methods(regions: ClientRegions) -> dict[str, tuple[type[Message], Res
 
     def system_status(request: pb.SystemSharedMemoryStatusRequest) -> Any:
         status = regions.status(SystemRegion, request.name)
-        shown = {one["name"]: pb.SystemSharedMemoryStatusResponse.RegionStatus(**one) for one in status}
+        shown = {region["name"]: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region) for region in status}
         return pb.SystemSharedMemoryStatusResponse(regions=shown)
 
     def cuda_status(request: pb.CudaSharedMemoryStatusRequest) -> Any:
         status = regions.status(CudaRegion, request.name)
-        shown = {one["name"]: pb.CudaSharedMemoryStatusResponse.RegionStatus(**one) for one in status}
+        shown = {region["name"]: pb.CudaSharedMemoryStatusResponse.RegionStatus(**region) for region in status}
         return pb.CudaSharedMemoryStatusResponse(regions=shown)
 
     async def register_system(request: pb.SystemSharedMemoryRegisterRequest) -> Any:

@@ -72,15 +72,15 @@ class PlatformRouter:
 
 
 class SageMaker:
-    """``/ping`` and ``/invocations`` for one model; ``/models`` for the loaded models, ``given`` by name.
+    """``/ping`` and ``/invocations`` for one model; ``/models`` for the loaded ``models`` by name.
 
     Environment variables: ``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME`` names the model; ``SAGEMAKER_TRITON_PING_MODE``
     selects the check of ``/ping`` (``live`` or ``ready``); ``SAGEMAKER_TRITON_INFERENCE_TYPE`` selects the endpoint of
     ``/invocations`` (``infer``, ``generate`` or ``generate_stream``). Raises INVALID_ARG for another mode or type.
     """
 
-    def __init__(self, environment: Mapping[str, str], given: Container[str]) -> None:
-        self._given = given
+    def __init__(self, environment: Mapping[str, str], models: Container[str]) -> None:
+        self._models = models
         default = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
         self._model = environment.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", default)
         mode = environment.get("SAGEMAKER_TRITON_PING_MODE", "ready")
@@ -101,7 +101,7 @@ class SageMaker:
         elif path == b"/invocations":
             self._infer(exchange, quote(self._model, safe="").encode(), self._kind)
         elif (invoked := _INVOKE.fullmatch(path)) is not None:
-            if (name := unquote(invoked[1].decode("utf-8", "replace"))) not in self._given:
+            if (name := unquote(invoked[1].decode("utf-8", "replace"))) not in self._models:
                 raise not_loaded(name)
             self._infer(exchange, invoked[1])
         elif _MODELS.fullmatch(path) is None:
@@ -162,8 +162,8 @@ class OciDataScience:
 
     def __init__(self, environment: Mapping[str, str], default_model: Callable[[], str]) -> None:
         self._predict, self._health = (
-            _mapped(environment, *one)
-            for one in ((_OCI_PREDICT_VARIABLE, _OCI_PREDICT), (_OCI_HEALTH_VARIABLE, _OCI_HEALTH))
+            _mapped(environment, *variable)
+            for variable in ((_OCI_PREDICT_VARIABLE, _OCI_PREDICT), (_OCI_HEALTH_VARIABLE, _OCI_HEALTH))
         )
         self._default_model = default_model
 

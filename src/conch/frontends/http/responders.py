@@ -140,7 +140,7 @@ class InferResponder(Responder):
         if not plan.outputs:
             return plan.binary
         wanted = [plan.outputs[tensor.name] for tensor in response.outputs if tensor.name in plan.outputs]
-        return all(one.binary and not one.classification for one in wanted)
+        return all(output.binary and not output.classification for output in wanted)
 
     def _collect(self, response: InferResponse) -> None:
         """Keep the only response until the request completes, then write it."""

@@ -192,7 +192,7 @@ class Router:
         table = (_openai_table if openai_only else _kserve_table)(server, codec, control)
         if not openai_only:
             table += _openai_table(server, codec, control)
-        self._table = [(re.compile(one.pattern), one) for one in (*table, *further)]
+        self._table = [(re.compile(route.pattern), route) for route in (*table, *further)]
         self._known: dict[bytes, _Route] = {}
 
     def open(self, exchange: HttpExchange) -> int:

@@ -73,12 +73,12 @@ class SageMakerModels:
         directory = await asyncio.to_thread(_model_in, path)
         if directory is None:
             raise invalid(f"failed to register '{path}', repository not found")
-        given = self._server.repository.given
-        given[name] = directory
+        directories = self._server.repository.given
+        directories[name] = directory
         try:
             await self._server.load(name)
         except BaseException as error:
-            given.pop(name, None)
+            directories.pop(name, None)
             if isinstance(error, ConchError) and error.code is Code.UNAVAILABLE:
                 # This status tells the platform to unload other models first.
                 exchange.respond(507, [JSON], wire.error_body(error.public))
@@ -95,11 +95,11 @@ class SageMakerModels:
 def _model_in(path: Path) -> Path | None:
     """Return the model directory at ``path``: ``path`` itself, or its only subdirectory if that is the packed model."""
     try:
-        found = [one for one in path.iterdir() if one.is_dir()]
-        packed = len(found) == 1 and not found[0].name.isdigit() and not (path / CONFIG_FILE).exists()
+        directories = [entry for entry in path.iterdir() if entry.is_dir()]
+        packed = len(directories) == 1 and not directories[0].name.isdigit() and not (path / CONFIG_FILE).exists()
     except OSError:
         return None
-    return found[0] if packed else path
+    return directories[0] if packed else path
 
 
 def _shown(name: str, path: Path) -> dict[str, str]:

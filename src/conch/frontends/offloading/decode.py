@@ -120,9 +120,9 @@ def _checked(request: InferRequest, signature: ModelSignature, parts: list[Buffe
         rows = (tensor.shape[0] or 1) if batched and tensor.shape else 1
         tensor.elements = rows * prod(tensor.shape[1:] if batched else tensor.shape)
     validate_request(signature, request)
-    for one in document["inputs"]:
-        if "part" in one:
-            one["elements"] = request.inputs[one["name"]].elements
+    for tensor in document["inputs"]:
+        if "part" in tensor:
+            tensor["elements"] = request.inputs[tensor["name"]].elements
     return document
 
 

@@ -178,7 +178,7 @@ def read_request(
     )
     for output, part in places.items():
         regions.place(output, *part)
-    if places or any("region" in one for one in inputs):
+    if places or any("region" in tensor for tensor in inputs):
         request.shared = regions
     if request.parameters and signature.check_parameters is not None:
         signature.check_parameters(request.parameters)

@@ -61,8 +61,8 @@ def _read_responses(document: dict[str, Any], body: memoryview) -> tuple[InferRe
         request.shared.places = dict.fromkeys(document["shared"], _WrittenTarget())
     parts = split(body, document["parts"])
     return request, [
-        InferResponse(read_tensors(one["outputs"], parts), parameters=one["parameters"])
-        for one in document["responses"]
+        InferResponse(read_tensors(response["outputs"], parts), parameters=response["parameters"])
+        for response in document["responses"]
     ]
 
 

@@ -55,7 +55,7 @@ class CodecQueue(list[_Work]):
     def put(self, work: _Work) -> None:
         """Queue work. Raises UNAVAILABLE if the queue is full."""
         giant = work.size >= GIANT
-        if sum((one.size >= GIANT) is giant for one in self) >= (_MOST_GIANTS if giant else _MOST_OTHERS):
+        if sum((queued.size >= GIANT) is giant for queued in self) >= (_MOST_GIANTS if giant else _MOST_OTHERS):
             raise unavailable("too many large requests wait to be decoded; try again later")
         self.append(work)
 
@@ -63,7 +63,7 @@ class CodecQueue(list[_Work]):
         """Return the oldest work, or the smallest that is not ``GIANT``; None if there is none."""
         if not smallest:
             return self.pop(0) if self else None
-        chosen = min((one for one in self if one.size < GIANT), key=lambda one: one.size, default=None)
+        chosen = min((queued for queued in self if queued.size < GIANT), key=lambda queued: queued.size, default=None)
         if chosen is not None:
             self.remove(chosen)
         return chosen

@@ -136,15 +136,15 @@ async def decode_openai(
         size=_size(body, encoding, limit),
         answer=lambda question: signature_document(signature_of(question["model"])),
     )
-    inputs = [{tensor.name: tensor for tensor in read_tensors(one, parts)} for one in result["inputs"]]
+    inputs = [{tensor.name: tensor for tensor in read_tensors(row, parts)} for row in result["inputs"]]
     return _answer_plan(endpoint, result["plan"]), inputs
 
 
 async def decode_load(codec: Codec, body: Buffer) -> LoadParameters:
     """Decode the parameters of a load."""
     result, (config, *files) = await codec.run({"work": "load"}, [body])
-    given = str(config, "utf-8", "surrogateescape") if result["config"] else None
-    return LoadParameters(given, dict(zip(result["files"], map(bytes, files), strict=True)))
+    text = str(config, "utf-8", "surrogateescape") if result["config"] else None
+    return LoadParameters(text, dict(zip(result["files"], map(bytes, files), strict=True)))
 
 
 async def decode_grpc(codec: Codec, message: Buffer) -> tuple[memoryview, list[memoryview], list[int | None]]:

@@ -22,15 +22,15 @@ from conch.wire.trace_numbers import NUMBERS, field, read_levels, read_number, r
 
 def read_trace_setting(request: service_pb2.TraceSettingRequest) -> dict[str, Any]:
     """Return the fields to change, None for cleared ones; raises INVALID_ARG or UNSUPPORTED."""
-    given = {name: list(setting.value) for name, setting in request.settings.items()}
+    settings = {name: list(setting.value) for name, setting in request.settings.items()}
     changes: dict[str, Any] = {}
-    if given.get("trace_file"):
+    if settings.get("trace_file"):
         refuse_file()
-    if "trace_level" in given:
-        changes["level"] = read_levels(given["trace_level"]) if given["trace_level"] else None
+    if "trace_level" in settings:
+        changes["level"] = read_levels(settings["trace_level"]) if settings["trace_level"] else None
     for setting in NUMBERS:
-        if setting in given:
-            values = given[setting]
+        if setting in settings:
+            values = settings[setting]
             if len(values) > 1:
                 raise invalid(f"expect only 1 value for '{setting}'")
             changes[field(setting)] = read_number(setting, values[0]) if values else None

@@ -58,11 +58,11 @@ def read_load(body: Buffer) -> LoadParameters:
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in text.as_members(_object(body).get("parameters", {})).items():
-        given = text.as_string(value)
+        string = text.as_string(value)
         if key == "config":
-            config = given
+            config = string
         elif key.startswith(_FILE):
-            files[text.as_string(key).removeprefix(_FILE)] = _base64(key, given)
+            files[text.as_string(key).removeprefix(_FILE)] = _base64(key, string)
         else:
             raise internal("unexpected error on creating Triton parameter")
     return LoadParameters(config, files)

@@ -155,7 +155,11 @@ class _Members:
 
     def _tensor(self, spec: TensorSpec, value: Any) -> WireTensor:
         values = value if type(value) is list else [value]
-        if spec.name in _CONVERSATIONS and self.signature.by_row and any(type(one) is not str for one in values):
+        if (
+            spec.name in _CONVERSATIONS
+            and self.signature.by_row
+            and any(type(element) is not str for element in values)
+        ):
             raise invalid(
                 f"input '{spec.name}' must be a string that holds JSON; a list of messages can be sent as it is to "
                 "/v1/chat/completions"

@@ -37,8 +37,8 @@ def decode_texts(
         return None
     requests: list[InferRequest] = []
     size = 0
-    for index, one in enumerate(documents):
-        request, _ = decode_document(one, signature, on_response(index), max_input_size=max_input_size)
+    for index, single in enumerate(documents):
+        request, _ = decode_document(single, signature, on_response(index), max_input_size=max_input_size)
         requests.append(request)
         size += sum(len(tensor.data) for tensor in request.inputs.values())
         if size > max_input_size:

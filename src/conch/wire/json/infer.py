@@ -110,15 +110,15 @@ def _source(item: Any, parameters: dict[str, Any]) -> str:
     has_data = type(item) is dict and "data" in item
     if has_data and not parameters:
         return "data"
-    given = ["data"] if has_data else []
-    given += [key for key in ("binary_data_size", REGION) if key in parameters]
-    if len(given) != 1:
-        found = f"set {' '.join(map(repr, given))}" if given else "no field is set"
+    fields = ["data"] if has_data else []
+    fields += [key for key in ("binary_data_size", REGION) if key in parameters]
+    if len(fields) != 1:
+        state = f"set {' '.join(map(repr, fields))}" if fields else "no field is set"
         raise invalid(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
-            f" 'shared_memory_region' in 'parameters'. But {found}"
+            f" 'shared_memory_region' in 'parameters'. But {state}"
         )
-    return given[0]
+    return fields[0]
 
 
 def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:

@@ -61,8 +61,8 @@ def lone_surrogate(data: bytes) -> tuple[str, int] | None:
     """Return RapidJSON's message and offset for an escaped lone high surrogate, which Python would accept."""
     if b"\\u" not in data:
         return None
-    found = _LONE_HIGH_SURROGATE.search(data)
-    return ("The surrogate pair in string is invalid.", found.start(1)) if found else None
+    match = _LONE_HIGH_SURROGATE.search(data)
+    return ("The surrogate pair in string is invalid.", match.start(1)) if match else None
 
 
 def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, int]:

@@ -46,16 +46,16 @@ def request_document(
     timeout: int = 0,
 ) -> dict[str, Any]:
     """Return the JSON of a request with binary tensors that asks for binary outputs; ``timeout`` is in µs."""
-    given: dict[str, Any] = dict(parameters)
+    request_parameters: dict[str, Any] = dict(parameters)
     if priority:
-        given["priority"] = priority
+        request_parameters["priority"] = priority
     if timeout:
-        given["timeout"] = timeout
+        request_parameters["timeout"] = timeout
     if sequence_id:
-        given["sequence_id"] = sequence_id
+        request_parameters["sequence_id"] = sequence_id
     for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
         if flags & flag:
-            given[name] = True
+            request_parameters[name] = True
     document: dict[str, Any] = {
         "inputs": [
             {
@@ -72,9 +72,9 @@ def request_document(
     if outputs:
         document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
     else:
-        given["binary_data_output"] = True
-    if given:
-        document["parameters"] = given
+        request_parameters["binary_data_output"] = True
+    if request_parameters:
+        document["parameters"] = request_parameters
     return document
 
 

@@ -121,13 +121,13 @@ class ChatRequest(Decoding):
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """Return the inputs of the single request to the model. Raises ApiError for a member without an input."""
-        given = {MESSAGES: self.messages}
+        texts = {MESSAGES: self.messages}
         for name, value in (("tools", self.tools.offered), (TEMPLATE_VALUES, self.template)):
             if value is not None:
                 if name not in signature.inputs:
                     raise ApiError(f"model '{signature.name}' has no input for '{name}'", name)
-                given[name] = value
-        return [generation_inputs(signature, given, self.sampling, stream=self.stream, logprobs=self.logprobs)]
+                texts[name] = value
+        return [generation_inputs(signature, texts, self.sampling, stream=self.stream, logprobs=self.logprobs)]
 
     @property
     def plan(self) -> ChatPlan:

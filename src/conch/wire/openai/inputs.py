@@ -41,13 +41,13 @@ _COUNTS: Final = ("return_num_input_tokens", "return_num_output_tokens", "return
 
 def generation_inputs(
     signature: ModelSignature,
-    given: dict[str, bytes],
+    texts: dict[str, bytes],
     sampling: dict[str, Any],
     *,
     stream: bool,
     logprobs: int | None = None,
 ) -> dict[str, WireTensor]:
-    """Return all inputs of a request: the ``given`` texts by input name, and those for the client's parameters.
+    """Return all inputs of a request: the ``texts`` by input name, and those for the client's parameters.
 
     Raises ApiError for a parameter that has no input in the model or does not fit it.
     """
@@ -72,7 +72,7 @@ def generation_inputs(
             values[name] = [True]
     if logprobs is not None and "return_logprobs" in declared:
         values["return_logprobs"] = [True]
-    tensors = {name: text_tensor(signature, name, [text]) for name, text in given.items()}
+    tensors = {name: text_tensor(signature, name, [text]) for name, text in texts.items()}
     for name, items in values.items():
         tensors[name] = _tensor(signature, name, items)
     return tensors

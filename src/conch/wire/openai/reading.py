@@ -85,13 +85,13 @@ class Fields:
         return value
 
     def integer(self, member: str, low: int, high: int) -> int | None:
-        given = value = self.take(member)
+        original = value = self.take(member)
         if value is None:
             return None
         if type(value) is float and value.is_integer():
             value = int(value)
         if type(value) is not int or not low <= value <= high:
-            raise wrong(self.name(member), given, f"a whole number from {low} to {high}")
+            raise wrong(self.name(member), original, f"a whole number from {low} to {high}")
         return value
 
     def number(self, member: str, low: float, high: float) -> float | None:
@@ -140,8 +140,8 @@ class Fields:
 
     def missing(self, member: str) -> ApiError:
         """Return the error for a missing required member, with a similar unknown member if there is one."""
-        given = nearest(member, self._members, _LIKENESS)
-        hint = f"; '{self.name(given)}' is not known here" if given else ""
+        similar = nearest(member, self._members, _LIKENESS)
+        hint = f"; '{self.name(similar)}' is not known here" if similar else ""
         return ApiError(
             f"'{self.name(member)}' is missing{hint}", self.name(member), reason="missing_required_parameter"
         )

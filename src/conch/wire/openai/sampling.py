@@ -59,7 +59,7 @@ IGNORED: Final = (
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
     """Return the parameters of a request, except log-probabilities, which differ between chats and completions."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "n": fields.integer("n", 1, MAX_SAMPLES),
         "max_tokens": _max_tokens(fields),
         "temperature": fields.number("temperature", 0, 2),
@@ -71,14 +71,14 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         "logit_bias": _logit_bias(fields),
     }
     for name in EXTENSIONS:
-        given[name] = fields.take(name)
-    structures = [_response_format(fields), given["structured_outputs"]]
+        options[name] = fields.take(name)
+    structures = [_response_format(fields), options["structured_outputs"]]
     structures += [_guided(fields, name, kind) for name, kind in _GUIDED.items()]
     structures = [structure for structure in structures if structure is not None]
     if len(structures) > 1:
         raise ApiError("only one of response_format and the members for structured output may be given")
-    given["structured_outputs"] = structures[0] if structures else None
-    return {name: value for name, value in given.items() if value is not None}
+    options["structured_outputs"] = structures[0] if structures else None
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_stream(fields: Fields) -> tuple[bool, bool]:
