@@ -35,7 +35,7 @@ from conch.errors import ConchError, internal, invalid
 from conch.tensors import PROTOCOL_NAME
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
-from conch.workers.child.outputs import OutputWatch
+from conch.workers.child.outputs import OutputWatch, model_dims
 from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame
 
@@ -82,12 +82,12 @@ class RaggedBatches:
         ]
         batch = [-1] if int(config["max_batch_size"]) > 0 else []
         self._scattered = {
-            target: (one["source_input"][0], (*batch, *_dims(outputs[target])))
+            target: (one["source_input"][0], (*batch, *model_dims(outputs[target])))
             for one in config.get("batch_output", ())
             for target in one["target_name"]
         }
         for target, (source, shape) in self._scattered.items():
-            known = len(batch) + len(_dims(inputs[source]))
+            known = len(batch) + len(model_dims(inputs[source]))
             if -1 in shape[known:]:
                 raise invalid(
                     f"output '{target}' of model '{config['name']}' takes its shape from input '{source}', which has "
@@ -141,12 +141,6 @@ def _cut(name: str, value: Array | Strings, shapes: _Shapes) -> Iterator[Array |
             yield Strings(shape, value.elements[part])
         else:
             yield value.ravel()[part].reshape(shape)
-
-
-def _dims(tensor: Mapping[str, Any]) -> list[int]:
-    """Return the dimensions of a tensor in the graph: ``reshape`` if given, else ``dims``."""
-    reshape = tensor.get("reshape")
-    return [int(dim) for dim in (reshape.get("shape", ()) if reshape else tensor["dims"])]
 
 
 def _flat(values: Iterable[Array | Strings]) -> Array | Strings:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Callable
 
+from conch.tensors import PROTOCOL_NAME
+
 #: Name, datatype, shape and data of an output.
 Output = tuple[str, str, Sequence[int], Any]
 
@@ -36,10 +38,10 @@ class OutputWatch:
     def declare(self, config: Mapping[str, Any]) -> None:
         """Set the declared outputs from the model's effective configuration."""
         self.batches = config.get("max_batch_size", 0) > 0
-        self.declared = {output["name"]: _datatype(output["data_type"]) for output in config.get("output", ())}
-        self._dims = {output["name"]: _dims(output) for output in config.get("output", ()) if "dims" in output}
+        self.declared = {output["name"]: PROTOCOL_NAME[output["data_type"]] for output in config.get("output", ())}
+        self._dims = {output["name"]: model_dims(output) for output in config.get("output", ()) if "dims" in output}
         for state in (config.get("sequence_batching") or {}).get("state", ()):
-            self.declared.setdefault(state["output_name"], _datatype(state["data_type"]))
+            self.declared.setdefault(state["output_name"], PROTOCOL_NAME.get(state["data_type"], "<invalid>"))
 
     def look(self, outputs: Sequence[Output], wanted: Set[str], whole: bool, rows: int | None) -> None:
         """Check a response to a request with ``rows`` rows for the outputs ``wanted``.
@@ -117,12 +119,7 @@ class OutputWatch:
         return True
 
 
-def _datatype(declared: str) -> str:
-    """Return the protocol name of a configuration datatype: ``TYPE_STRING`` becomes ``BYTES``."""
-    return "BYTES" if declared == "TYPE_STRING" else declared[len("TYPE_") :]
-
-
-def _dims(output: Mapping[str, Any]) -> list[int]:
-    """Return the dimensions in which the model produces an output, which are those before a reshape."""
-    reshape = output.get("reshape")
-    return [int(dim) for dim in (output["dims"] if reshape is None else reshape.get("shape", ()))]
+def model_dims(tensor: Mapping[str, Any]) -> list[int]:
+    """Return the dimensions of a tensor as the model has it: those of ``reshape`` if given, else ``dims``."""
+    reshape = tensor.get("reshape")
+    return [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", ()))]
