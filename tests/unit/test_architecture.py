@@ -15,6 +15,11 @@ PACKAGE = ROOT / "src" / "conch"
 MODELS = ("backends/shipped/", "demo/repository/", "cli/templates/", "convert/templates/")
 #: Modules that import everything, or nothing.
 OUTSIDE = {"conch", "conch.__main__"}
+#: What clients and the server share.
+SHARED = {
+    *("addresses", "client", "config", "errors", "extras", "http2", "inference", "logs"),
+    *("temporary", "tensors", "texts", "threads"),
+}
 #: What every ``model.py`` has to be called.
 INTERFACE_NAMES = {"TritonPythonModel"}
 
@@ -32,6 +37,14 @@ def layers() -> list[str]:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     [contract] = [one for one in document["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
     return [module.strip() for layer in contract["layers"] for module in layer.split("|")]
+
+
+def test_the_measuring_tools_may_import_the_vocabulary_and_the_client_only() -> None:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = document["tool"]["importlinter"]["contracts"]
+    [tools] = [contract for contract in contracts if "conch.perf" in contract.get("source_modules", ())]
+    named = {*tools["source_modules"], *tools["forbidden_modules"]}
+    assert {floor.split(".")[1] for floor in layers()} - {module.split(".")[1] for module in named} == SHARED
 
 
 def test_every_module_stands_on_a_floor_of_the_layer_contract() -> None:

@@ -1,4 +1,4 @@
-"""The machine of a measurement: its hardware, and interference by other processes.
+"""Readings of the machine: hardware, control groups, processes and memory; and a guard that ends processes.
 
-``conch convert`` and ``conch perf`` both use it, each in its own process.
+Needs nothing else of conch.
 """

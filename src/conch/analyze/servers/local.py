@@ -18,10 +18,10 @@ from conch.analyze.servers.base import Configs, Overrides, ServerGone, ServerLos
 from conch.analyze.servers.control import HttpControl
 from conch.analyze.servers.copies import write_repository
 from conch.errors import ConchError
+from conch.machine import guard
 from conch.perf.senders.channels.connecting import Address
 from conch.repository.scan import ModelRepository
 from conch.temporary import TemporaryFolder
-from conch.workers.child import guard
 
 # The server leads its own session, so that Ctrl+C reaches only the analysis; a guard process kills it if the analysis
 # is killed.

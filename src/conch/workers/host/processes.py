@@ -20,8 +20,8 @@ from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from conch.errors import unavailable
+from conch.machine import guard as program
 from conch.telemetry.custom import CustomMetrics
-from conch.workers.child import guard as program
 from conch.workers.host.activity import Activity, activity, children_activity
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause, Liveness, WorkerTimeouts
 from conch.workers.host.process import WorkerProcess
@@ -92,7 +92,7 @@ _END_SECONDS: Final = 5.0
 
 
 class Guard:
-    """Runs the guard process (``workers/child/guard.py``) and reports running workers to it.
+    """Runs the guard process (``machine/guard.py``) and reports running workers to it.
 
     The process starts with the first worker, and is restarted if it has been killed.
     """
