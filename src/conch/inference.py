@@ -29,8 +29,8 @@ SEQUENCE_END: Final = 2
 _serial = count(1)
 
 
-def _ignore(response: InferResponse) -> None:
-    """Replace ``on_response`` after the final response."""
+def ignore(*arguments: object) -> None:
+    """Do nothing: a callback for results that are not needed, or that replaces one so that its owner is freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ class InferRequest:
         self.inputs = {}
         self.on_cancel = None
         self.on_final = None
-        self.on_response = _ignore
+        self.on_response = ignore
 
     def fail(self, error: ConchError) -> None:
         """End the request with an error."""

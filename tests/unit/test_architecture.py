@@ -68,6 +68,24 @@ def test_a_class_name_occurs_once() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in INTERFACE_NAMES} == {}
 
 
+def does_nothing(node: ast.FunctionDef) -> bool:
+    """Whether ``node`` is a function with an empty body; click's groups, which are decorated, need no body."""
+    return not node.decorator_list and all(
+        isinstance(line, ast.Pass) or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+        for line in node.body
+    )
+
+
+def test_one_function_does_nothing() -> None:
+    idle = [
+        f"{module_of(path)}.{node.name}"
+        for path in sources()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and does_nothing(node)
+    ]
+    assert idle == ["conch.inference.ignore"]
+
+
 @pytest.mark.parametrize("path", sources(), ids=module_of)
 def test_a_module_says_what_it_is_for(path: Path) -> None:
     text = path.read_text()

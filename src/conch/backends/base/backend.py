@@ -175,7 +175,7 @@ class BackendBase(ABC):
         self.dependencies: list[tuple[str, str]] = []
         #: Called before long computation that does not need the interpreter; the worker sets it, so that another thread
         #: receives frames during that time.
-        self.before_computing: Callable[[], None] = _nothing
+        self.before_computing: Callable[[], None] = lambda: None
         self._log: dict[str, Any] = init["log"]
         self._batched = True
         self._counts_rows = True
@@ -391,6 +391,3 @@ class TensorBackend(BatchBackend):
 
 def _wanted(requests: Sequence[Request]) -> frozenset[str]:
     return frozenset[str]().union(*(request.outputs for request in requests))
-
-
-def _nothing() -> None: ...

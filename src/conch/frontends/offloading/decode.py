@@ -22,7 +22,7 @@ from conch.frontends.offloading.documents import (
     tensor_documents,
 )
 from conch.frontends.offloading.memory import Header
-from conch.inference import InferRequest, InferResponse, ModelSignature
+from conch.inference import InferRequest, ModelSignature, ignore
 from conch.tensors import Buffer
 from conch.validation import validate_request
 from conch.wire import compression
@@ -46,11 +46,11 @@ def infer(header: Header, body: memoryview, ask: Ask) -> Result:
     limit, regions = header["limit"], SpanRegions()
     if "behind" in header:
         behind: Any = BodySpan(0, header["behind"])
-        request, plan = decode_split(body, behind, signature, _ignore, max_input_size=limit, regions=regions)
+        request, plan = decode_split(body, behind, signature, ignore, max_input_size=limit, regions=regions)
     else:
         data = compression.decompress(body, header["encoding"], limit)
         length = parse_header_length(_bytes(header["header_length"]), len(data))
-        request, plan = decode_infer(data, length, signature, _ignore, max_input_size=limit, regions=regions)
+        request, plan = decode_infer(data, length, signature, ignore, max_input_size=limit, regions=regions)
     parts: list[Buffer] = []
     document = _checked(request, signature, parts)
     return {"request": document | {"places": regions.parts}, "plan": asdict(plan)}, parts
@@ -61,11 +61,11 @@ def generate(header: Header, body: memoryview, ask: Ask) -> Result:
     signature = read_signature(header["signature"])
     limit = header["limit"]
     document = read_document(body, signature, limit)
-    requests = decode_texts(document, signature, lambda index: _ignore, limit) if header["texts"] else None
+    requests = decode_texts(document, signature, lambda index: ignore, limit) if header["texts"] else None
     layout = Layout.FLAT
     several = requests is not None
     if requests is None:
-        request, layout = decode_document(document, signature, _ignore, max_input_size=limit)
+        request, layout = decode_document(document, signature, ignore, max_input_size=limit)
         requests = [request]
     parts: list[Buffer] = []
     documents = [_checked(request, signature, parts) for request in requests]
@@ -128,7 +128,3 @@ def _checked(request: InferRequest, signature: ModelSignature, parts: list[Buffe
 
 def _bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode("latin-1")
-
-
-def _ignore(response: InferResponse) -> None:
-    """Ignore a response; the server makes its own request from the document."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from conch.frontends.offloading.decode import Ask, Result, Work
 from conch.frontends.offloading.documents import read_tensors, tensor_documents
 from conch.frontends.offloading.memory import Header, split
-from conch.inference import InferRequest, InferResponse, SharedTensors
+from conch.inference import InferRequest, InferResponse, SharedTensors, ignore
 from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.generate import Layout, encode_generate
@@ -52,9 +52,7 @@ def responses_document(
 
 
 def _read_responses(document: dict[str, Any], body: memoryview) -> tuple[InferRequest, list[InferResponse]]:
-    request = InferRequest(
-        document["model"], {}, lambda response: None, model_version=document["version"], id=document["id"]
-    )
+    request = InferRequest(document["model"], {}, ignore, model_version=document["version"], id=document["id"])
     request.batch_size = document["batch_size"]
     if document["shared"]:
         request.shared = SharedTensors()

@@ -157,7 +157,7 @@ class SequenceScheduler:
         #: Slots whose sequence was cut short by a cancellation; the next ``take`` continues them.
         self._cut_short: list[Slot] = []
         #: Called when a cancellation may have unblocked other requests.
-        self.on_cancelled: Callable[[], None] = _nothing
+        self.on_cancelled: Callable[[], None] = lambda: None
 
     @property
     def queue(self) -> SequenceScheduler:
@@ -471,6 +471,3 @@ class SequenceScheduler:
         backlog = sum(len(sequence.waiting) for sequence in self._roster.backlog)
         self._held = len(self) - backlog < self.policy.hold or backlog < self.policy.hold_backlog
         return self._held
-
-
-def _nothing() -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from conch.inference import SEQUENCE_START, InferRequest, InferResponse, ModelSignature
+from conch.inference import SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ignore
 from conch.schedulers.sequences.controls import ControlInputs
 from conch.schedulers.sequences.states import State, StateKeeper, zeros
 
@@ -124,7 +124,7 @@ class RequestPreparer:
         inputs = {name: zeros(tensor) for name, tensor in like.inputs.items()}
         inputs.update({tensor.name: tensor for tensor in self._controls.of_null})
         inputs.update({name: zeros(tensor) for name, tensor in state.items()})
-        return NullRequest(like.model_name, inputs, _ignore, model_version=like.model_version)
+        return NullRequest(like.model_name, inputs, ignore, model_version=like.model_version)
 
     def _follow(self, request: InferRequest, sequence: LiveSequence) -> None:
         deliver, states = request.on_response, self._states
@@ -145,7 +145,3 @@ def same_shapes(signature: ModelSignature, first: InferRequest, other: InferRequ
         for name, spec in signature.inputs.items()
         if name in first.inputs and -1 in spec.dims and not spec.ragged
     )
-
-
-def _ignore(response: InferResponse) -> None:
-    """Discard the response of a row without a request."""

@@ -86,7 +86,7 @@ class SequenceDispatcher(Dispatcher):
         await super().stop(seconds)
         self._instances.clear()
         # Breaks the reference cycle between the scheduler and this dispatcher.
-        self._sequences.on_cancelled = _nothing
+        self._sequences.on_cancelled = lambda: None
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
         """Count a response, except for a batch row without a request."""
@@ -150,6 +150,3 @@ class SequenceDispatcher(Dispatcher):
                     self._sequences.remove_instance(key)
                 self._workers.remove(worker)
                 self._retire(worker)
-
-
-def _nothing() -> None: ...

@@ -27,7 +27,7 @@ from conch.config.schema import InstanceGroup, ModelConfig, datatype, implementa
 from conch.config.signature import parameters
 from conch.config.validate_instances import warmup_problems, warmup_size_problem
 from conch.errors import ConchError, internal, invalid
-from conch.inference import InferRequest, InferResponse
+from conch.inference import InferRequest, InferResponse, ignore
 from conch.machine.process_memory import resident_bytes
 from conch.repository.model_files import ModelFiles
 from conch.server.execution.devices import environment_for
@@ -37,7 +37,6 @@ from conch.server.runtime_facts import sentence
 from conch.tensors import ELEMENT_SIZE, WireTensor
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments, activated
-from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.templates import TemplateKind, Templates
 
@@ -126,12 +125,8 @@ async def _run(worker: WorkerProcess, model: str, outputs: tuple[str, ...], samp
         InferRequest(model, {tensor.name: tensor for tensor in sample.inputs}, on_response, outputs=outputs)
         for _ in range(sample.batch_size)
     ]
-    worker.execute(requests, _ignore)
+    worker.execute(requests, ignore)  # warm-up is not part of the statistics
     await ended
-
-
-def _ignore(execution: Execution) -> None:
-    """Leave warmup executions out of the statistics."""
 
 
 def _tensor(name: str, value: Any, config: ModelConfig, directory: Path) -> WireTensor:

@@ -85,7 +85,7 @@ class RegionPool:
         #: Whether there are new or dropped regions that the reader must be told about.
         self.has_changes = False
         #: Called in any thread when a loan has ended and the reader must close its file.
-        self.on_loan_ended: Callable[[], None] = _nothing
+        self.on_loan_ended: Callable[[], None] = lambda: None
         self._created: list[Region | OfferedFile] = []
         self._files: dict[int, OfferedFile] = {}
         self._loans: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
@@ -242,10 +242,6 @@ class RegionMap:
         for file in self.files.values():
             file.close()
         self.files.clear()
-
-
-def _nothing() -> None:
-    """Do nothing: the default callback."""
 
 
 def _unknown(id: object) -> ConchError:

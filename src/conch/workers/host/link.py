@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from conch.errors import ConchError
+from conch.inference import ignore
 from conch.workers.child.channel import Endpoint, Frame, Message, write
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer
@@ -19,10 +20,6 @@ from conch.workers.child.packing import Packer
 #: Time without frames after which free channel buffers are released (s). Mapping new ones costs as much as writing
 #: them.
 IDLE_SECONDS: Final = 1.0
-
-
-def _ignore(what: object) -> None:
-    """Do nothing: replaces the callbacks of a closed link."""
 
 
 class Link:
@@ -127,7 +124,7 @@ class Link:
         self._socket.close()
         self._endpoint.close()
         self._closed = True
-        self._on_frames = self._on_broken = _ignore  # break the reference cycle with the owner
+        self._on_frames = self._on_broken = ignore  # break the reference cycle with the owner
 
     def _keep(self, message: Message) -> None:
         if not self._unsent:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from conch.inference import InferRequest
+from conch.inference import InferRequest, ignore
 from conch.telemetry.custom import CustomMetrics
 from conch.workers.child.channel import Header
 from conch.workers.child.packing import Packer, Unpacker
@@ -64,8 +64,4 @@ class ModelCalls:
         if self._bls is not None:
             self._bls.close()
         self._bls = self._metrics = None
-        self._send = _ignore  # break the reference cycle with the owner
-
-
-def _ignore(header: Header, packer: Packer | None) -> None:
-    """Do nothing: replaces ``send`` after the worker has ended."""
+        self._send = ignore  # break the reference cycle with the owner

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from conch.inference import ignore
 from conch.workers.child import worker as program
 from conch.workers.host.descriptors import restore_limit
 from conch.workers.host.output import WorkerOutput
@@ -90,12 +91,8 @@ class SpawnedProcess:
         if self._output is not None:
             self._output.close()
             self._output = None
-        on_exit, self._on_exit = self._on_exit, _ignore  # called once; releases the reference
+        on_exit, self._on_exit = self._on_exit, ignore  # called once; releases the reference
         on_exit()
-
-
-def _ignore() -> None:
-    """Do nothing: replaces ``on_exit`` once it has been called."""
 
 
 def spawn(

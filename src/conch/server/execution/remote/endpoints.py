@@ -13,7 +13,7 @@ from math import ceil
 from typing import Final
 
 from conch.errors import ConchError, unavailable
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ignore
 
 #: Factor over the average load beyond which an endpoint gets no more requests by their key.
 _OVERLOAD: Final = 1.5
@@ -95,10 +95,6 @@ class LostSequences:
         self._reasons.pop(key, None)
 
 
-def _accept(urls: Sequence[str]) -> None:
-    """Accept every address; the default check."""
-
-
 class Endpoints:
     """The servers that share the requests of one model.
 
@@ -118,9 +114,9 @@ class Endpoints:
         idle_seconds: float,
         key: str = "",
         lost: LostSequences | None = None,
-        check: Callable[[Sequence[str]], None] = _accept,
-        on_added: Callable[[str], None] = lambda url: None,
-        on_gone: Callable[[str], None] = lambda url: None,
+        check: Callable[[Sequence[str]], None] = ignore,
+        on_added: Callable[[str], None] = ignore,
+        on_gone: Callable[[str], None] = ignore,
     ) -> None:
         self._clock = clock
         self._idle_seconds = idle_seconds
