@@ -41,9 +41,9 @@ class Contrasts:
         """Parse the contrasts of a manifest.  Raises built-in exceptions for an invalid structure."""
         worst = tuple(
             Contrast(
-                str(one["text"]), str(one["reference"]), str(one["variant"]), float(one["difference"]),
-                None if one.get("cosine") is None else float(one["cosine"]),
+                str(entry["text"]), str(entry["reference"]), str(entry["variant"]), float(entry["difference"]),
+                None if entry.get("cosine") is None else float(entry["cosine"]),
             )
-            for one in document["worst"]
+            for entry in document["worst"]
         )  # fmt: skip
         return cls(str(document["measure"]), tuple(map(float, document["differences"])), worst)

@@ -313,8 +313,8 @@ class Checkpoint:
         None if the options select a variant or engine, or disable ``by_shape``.
         """
         options = self.options
-        one = options.variant or options.engine != "auto" or not options.by_shape
-        return None if one or self.manifest is None else self.manifest.by_shape
+        fixed = options.variant or options.engine != "auto" or not options.by_shape
+        return None if fixed or self.manifest is None else self.manifest.by_shape
 
     @property
     def extra(self) -> str:

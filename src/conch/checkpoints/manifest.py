@@ -141,8 +141,8 @@ class Manifest:
         except (OSError, ValueError) as error:
             raise invalid(f"{path} cannot be read: {error}") from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            found = document.get("format") if isinstance(document, dict) else None
-            raise invalid(f"{path} has format {found}; this version of conch reads format {FORMAT}")
+            version = document.get("format") if isinstance(document, dict) else None
+            raise invalid(f"{path} has format {version}; this version of conch reads format {FORMAT}")
         try:
             manifest = cls.from_json(document)
             for name in (*manifest.files, *(variant.path for variant in manifest.variants if variant.path)):
@@ -216,12 +216,12 @@ class Manifest:
         """Verify the hashes of all listed files.  Raises INVALID_ARG, naming the first missing or modified file."""
         # Hashing releases the interpreter lock, so threads run in parallel.
         with ThreadPoolExecutor(max_workers=4) as pool:
-            for name, found in zip(self.files, pool.map(lambda name: _hash(folder, name), self.files), strict=True):
-                if found is None:
+            for name, digest in zip(self.files, pool.map(lambda name: _hash(folder, name), self.files), strict=True):
+                if digest is None:
                     raise invalid(f"{folder / name} is missing, which {FILENAME} lists; convert the model again")
-                if found != self.files[name]:
+                if digest != self.files[name]:
                     raise invalid(
-                        f"{folder / name} is not the file that was converted: its hash is {found[:19]}…, "
+                        f"{folder / name} is not the file that was converted: its hash is {digest[:19]}…, "
                         f"{FILENAME} says {self.files[name][:19]}…; convert the model again"
                     )
 
@@ -239,9 +239,9 @@ class Manifest:
 
     def variant(self, name: str) -> Variant:
         """Return a variant by name.  Raises INVALID_ARG if it does not exist, has no files, or is not usable."""
-        variant = next((one for one in self.variants if one.name == name), None)
+        variant = next((variant for variant in self.variants if variant.name == name), None)
         if variant is None:
-            known = ", ".join(one.name for one in self.variants if one.usable)
+            known = ", ".join(variant.name for variant in self.variants if variant.usable)
             raise invalid(f"there is no variant '{name}'; usable: {known or 'none'}")
         if not variant.kept:
             raise invalid(
@@ -269,16 +269,16 @@ class Manifest:
             return variant
         if engine == "auto":
             if not self.auto:
-                known = ", ".join(one.name for one in self.variants)
+                known = ", ".join(variant.name for variant in self.variants)
                 raise invalid(f"{FILENAME} chooses no variant; set parameter 'variant' to one of {known}")
             return self.variant(self.auto)
-        usable = [one for one in self.variants if one.engine == engine and one.usable]
+        usable = [variant for variant in self.variants if variant.engine == engine and variant.usable]
         if not usable:
             raise invalid(
                 f"the model was converted without a usable variant for engine '{engine}'; "
-                f"there are {', '.join(one.name for one in self.variants if one.usable) or 'none'}"
+                f"there are {', '.join(variant.name for variant in self.variants if variant.usable) or 'none'}"
             )
-        return next((one for one in usable if one.name == self.auto), None) or min(usable, key=_slowness)
+        return next((variant for variant in usable if variant.name == self.auto), None) or min(usable, key=_slowness)
 
 
 def hashes(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
@@ -289,14 +289,14 @@ def hashes(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
     """
     if names is None:
         names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    found = {}
+    digests = {}
     for name in sorted(set(names) - {FILENAME}):
         check_name(name)
         digest = _hash(folder, name)
         if digest is None:
             raise invalid(f"{folder / name} is missing")
-        found[name] = digest
-    return found
+        digests[name] = digest
+    return digests
 
 
 def check_name(name: str) -> None:
@@ -320,12 +320,12 @@ def _hash(folder: Path, name: str) -> str | None:
 
 def _slowness(variant: Variant) -> float:
     """Return the sum of the mean latencies of all measured shapes in milliseconds; infinite without measurements."""
-    return sum(one.mean_ms for one in variant.latency) if variant.latency else float("inf")
+    return sum(latency.mean_ms for latency in variant.latency) if variant.latency else float("inf")
 
 
 def _variant(document: Mapping[str, Any]) -> Variant:
     values = _known(Variant, document)
-    values["latency"] = tuple(Latency(**_known(Latency, one)) for one in document.get("latency", ()))
+    values["latency"] = tuple(Latency(**_known(Latency, latency)) for latency in document.get("latency", ()))
     values["reasons"] = tuple(map(str, document.get("reasons", ())))
     contrasts = document.get("contrasts")
     values["contrasts"] = None if contrasts is None else Contrasts.from_json(contrasts)
@@ -347,5 +347,5 @@ def _check_texts(of: str, values: Mapping[str, Any], *names: str) -> None:
 
 
 def _known(of: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    names = {one.name for one in fields(of)}
+    names = {declared.name for declared in fields(of)}
     return {name: value for name, value in document.items() if name in names}

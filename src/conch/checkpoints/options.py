@@ -147,9 +147,11 @@ class Options:
         """Return these options with ``values`` (the content of a ``model.json``) as defaults."""
         below = Options.from_values(values)
         unsaid = [
-            one.name
-            for one in fields(self)
-            if one.name in below.given and one.name not in self.given and getattr(self, one.name) == one.default
+            declared.name
+            for declared in fields(self)
+            if declared.name in below.given
+            and declared.name not in self.given
+            and getattr(self, declared.name) == declared.default
         ]
         return replace(
             self,
@@ -245,11 +247,11 @@ def _boolean(name: str, text: str) -> bool:
 
 def _parsers() -> Iterator[tuple[str, Callable[[str, str], Any]]]:
     by_type = {"int": _integer, "bool": _boolean, "bool | None": _boolean, "str": _string}
-    for one in fields(Options):
-        if one.name in _CHOICES:
-            yield one.name, _choice
-        elif str(one.type) in by_type:
-            yield one.name, by_type[str(one.type)]
+    for declared in fields(Options):
+        if declared.name in _CHOICES:
+            yield declared.name, _choice
+        elif str(declared.type) in by_type:
+            yield declared.name, by_type[str(declared.type)]
 
 
 #: The parser of each declared parameter.
@@ -257,7 +259,7 @@ _PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = dict(_parsers())
 
 #: The parameters that apply to all tasks.
 CHECKPOINT_PARAMETERS: Final = tuple(
-    Parameter(one.name, one.metadata["values"], one.metadata["default"], one.metadata["help"])
-    for one in fields(Options)
-    if one.metadata
+    Parameter(declared.name, declared.metadata["values"], declared.metadata["default"], declared.metadata["help"])
+    for declared in fields(Options)
+    if declared.metadata
 )

@@ -184,7 +184,7 @@ class _Reader:
         }
         if len(placed) != len(infos):
             raise self._wrong("two tensors have the same name")
-        end = max((one.offset + one.size for one in placed.values()), default=0)
+        end = max((tensor.offset + tensor.size for tensor in placed.values()), default=0)
         if end > self._size:
             raise invalid(f"{self._path} was cut off: it has {self._size} of {end} bytes")
         return placed

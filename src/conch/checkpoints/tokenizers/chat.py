@@ -70,10 +70,10 @@ class ChatTemplate:
         compiled = self._template(variables.pop("chat_template", None), tools)
         if tools and not compiled.tools:
             raise invalid("input 'tools' would have no effect: the chat template of the model has no place for tools")
-        given = {"add_generation_prompt": True, "documents": None, **self.tokens, **variables}
+        values = {"add_generation_prompt": True, "documents": None, **self.tokens, **variables}
         try:
             with limited(self.seconds):
-                return compiled.render(messages=[_plain(message) for message in messages], tools=tools, **given)
+                return compiled.render(messages=[_plain(message) for message in messages], tools=tools, **values)
         except Exception as error:
             raise _refused(error) from None
 
@@ -110,16 +110,16 @@ def check_messages(messages: Any) -> None:
 
 def templates_of(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the templates of a checkpoint by name; ``settings`` is its tokenizer_config.json."""
-    found = _named(settings.get("chat_template"))
+    templates = _named(settings.get("chat_template"))
     legacy = directory / "chat_template.json"
     if legacy.is_file():
-        found |= read_file(legacy)
+        templates |= read_file(legacy)
     main = directory / "chat_template.jinja"
     others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
     if main.is_file() or others:
         files = {_DEFAULT: main} if main.is_file() else {}
-        found = {name: _read(path) for name, path in (files | {path.stem: path for path in others}).items()}
-    return found
+        templates = {name: _read(path) for name, path in (files | {path.stem: path for path in others}).items()}
+    return templates
 
 
 def read_file(path: Path) -> dict[str, str]:
@@ -131,10 +131,10 @@ def read_file(path: Path) -> dict[str, str]:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise invalid(f"chat template {path} cannot be read: {one_line(error)}") from None
-    found = _named(document.get("chat_template") if isinstance(document, dict) else None)
-    if not found:
+    templates = _named(document.get("chat_template") if isinstance(document, dict) else None)
+    if not templates:
         raise invalid(f"chat template {path} must be a JSON object with 'chat_template'")
-    return found
+    return templates
 
 
 def _named(value: Any) -> dict[str, str]:
@@ -143,7 +143,9 @@ def _named(value: Any) -> dict[str, str]:
         case str():
             return {_DEFAULT: value}
         case list():
-            pairs = [(one.get("name"), one.get("template")) for one in value if isinstance(one, dict)]
+            pairs = [
+                (template.get("name"), template.get("template")) for template in value if isinstance(template, dict)
+            ]
         case dict():
             pairs = list(value.items())
         case _:

@@ -79,8 +79,8 @@ def _tick(place: nodes.Node) -> nodes.Stmt:
 
 
 def _filter(value: nodes.Expr, name: str, place: nodes.Node) -> nodes.Filter:
-    made = nodes.Filter(value, name, [], [], None, None)
-    return made.set_lineno(place.lineno).set_environment(place.environment)
+    filter_node = nodes.Filter(value, name, [], [], None, None)
+    return filter_node.set_lineno(place.lineno).set_environment(place.environment)
 
 
 @pass_context  # type: ignore[untyped-decorator]  # prevents evaluation when the template is compiled
@@ -140,7 +140,7 @@ def format_size(form: Any, values: Any) -> float:
     The sum of the format's length, all values once per placeholder, and all widths.
     """
     text = str(form)
-    widths = [width for found in _WIDTH.findall(text) for width in found if width]
+    widths = [width for groups in _WIDTH.findall(text) for width in groups if width]
     if not all(width.isdigit() and len(width) <= _MAX_WIDTH_DIGITS for width in widths):
         raise TooMuch("it has a format with a width of more than four digits, or one that is told elsewhere")
     places = text.count("{") + text.count("%")
@@ -224,8 +224,8 @@ class _Generation(jinja2.ext.Extension):
 class _Namespace(jinja2.utils.Namespace):
     """``namespace`` for templates; rejects names with a leading underscore, which are Python's internal names."""
 
-    def __init__(*given: Any, **values: Any) -> None:
-        self, *mappings = given  # allows ``self`` as a keyword
+    def __init__(*arguments: Any, **values: Any) -> None:
+        self, *mappings = arguments  # allows ``self`` as a keyword
         attributes = dict(*mappings, **values)
         for name in attributes:
             _check_name(name)
@@ -316,16 +316,16 @@ def _written(value: Any) -> Any:
 @cache
 def environment() -> Any:
     """Return the sandbox that all templates share; templates can change neither it nor their variables."""
-    made: Any = _Environment(
+    sandbox: Any = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], finalize=_written
     )
-    made.filters |= bounded_filters(made.filters)
-    made.filters["tojson"] = _tojson
-    del made.globals["lipsum"]
-    made.globals |= {
+    sandbox.filters |= bounded_filters(sandbox.filters)
+    sandbox.filters["tojson"] = _tojson
+    del sandbox.globals["lipsum"]
+    sandbox.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
         "dict": _Dict(),
         "namespace": _Namespace,
     }
-    return made
+    return sandbox

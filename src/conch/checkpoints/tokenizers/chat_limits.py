@@ -76,8 +76,8 @@ def size_of(value: Any) -> int:
         return _ELEMENT
     size, waiting = 0, [value]
     while waiting and size <= MAX_TEXT:
-        one = waiting.pop()
-        elements = [*one, *one.values()] if isinstance(one, dict) else one
+        container = waiting.pop()
+        elements = [*container, *container.values()] if isinstance(container, dict) else container
         size += _ELEMENT * (1 + len(elements))
         for element in elements:
             if isinstance(element, str | bytes):

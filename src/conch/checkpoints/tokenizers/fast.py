@@ -122,8 +122,8 @@ class FastTokenizer(TextTokenizer):
             for text, whole in zip(chunk, self._encodings(chunk, name, offsets=offsets), strict=True):
                 length = len(whole)
                 encoding = whole if length <= limit else self._shortened(text, limit)
-                given = np.array(encoding.type_ids, np.int64) if types else None
-                tokens = Tokens(np.array(encoding.ids, np.int64), given, length)
+                type_ids = np.array(encoding.type_ids, np.int64) if types else None
+                tokens = Tokens(np.array(encoding.ids, np.int64), type_ids, length)
                 if offsets:
                     tokens.special = encoding.special_tokens_mask
                     tokens.offsets = kept_offsets(whole, tokens.special, self.side)
@@ -143,15 +143,15 @@ class FastTokenizer(TextTokenizer):
         room = limit - special
         ones, twos = (self._parts(texts, name, limit) for texts, name in zip((firsts, seconds), names, strict=True))
         for first_text, second_text in zip(firsts, seconds, strict=True):
-            (first, one), (second, two) = ones[first_text], twos[second_text]
-            length = special + one + two
-            kept = kept_lengths(one, two, room, truncation)
+            (first, first_length), (second, second_length) = ones[first_text], twos[second_text]
+            length = special + first_length + second_length
+            kept = kept_lengths(first_length, second_length, room, truncation)
             if kept is not None:
-                one, two = kept
-                first = shortened(self.fast, first, one, self.side)
-                second = shortened(self.fast, second, two, self.side)
+                first_length, second_length = kept
+                first = shortened(self.fast, first, first_length, self.side)
+                second = shortened(self.fast, second, second_length, self.side)
             both = self.fast.post_process(first, second)
-            yield Tokens(np.array(both.ids, np.int64), self._pair_types(both, one) if types else None, length)
+            yield Tokens(np.array(both.ids, np.int64), self._pair_types(both, first_length) if types else None, length)
 
     def special_token_count(self, *, pair: bool) -> int:
         count: int = self.fast.num_special_tokens_to_add(pair)

@@ -124,8 +124,8 @@ def _token(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
 
 def _templates(file: GgufFile) -> dict[str, str]:
     named = {key.removeprefix(f"{_TEMPLATE}."): key for key in file.metadata if key.startswith(f"{_TEMPLATE}.")}
-    found = {name: file.text(key) for name, key in named.items()}
-    return ({"default": main} if (main := file.text(_TEMPLATE)) else {}) | found
+    templates = {name: file.text(key) for name, key in named.items()}
+    return ({"default": main} if (main := file.text(_TEMPLATE)) else {}) | templates
 
 
 def _division(file: GgufFile) -> str:
@@ -147,15 +147,15 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str])
         )
     merges = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
     vocabulary = {token: id for id, token in enumerate(tokens)}
-    made: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=division in _LIKE_LLAMA3))
+    tokenizer: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=division in _LIKE_LLAMA3))
     if division in _COMPOSED:
-        made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.Sequence([
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])  # fmt: skip
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
@@ -170,12 +170,12 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, st
     ranks = scores
     if file.text("general.architecture").startswith("gemma"):
         ranks = [-id for id in range(len(tokens))]  # its scores do not rank its merges
-    given = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
+    merges = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
     unknown = roles.get("unk_token")
-    made: Any = Tokenizer(
+    tokenizer: Any = Tokenizer(
         models.BPE(
             vocab=vocabulary,
-            merges=given or merges_of(vocabulary, ranks),
+            merges=merges or merges_of(vocabulary, ranks),
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=True,
@@ -184,24 +184,24 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, st
     spaced = file.flag("tokenizer.ggml.add_space_prefix", True)
     if spaced and file.text("general.architecture") == "phi3":
         # Phi-3 prepends a space even to a text that begins with one; no metadata key specifies this.
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
-        made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if spaced else "never", split=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if spaced else "never", split=False)
     chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*chain, decoders.Strip(" ", 1, 0)] if spaced else chain)
-    return made
+    tokenizer.decoder = decoders.Sequence([*chain, decoders.Strip(" ", 1, 0)] if spaced else chain)
+    return tokenizer
 
 
 def merges_of(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return the merges of a SentencePiece vocabulary: all pairs of tokens that form a token, best scores first."""
-    found: list[tuple[float, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, str, str]] = []
     for token, id in vocabulary.items():
         for cut in range(1, len(token)):
             first, second = token[:cut], token[cut:]
             if first in vocabulary and second in vocabulary:
-                found.append((-scores[id], vocabulary[first], vocabulary[second], first, second))
-    found.sort()
-    return [(first, second) for *_, first, second in found]
+                merges.append((-scores[id], vocabulary[first], vocabulary[second], first, second))
+    merges.sort()
+    return [(first, second) for *_, first, second in merges]
 
 
 def _pair(merge: str) -> tuple[str, str]:

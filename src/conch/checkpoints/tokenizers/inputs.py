@@ -99,7 +99,9 @@ def open_encoder(checkpoint: Checkpoint, options: Options, original: Any = None)
     types, which tokenizer_config.json may omit.
     """
     tokenizer = open_tokenizer(checkpoint)
-    given = tokenizer.types if original is None else TYPES in original.model_input_names
+    takes_types = tokenizer.types if original is None else TYPES in original.model_input_names
     # The network must not get types for which it has no embeddings.
     known = int(checkpoint.config.get("type_vocab_size") or 2) > 1
-    return InputEncoder(tokenizer, checkpoint.max_length, types=given and known, refuse=options.truncation == "refuse")
+    return InputEncoder(
+        tokenizer, checkpoint.max_length, types=takes_types and known, refuse=options.truncation == "refuse"
+    )

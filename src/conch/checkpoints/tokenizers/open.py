@@ -96,9 +96,9 @@ class SlowTokenizer(TextTokenizer):
         if length > limit:
             strategy = "only_first" if truncation == "first" else "longest_first"
             encoded = self._encoded(name, text, pair, truncation=strategy, max_length=limit)
-        given = encoded.get("token_type_ids") if types else None
+        type_ids = encoded.get("token_type_ids") if types else None
         return Tokens(
-            np.array(encoded["input_ids"], np.int64), None if given is None else np.array(given, np.int64), length
+            np.array(encoded["input_ids"], np.int64), None if type_ids is None else np.array(type_ids, np.int64), length
         )
 
     def _encoded(self, name: str, *texts: str | None, **settings: Any) -> dict[str, Any]:
@@ -227,8 +227,8 @@ def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         document = checkpoint.json(name) or {}
         inner = document.get("text_config")
-        for one in (document, inner if isinstance(inner, dict) else {}):
-            value = one.get("eos_token_id")
+        for config in (document, inner if isinstance(inner, dict) else {}):
+            value = config.get("eos_token_id")
             ids = tuple(id for id in (value if isinstance(value, list) else [value]) if type(id) is int and id >= 0)
             if ids:
                 return ids

@@ -218,7 +218,7 @@ def pieces_of(tokenizer: Any, hidden: Iterable[int] = ()) -> BytePieces | TextPi
     def token(id: int) -> str | None:
         return None if id in left_out else tokenizer.id_to_token(id)
 
-    kinds = [one.get("type") for one in chain]
+    kinds = [step.get("type") for step in chain]
     if kinds == ["ByteLevel"]:
         return BytePieces(token)
     if _is_single(chain) and decoder.decode([_ANCHOR]) == _ANCHOR:
@@ -230,20 +230,20 @@ def _chain(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the decoders of a sequence in order."""
     if decoder.get("type") != "Sequence":
         return [decoder]
-    return [one for inner in decoder["decoders"] for one in _chain(inner)]
+    return [step for inner in decoder["decoders"] for step in _chain(inner)]
 
 
 def _is_single(chain: list[dict[str, Any]]) -> bool:
     """Whether the text of a token depends only on the token and on whether it is the first."""
     fused = False
-    for one in chain:
-        if one.get("type") == "Fuse":
+    for step in chain:
+        if step.get("type") == "Fuse":
             fused = True
-        elif one.get("type") == "Strip":
+        elif step.get("type") == "Strip":
             # After Fuse, Strip applies to the whole text; one character at its start belongs to the first token.
-            if not fused or one.get("start", 0) > 1 or one.get("stop", 0):
+            if not fused or step.get("start", 0) > 1 or step.get("stop", 0):
                 return False
-        elif fused or one.get("type") not in _SINGLE:
+        elif fused or step.get("type") not in _SINGLE:
             return False
     return True
 
