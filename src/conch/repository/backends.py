@@ -128,22 +128,22 @@ class BackendDirectories:
     def _library_problem(self, config: ModelConfig, library: str, directory: Path, version: int) -> Problem:
         searched = self._searched(config.backend, directory, version)
         relative = library.lstrip("/")  # as Triton joins paths
-        found = next((place for place in searched if (place / relative).exists()), None)
-        if found is None:
+        holder = next((place for place in searched if (place / relative).exists()), None)
+        if holder is None:
             places = " ".join(f"'{place}'" for place in searched)
             return Problem(
                 f"unable to find backend library '{library}' for model '{config.name}', searched: {places} ",
                 ("runtime",),
                 hint=f"leave 'runtime' out, or set it to \"{PYTHON_RUNTIME}\" for a Python-based backend",
             )
-        if not (found / relative).resolve().is_relative_to(found.resolve()):
+        if not (holder / relative).resolve().is_relative_to(holder.resolve()):
             return Problem(
-                f"backend library name '{library}' escapes backend directory '{found}', for model '{config.name}', "
+                f"backend library name '{library}' escapes backend directory '{holder}', for model '{config.name}', "
                 "check model config runtime field",
                 ("runtime",),
             )
         return Problem(
-            f"unable to load shared library: {found / relative}: libraries of tritonserver do not run here; "
+            f"unable to load shared library: {holder / relative}: libraries of tritonserver do not run here; "
             f'a backend that is written in Python runs with runtime: "{PYTHON_RUNTIME}"',
             ("runtime",) if config.runtime else ("backend",),
         )

@@ -25,7 +25,9 @@ _VERSION_FILES: Final = ("model.py", "model.json")
 def is_model_directory(path: Path) -> bool:
     """Return whether ``path`` looks like a model of a repository: it has a configuration or a version directory."""
     try:
-        return (path / "config.pbtxt").is_file() or any(one.name.isdigit() for one in path.iterdir() if one.is_dir())
+        return (path / "config.pbtxt").is_file() or any(
+            entry.name.isdigit() for entry in path.iterdir() if entry.is_dir()
+        )
     except OSError:
         return False
 
@@ -44,7 +46,7 @@ def is_version_directory(path: Path) -> bool:
 def is_checkpoint(path: Path) -> bool:
     """Return whether ``path`` looks like a checkpoint folder: it contains a configuration or weights."""
     try:
-        return (path / "config.json").is_file() or any(one.suffix in _WEIGHTS for one in path.iterdir())
+        return (path / "config.json").is_file() or any(entry.suffix in _WEIGHTS for entry in path.iterdir())
     except OSError:
         return False
 
@@ -61,7 +63,7 @@ def repository_problem(path: Path) -> Problem | None:
         hint = f"serve it with 'conch serve {path}'" if path.suffix in _WEIGHTS else "give a model repository"
         return Problem(f"repository path is not a valid directory: {path} is a file", hint=hint)
     try:
-        directories = [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+        directories = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
         return Problem(f"repository path {path} cannot be read: {error.strerror}", hint="give a model repository")
     if any(is_model_directory(directory) for directory in directories):
@@ -88,14 +90,14 @@ def _above(path: Path, levels: int) -> Path:
 
 def _holds_models(path: Path) -> bool:
     try:
-        return any(is_model_directory(one) for one in path.iterdir() if one.is_dir())
+        return any(is_model_directory(entry) for entry in path.iterdir() if entry.is_dir())
     except OSError:
         return False
 
 
 def _nearest(path: Path) -> str:
     try:
-        beside = [one.name for one in path.parent.iterdir() if one.is_dir()]
+        beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
     except OSError:
         beside = []
     near = nearest(path.name, beside, 0.7)

@@ -23,10 +23,10 @@ def without_directories(text: str) -> str:
     return _PATHS.sub(_shortened, text)
 
 
-def _shortened(found: re.Match[str]) -> str:
-    if found["path"] is None:
-        return found[0]
-    parts = found["path"].strip("/").split("/")
+def _shortened(match: re.Match[str]) -> str:
+    if match["path"] is None:
+        return match[0]
+    parts = match["path"].strip("/").split("/")
     return "/".join(parts[1:][-2:])
 
 

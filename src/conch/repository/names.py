@@ -17,7 +17,7 @@ def is_hidden(name: str) -> bool:
 
 def is_utf8(name: str) -> bool:
     """Return whether a file name is valid UTF-8, without undecodable bytes."""
-    return not any("\ud800" <= one <= "\udfff" for one in name)
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def check_model_name(name: str) -> None:

@@ -93,20 +93,20 @@ class ModelRepository:
         those of the last listing; raises UNAVAILABLE or INVALID_ARG if there is none.
         """
         if self.namespacing:
-            found = [(root, name) for root in self.roots for name in sorted(root.names())]
-            return [*(qualified(str(root), name) for root, name in found), *sorted(self.given)]
+            located = [(root, name) for root in self.roots for name in sorted(root.names())]
+            return [*(qualified(str(root), name) for root, name in located), *sorted(self.given)]
         return sorted({*self.given, *(name for root in self.roots for name in root.names())})
 
     def fingerprints(self) -> dict[str, Fingerprint | None]:
         """Return the fingerprint of each model, by key; None for a model that is unreadable or not unique."""
-        found: dict[str, Fingerprint | None] = {}
+        fingerprints: dict[str, Fingerprint | None] = {}
         for root in self.roots:
             for name, fingerprint in sorted(root.fingerprints(self.config_name).items()):
                 key = qualified(str(root), name) if self.namespacing else name
-                found[key] = None if key in found else fingerprint
+                fingerprints[key] = None if key in fingerprints else fingerprint
         for name, directory in self.given.items():
-            found[name] = None if name in found else self._fingerprint(directory)
-        return found
+            fingerprints[name] = None if name in fingerprints else self._fingerprint(directory)
+        return fingerprints
 
     def _fingerprint(self, directory: Path) -> Fingerprint | None:
         try:
@@ -133,14 +133,14 @@ class ModelRepository:
         """Return the location with the model ``name``; None for a model in ``given``."""
         namespace, plain = self.naming.namespace(name), self.naming.name(name)
         roots = [root for root in self.roots if not self.namespacing or str(root) == namespace]
-        found: list[Root | None] = [root for root in roots if is_directory_name(plain) and root.has(plain)]
+        holders: list[Root | None] = [root for root in roots if is_directory_name(plain) and root.has(plain)]
         if name in self.given:
-            found.append(None)
-        if not found:
+            holders.append(None)
+        if not holders:
             raise NotFoundError(name)
-        if len(found) > 1:
+        if len(holders) > 1:
             raise NotUniqueError(name)
-        return found[0]
+        return holders[0]
 
     def _located(self, name: str, override: ModelConfig | None = None) -> Located:
         root = self._root(name)
@@ -150,12 +150,12 @@ class ModelRepository:
 
     def keys(self, name: str) -> list[str]:
         """Return the keys of the existing models of a name."""
-        found = []
+        keys = []
         for key in self.naming.keys(name):
             with suppress(PollError):
                 self._root(key)
-                found.append(key)
-        return found
+                keys.append(key)
+        return keys
 
     def keys_of(self, names: Iterable[str]) -> list[str]:
         """Return the keys of the models of several names; a name without a directory is its own key."""
@@ -180,7 +180,7 @@ class ModelRepository:
 
     def no_such_model(self, name: str) -> str:
         """Return an error text for a missing model, with the nearest name or a list of the models."""
-        names = sorted({*self.given, *(one for root in self.roots for one in root.known())})
+        names = sorted({*self.given, *(model for root in self.roots for model in root.known())})
         others = f"its models are {', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''}" if names else ""
         hint = did_you_mean(name, names, others)
         return f"there is no model '{name}' in {', '.join(map(str, self.paths))}{'; ' + hint if hint else ''}"

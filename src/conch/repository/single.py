@@ -41,17 +41,17 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
     """
     with TemporaryFolder() as repository:
         path = Path(model).expanduser()
-        given = name or model_name(path.resolve() if path.exists() else path)
-        if not is_directory_name(given) or ".." in given:
-            raise invalid(f"'{given}' cannot be a model's name: choose one without slashes with --name")
-        version = repository / given / "1"
+        chosen = name or model_name(path.resolve() if path.exists() else path)
+        if not is_directory_name(chosen) or ".." in chosen:
+            raise invalid(f"'{chosen}' cannot be a model's name: choose one without slashes with --name")
+        version = repository / chosen / "1"
         version.mkdir(parents=True)
         if path.is_file() and path.suffix != ".gguf":
             _link(path.resolve(), version, values)
         else:
             source = checkpoint_source(model)
             (version / "model.json").write_text(json.dumps({"model": source, **values}) + "\n", encoding="utf-8")
-        yield repository, given
+        yield repository, chosen
 
 
 def checkpoint_source(model: str) -> str:
@@ -75,7 +75,7 @@ def hub_hint(model: str) -> str:
         return ""
     there = f"there is no folder '{model}' here"
     try:
-        near = nearest(path.name, [one.name for one in path.parent.iterdir() if one.is_dir()], 0.7)
+        near = nearest(path.name, [entry.name for entry in path.parent.iterdir() if entry.is_dir()], 0.7)
     except OSError:
         near = ""
     return f"{there}; did you mean '{path.parent / near}'?" if near else f"{there} either"

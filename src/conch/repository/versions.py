@@ -22,7 +22,7 @@ class Versions:
 
 def read_versions(directories: Iterable[str]) -> Versions:
     """Return the versions among the sub-directories of a model."""
-    found: list[int] = []
+    numbers: list[int] = []
     warnings: list[str] = []
     for name in sorted(directories):
         if name in RESERVED or name.startswith("."):
@@ -32,8 +32,8 @@ def read_versions(directories: Iterable[str]) -> Versions:
         elif len(name) > 1 and name.startswith("0"):
             warnings.append(f"ignore version directory '{name}' which contains leading zeros in its directory name")
         else:
-            found.append(int(name))
-    return Versions(tuple(sorted(found)), tuple(warnings))
+            numbers.append(int(name))
+    return Versions(tuple(sorted(numbers)), tuple(warnings))
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,10 @@ def find_weights(
         if served is not None:
             return served
         forms = [[place]] if place.is_file() else _forms(place)
-        found = [_summed(files, _divisor(options)) for files in forms]
+        sums = [_summed(files, _divisor(options)) for files in forms]
     except (OSError, ValueError, RuntimeError, AttributeError, KeyError, TypeError):
         return WeightFiles()
-    return min(found, key=lambda one: one.size, default=WeightFiles())
+    return min(sums, key=lambda weights: weights.size, default=WeightFiles())
 
 
 def _divisor(options: Mapping[str, object]) -> int:
@@ -100,7 +100,7 @@ def _forms(folder: Path) -> Iterator[list[Path]]:
                     beside.append(path)
         for key, files in forms.items():
             # Files with a graph's external tensors are named after it: model.onnx_data, model.onnx.data.
-            yield [*files, *(one for one in beside if files[0].suffix == ".onnx" and one.name.startswith(f"{key}."))]
+            yield [*files, *(file for file in beside if files[0].suffix == ".onnx" and file.name.startswith(f"{key}."))]
 
 
 def _served(folder: Path, options: Mapping[str, object], gpu: bool) -> WeightFiles | None:
@@ -118,10 +118,10 @@ def _served(folder: Path, options: Mapping[str, object], gpu: bool) -> WeightFil
     if not chosen:
         return None
     size, files, least = 0, list[Path](), 0
-    for one in chosen:
-        path = str(one.get("path", ""))
-        found = _summed(_graph(folder / path) if path else own, _HALVED.get(str(one.get("precision")), 1))
-        size, files, least = size + found.size, [*files, *found.files], least + found.least
+    for variant in chosen:
+        path = str(variant.get("path", ""))
+        weights = _summed(_graph(folder / path) if path else own, _HALVED.get(str(variant.get("precision")), 1))
+        size, files, least = size + weights.size, [*files, *weights.files], least + weights.least
     # Two variants may use the same file in two precisions; each keeps its own copy in memory.
     return WeightFiles(size, tuple(dict.fromkeys(files)), least) if files else None
 
@@ -136,22 +136,22 @@ def _chosen(document: Mapping[str, Any], options: Mapping[str, object]) -> list[
         return [usable[name] for name in (options["variant"],) if name in usable]
     engine = str(options.get("engine") or "auto")
     if engine != "auto":
-        runs = [one for one in usable.values() if one.get("engine") == _KINDS.get(engine, engine)]
+        runs = [variant for variant in usable.values() if variant.get("engine") == _KINDS.get(engine, engine)]
         return [auto] if auto is not None and auto in runs else sorted(runs, key=_slowness)[:1]
     beside = document.get("by_shape") or {}
     forbidden = str(options.get("by_shape", "")).lower() in ("false", "0", "no", "off")
     other = None if forbidden else usable.get(beside.get("variant"))
-    return [one for one in (auto, other) if one is not None]
+    return [variant for variant in (auto, other) if variant is not None]
 
 
 def _slowness(variant: Mapping[str, Any]) -> float:
-    return sum(one["mean_ms"] for one in variant.get("latency") or ()) or float("inf")
+    return sum(latency["mean_ms"] for latency in variant.get("latency") or ()) or float("inf")
 
 
 def _graph(file: Path) -> list[Path]:
     """Return a graph file and the files with its tensors."""
     beside = (file.with_suffix(".bin"), file.with_name(f"{file.name}.data"), file.with_name(f"{file.name}_data"))
-    return [one for one in (file, *beside) if one.is_file()]
+    return [file for file in (file, *beside) if file.is_file()]
 
 
 def _summed(files: Sequence[Path], divisor: int) -> WeightFiles:

@@ -46,25 +46,25 @@ def azure_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict
     of authentication that Triton does not have.
     """
     entry = credential(url, environment)
-    given = {name: value for name, variable in _VARIABLES.items() if (value := environment.get(variable))}
+    values = {name: value for name, variable in _VARIABLES.items() if (value := environment.get(variable))}
     if entry is not None:
-        given = fields(entry, url, *_VARIABLES)
+        values = fields(entry, url, *_VARIABLES)
     account, _, domain = url.account.partition(".")
     arguments: dict[str, Any] = {"account_name": account}
     if domain:
         arguments["account_host"] = url.account
-    kind = given.get("auth_type", "")
+    kind = values.get("auth_type", "")
     if kind and kind not in (*_KINDS, "shared_key"):
         raise invalid(f"the authentication for {url} must be one of {', '.join(_KINDS)}; got '{kind[:40]}'")
     if kind == "managed_identity":
         arguments["managed"] = True
-        if "client_id" in given:
-            arguments["client_id"] = given["client_id"]
+        if "client_id" in values:
+            arguments["client_id"] = values["client_id"]
     elif kind == "default":
         arguments["anon"] = False
-    elif "account_key" in given:
-        arguments["account_key"] = given["account_key"]
-    return arguments, (given.get("account_key", ""),)
+    elif "account_key" in values:
+        arguments["account_key"] = values["account_key"]
+    return arguments, (values.get("account_key", ""),)
 
 
 def azure_stamp(entry: Mapping[str, Any]) -> str:

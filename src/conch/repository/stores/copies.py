@@ -103,7 +103,7 @@ class ModelCopies:
 
     def usable(self) -> Iterator[Copy]:
         """Yield the complete copies, newest first; each stays while it is referenced.  Call while locked."""
-        for home in sorted(_homes(self.folder), key=lambda one: -int(one.name)):
+        for home in sorted(_homes(self.folder), key=lambda home: -int(home.name)):
             copy = _open(home)
             if copy is not None:
                 yield copy
@@ -117,14 +117,14 @@ class ModelCopies:
         directory = new / self.folder.name
         directory.mkdir()
         try:
-            for one in directories:
-                (directory / one).mkdir(parents=True, exist_ok=True)
+            for subdirectory in directories:
+                (directory / subdirectory).mkdir(parents=True, exist_ok=True)
             fill(directory)
             stamps = {
                 file.path: [file.size, file.identity, (directory / file.path).stat().st_mtime_ns] for file in files
             }
             (new / _RECORD).write_text(json.dumps({"files": stamps}), encoding="utf-8")
-            home = self.folder / str(max((int(one.name) for one in _homes(self.folder)), default=0) + 1)
+            home = self.folder / str(max((int(home.name) for home in _homes(self.folder)), default=0) + 1)
             new.rename(home)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
@@ -233,7 +233,7 @@ def _release(home: Path, lock: int, owner: int) -> None:
 def _is_replaced(home: Path) -> bool:
     """Return whether a newer copy exists."""
     try:
-        return any(int(one.name) > int(home.name) for one in _homes(home.parent))
+        return any(int(newer.name) > int(home.name) for newer in _homes(home.parent))
     except OSError:
         return False
 

@@ -46,9 +46,9 @@ class FilesystemStore:
     def find(self, below: str = "") -> list[RemoteFile]:
         place = f"{self._root}/{below}" if below else self._root
         self.filesystem.invalidate_cache()
-        found = self.filesystem.find(place, detail=True)
+        entries = self.filesystem.find(place, detail=True)
         files = []
-        for entry in found.values():
+        for entry in entries.values():
             name = entry["name"].removeprefix("/")
             if not name.startswith(f"{self._root}/") or entry["type"] != "file":
                 continue

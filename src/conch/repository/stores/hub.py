@@ -75,8 +75,8 @@ class HubStore:
                 f"model repository {self._url} is not in the Hub's cache at {self._hub.constants.HF_HUB_CACHE}, and "
                 "offline mode is on: switch it off (HF_HUB_OFFLINE)"
             ) from None
-        found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        named = [(path.relative_to(folder).as_posix(), path) for path in found]
+        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        named = [(path.relative_to(folder).as_posix(), path) for path in paths]
         return [(name, self._file(name, path.stat().st_size, path.resolve().name, "")) for name, path in named]
 
     def _file(self, path: str, size: int, stamp: str, digest: str) -> RemoteFile:

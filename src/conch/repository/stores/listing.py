@@ -51,12 +51,15 @@ class StoredModel:
 
 def models_in(files: Iterable[RemoteFile]) -> dict[str, StoredModel]:
     """Return the models in a listing, by name."""
-    found: dict[str, list[RemoteFile]] = {}
+    files_of: dict[str, list[RemoteFile]] = {}
     for file in files:
         name, inside, path = file.path.partition("/")
         if inside and is_directory_name(name):
-            found.setdefault(name, []).append(replace(file, path=path) if path else replace(file, path="./"))
-    return {name: StoredModel(name, tuple(one for one in found[name] if one.path != "./")) for name in sorted(found)}
+            files_of.setdefault(name, []).append(replace(file, path=path) if path else replace(file, path="./"))
+    return {
+        name: StoredModel(name, tuple(file for file in files_of[name] if file.path != "./"))
+        for name in sorted(files_of)
+    }
 
 
 def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping[str, StoredModel]) -> None:
@@ -76,7 +79,7 @@ def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping
         hint = f"serve it with 'conch serve {url.bucket}{revision}'" if whole else "give a directory of models"
         raise invalid(f"model repository {url} is a checkpoint, not a repository of models: {hint}")
     for name, model in models.items():
-        if any(_is_model(one) for one in models_in(model.listed).values()):
+        if any(_is_model(stored) for stored in models_in(model.listed).values()):
             raise invalid(
                 f"model repository {url} is not a repository of models, but {name} in it is: give {url}/{name}"
             )

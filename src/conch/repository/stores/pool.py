@@ -124,19 +124,19 @@ class SharedCalls:
 
     def _make(self, key: str, call: Callable[[], Any], future: Future[Any]) -> None:
         try:
-            made = self._pool.submit(call)
+            inner = self._pool.submit(call)
         except ConchError as error:
-            made = Future()
-            made.set_exception(error)
-        made.add_done_callback(partial(self._made, key, call, future))
+            inner = Future()
+            inner.set_exception(error)
+        inner.add_done_callback(partial(self._made, key, call, future))
 
-    def _made(self, key: str, call: Callable[[], Any], future: Future[Any], made: Future[Any]) -> None:
-        error = made.exception()
+    def _made(self, key: str, call: Callable[[], Any], future: Future[Any], inner: Future[Any]) -> None:
+        error = inner.exception()
         with suppress(InvalidStateError):
             if error is not None:
                 future.set_exception(error)
             else:
-                future.set_result(made.result())
+                future.set_result(inner.result())
         with self._lock:
             following = self._next.pop(key, None)
             if following is None:

@@ -66,10 +66,10 @@ def usable(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[str]]:
 
 def warn(place: object, refused: Iterable[str], known: set[str]) -> None:
     """Log each refused name once; ``known`` are the names already logged, and is updated."""
-    new = [one for one in refused if one not in known]
+    new = [problem for problem in refused if problem not in known]
     known.update(new)
-    for one in new[:_NAMED]:
-        LOG.warning("model repository %s: %s, and is left out", place, one)
+    for problem in new[:_NAMED]:
+        LOG.warning("model repository %s: %s, and is left out", place, problem)
     if len(new) > _NAMED:
         LOG.warning("model repository %s: %d more names like this are left out", place, len(new) - _NAMED)
 
@@ -144,12 +144,12 @@ class Fetcher:
         files = [file for file in model.files if file.path.partition("/")[0] not in left_out]
         empty = [file.path.rstrip("/") for file in model.listed if file.path.endswith("/")]
         needed = [directory for directory in (*directories, *empty) if directory.partition("/")[0] not in left_out]
-        found = next((one for one in existing if one.has_just(files, needed)), None)
-        if found is not None:
+        existing_copy = next((candidate for candidate in existing if candidate.has_just(files, needed)), None)
+        if existing_copy is not None:
             LOG.info("model '%s' of %s has been downloaded before, and has not changed", model.name, self._url)
-        copy = found or copies.make(files, needed, partial(self._fill, model, files, existing))
+        copy = existing_copy or copies.make(files, needed, partial(self._fill, model, files, existing))
         artefacts = model.names_in(min(map(str, versions))) if versions else frozenset[str]()
-        return copy, found is None, Inventory(tuple(directories), artefacts, model.fingerprint(config_name))
+        return copy, existing_copy is None, Inventory(tuple(directories), artefacts, model.fingerprint(config_name))
 
     def _config(
         self, model: StoredModel, copies: ModelCopies, existing: list[Copy], config_name: str | None
@@ -319,22 +319,22 @@ class StoreRoot:
         self._unreadable, self._failed = error.message, self._clock()
 
     def _model(self, name: str) -> StoredModel:
-        found = models_in(self._list(name)).get(name)
-        if found is None:
+        stored = models_in(self._list(name)).get(name)
+        if stored is None:
             raise NotFoundError(name)
-        return found
+        return stored
 
     def _list(self, below: str) -> list[RemoteFile]:
         """List the files below a directory of the repository, with paths relative to the repository."""
         listing = self._listings.submit(below, partial(self._find, below))
         try:
-            found = listing.result(self._timeout)
+            listed = listing.result(self._timeout)
         except TimeoutError:
             self._hung = self._clock()
             raise unavailable(
                 f"model repository {self.url} cannot be read: it has not answered within {self._timeout:g} s"
             ) from None
-        files, refused = usable(found)
+        files, refused = usable(listed)
         warn(self.url, refused, self._warned)
         return files
 
@@ -371,8 +371,8 @@ class StoreRoot:
         try:
             for _ in range(_ATTEMPTS):
                 with copies.locked():
-                    copy, made, inventory = fetcher.copy(model, copies, config_name, override)
-                    if not made or self._model(name) == model:
+                    copy, is_new, inventory = fetcher.copy(model, copies, config_name, override)
+                    if not is_new or self._model(name) == model:
                         copies.prefer(copy)
                         return Located(copy.directory, inventory, copy)
                     copies.discard(copy)

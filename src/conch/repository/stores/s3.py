@@ -48,14 +48,14 @@ def s3_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict[st
     the AWS tools.
     """
     entry = credential(url, environment)
-    given = (
+    values = (
         fields(entry, url, "key_id", "secret_key", "session_token", "region", "profile") if entry is not None else {}
     )
     arguments: dict[str, Any] = {
-        "key": given.get("key_id"),
-        "secret": given.get("secret_key"),
-        "token": given.get("session_token"),
-        "client_kwargs": {"region_name": given["region"]} if "region" in given else {},
+        "key": values.get("key_id"),
+        "secret": values.get("secret_key"),
+        "token": values.get("session_token"),
+        "client_kwargs": {"region_name": values["region"]} if "region" in values else {},
         "config_kwargs": {
             "connect_timeout": _CONNECT_SECONDS,
             "read_timeout": _READ_SECONDS,
@@ -66,10 +66,10 @@ def s3_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict[st
         arguments["endpoint_url"] = url.endpoint
         # S3-compatible servers usually have no host name per bucket.
         arguments["config_kwargs"]["s3"] = {"addressing_style": "path"}
-    if "profile" in given:
-        arguments["profile"] = given["profile"]
+    if "profile" in values:
+        arguments["profile"] = values["profile"]
     named = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-    secrets = [given.get(name, "") for name in ("key_id", "secret_key", "session_token")]
+    secrets = [values.get(name, "") for name in ("key_id", "secret_key", "session_token")]
     return arguments, (*secrets, *(environment.get(name, "") for name in named))
 
 

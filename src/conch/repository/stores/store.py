@@ -79,7 +79,7 @@ def explained(place: object, error: Exception, credentials: str, redacted: Redac
     """Return the error for an exception raised while reading ``place``; ``credentials`` names the settings to check."""
     if isinstance(error, ConchError):
         return error
-    names = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
+    names = {kind.__name__ for cause in _chain(error) for kind in type(cause).__mro__}
     reason = redacted(one_line(error))
     if isinstance(error, TimeoutError) and not str(error):
         reason = "it has sent nothing for too long"
@@ -92,8 +92,8 @@ def explained(place: object, error: Exception, credentials: str, redacted: Redac
 
 def _chain(error: BaseException | None) -> list[BaseException]:
     """Return the error and its causes, at most five."""
-    found: list[BaseException] = []
-    while error is not None and len(found) < 5:
-        found.append(error)
+    causes: list[BaseException] = []
+    while error is not None and len(causes) < 5:
+        causes.append(error)
         error = error.__cause__
-    return found
+    return causes
