@@ -36,23 +36,23 @@ RENAMED: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def parse(given: Mapping[str, Sequence[str]]) -> Settings:
+def parse(texts: Mapping[str, Sequence[str]]) -> Settings:
     """Parse the texts given for each flag (without dashes); the last text of an option counts.
 
     Raises INVALID_ARG for an invalid value or contradictory options.
     """
-    if "response-cache-byte-size" in given and "cache-config" in given:
+    if "response-cache-byte-size" in texts and "cache-config" in texts:
         raise invalid(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided."
             " Please provide one or the other."
         )
     values: dict[str, list[Any]] = {}
     # Alternative flags first, so that values of the flags themselves override theirs.
-    for flag in sorted(given, key=lambda flag: flag not in RENAMED):
+    for flag in sorted(texts, key=lambda flag: flag not in RENAMED):
         target, template = RENAMED.get(flag, (flag, "{}"))
         option = OPTIONS[target]
         parser = parser_of(option)
-        values.setdefault(target, []).extend(parser(flag, template.format(text)) for text in given[flag])
+        values.setdefault(target, []).extend(parser(flag, template.format(text)) for text in texts[flag])
     chosen: dict[str, Any] = {}
     for flag, parsed in values.items():
         option = OPTIONS[flag]
@@ -62,12 +62,12 @@ def parse(given: Mapping[str, Sequence[str]]) -> Settings:
 
 def platform_defaults(environment: Mapping[str, str]) -> dict[str, tuple[str]]:
     """Return the flags, with their texts, that Vertex AI sets by environment variables."""
-    found = {}
+    texts = {}
     if "AIP_HTTP_PORT" in environment:
-        found["vertex-ai-port"] = (environment["AIP_HTTP_PORT"],)
+        texts["vertex-ai-port"] = (environment["AIP_HTTP_PORT"],)
     if environment.get("AIP_MODE") == "PREDICTION":
-        found |= {"allow-vertex-ai": ("true",), "allow-http": ("false",), "allow-grpc": ("false",)}
-    return found
+        texts |= {"allow-vertex-ai": ("true",), "allow-http": ("false",), "allow-grpc": ("false",)}
+    return texts
 
 
 def bad_option(flag: str, message: str) -> ConchError:
@@ -153,8 +153,8 @@ def _pattern(flag: str, text: str) -> str:
 
 def _pair(separator: str, first: Parser, second: Parser) -> Parser:
     def parse(flag: str, text: str) -> tuple[Any, Any]:
-        left, found, right = text.partition(separator)
-        if not found:
+        left, present, right = text.partition(separator)
+        if not present:
             raise bad_option(
                 flag,
                 "Cannot parse pair option due to incorrect number of inputs."

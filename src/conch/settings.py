@@ -408,10 +408,12 @@ class Option(NamedTuple):
 def _declared() -> dict[str, Option]:
     types = get_type_hints(Settings, include_extras=True)
     options = (
-        Option(one.name, one.name.replace("_", "-"), types[one.name], one.default, **one.metadata)
-        for one in fields(Settings)
+        Option(
+            declared.name, declared.name.replace("_", "-"), types[declared.name], declared.default, **declared.metadata
+        )
+        for declared in fields(Settings)
     )
-    return {one.flag: one for one in options}
+    return {declared.flag: declared for declared in options}
 
 
 #: All options by flag (without the leading dashes), in the order of the help.

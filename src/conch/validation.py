@@ -49,11 +49,11 @@ def _check_names(signature: ModelSignature, request: InferRequest) -> None:
             text = f"expected {len(specs)} inputs but got {len(inputs)} inputs"
         else:
             text = f"expected number of inputs between {required} and {len(specs)} but got {len(inputs)} inputs"
-        got = ",".join(f"'{name}'" for name in reversed(inputs))
+        names = ",".join(f"'{name}'" for name in reversed(inputs))
         missing = ",".join(f"'{name}'" for name, spec in specs.items() if not spec.optional and name not in inputs)
         # Triton omits the bracket if nothing is missing.
         raise request.error(
-            f"{text} for model '{signature.name}'. Got input(s) [{got}], but missing required input(s)"
+            f"{text} for model '{signature.name}'. Got input(s) [{names}], but missing required input(s)"
             f" {'[' if missing else ''}{missing}]. Please provide all required input(s)."
         )
     for name in reversed(inputs):
@@ -104,14 +104,14 @@ def _check_tensor(signature: ModelSignature, request: InferRequest, spec: Tensor
             f" Expected {count * ELEMENT_SIZE[spec.datatype]}, got {len(tensor.data)}"
         )
     if spec.reshape is not None:
-        variable = iter([given for given, dim in zip(dims, spec.dims, strict=True) if dim == -1])
+        variable = iter([size for size, dim in zip(dims, spec.dims, strict=True) if dim == -1])
         batch = shape[:1] if signature.max_batch_size > 0 else ()
         tensor.shape = (*batch, *(next(variable) if dim == -1 else dim for dim in spec.reshape))
 
 
 def _fits(dims: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return len(dims) == len(expected) and all(
-        want in (-1, given) and given >= 0 for given, want in zip(dims, expected, strict=True)
+        want in (-1, size) and size >= 0 for size, want in zip(dims, expected, strict=True)
     )
 
 

@@ -101,7 +101,7 @@ def complete(
     runs_on = implementation(completed)
     if runs_on != "python":
         # Clients may send back a configuration that they read from the server.
-        for parameter in [one for one in completed.parameters if one.startswith(RUNTIME_FACT_PREFIX)]:
+        for parameter in [parameter for parameter in completed.parameters if parameter.startswith(RUNTIME_FACT_PREFIX)]:
             del completed.parameters[parameter]
     normalise(completed)
     complete_instances(completed, gpus, preference or _PREFERENCES.get(runs_on, ANY))

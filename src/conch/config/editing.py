@@ -43,10 +43,10 @@ def edit(text: str, changes: Mapping[str, Any], source: str = "config.pbtxt") ->
     after = merge(before, changes)
     if before == after:
         return text
-    edited = _edited(text, before, after)
+    entry = _edited(text, before, after)
     try:
-        if pbtxt.parse(edited, source) == after:
-            return edited
+        if pbtxt.parse(entry, source) == after:
+            return entry
     except ConfigError:
         pass
     # The text uses syntax that this module does not support, such as extensions.
@@ -130,27 +130,27 @@ def _edit_message(text: str, body: _Span, before: Any, after: Any, edits: list[t
     fields = list(_fields(text, body))
     added = ""
     for field in before.DESCRIPTOR.fields:
-        found = [one for one in fields if one.name == field.name]
+        present = [entry for entry in fields if entry.name == field.name]
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            added += _edit_entries(text, found, before, after, field.name, edits)
+            added += _edit_entries(text, present, before, after, field.name, edits)
             continue
         old, new = getattr(before, field.name), getattr(after, field.name)
         if old == new and (not field.has_presence or before.HasField(field.name) == after.HasField(field.name)):
             continue
-        if not _edit_values(text, field, found, before, after, edits):
-            added += _replace(text, found, _written(after, field.name), edits)
+        if not _edit_values(text, field, present, before, after, edits):
+            added += _replace(text, present, _written(after, field.name), edits)
     if added:
         _append(text, body, added, edits)
 
 
 def _edit_values(
-    text: str, field: Any, found: list[_Field], before: Any, after: Any, edits: list[tuple[_Span, str]]
+    text: str, field: Any, present: list[_Field], before: Any, after: Any, edits: list[tuple[_Span, str]]
 ) -> bool:
     """Collect the edits of one field's values; returns False if the field must be rewritten as a whole."""
     repeated = field.default_value == []
     old = list(getattr(before, field.name)) if repeated else [getattr(before, field.name)]
     new = list(getattr(after, field.name)) if repeated else [getattr(after, field.name)]
-    places = [value for one in found for value in one.values]
+    places = [value for entry in present for value in entry.values]
     if len(places) != len(old) or len(old) != len(new) or not _is_set(after, field):
         return False
     for place, was, value in zip(places, old, new, strict=True):
@@ -162,19 +162,23 @@ def _edit_values(
 
 
 def _edit_entries(
-    text: str, found: list[_Field], before: Any, after: Any, name: str, edits: list[tuple[_Span, str]]
+    text: str, present: list[_Field], before: Any, after: Any, name: str, edits: list[tuple[_Span, str]]
 ) -> str:
     """Collect the edits of a map's entries; returns new entries in text format."""
     old, new = getattr(before, name), getattr(after, name)
     changed = [key for key in sorted({*old, *new}) if key not in old or key not in new or old[key] != new[key]]
-    entries = {key: one for one in found for key in _keys(type(before), text, one)}
-    if any(len(one.values) > 1 for one in found) and changed:
-        return _replace(text, found, _written(after, name), edits)
+    entries = {key: entry for entry in present for key in _keys(type(before), text, entry)}
+    if any(len(entry.values) > 1 for entry in present) and changed:
+        return _replace(text, present, _written(after, name), edits)
     added = ""
     for key in changed:
         field = entries.get(key)
         inner = _Span(field.values[0].start + 1, field.values[0].end - 1) if field is not None else None
-        value = next((one for one in _fields(text, inner) if one.name == "value"), None) if inner is not None else None
+        value = (
+            next((inner_field for inner_field in _fields(text, inner) if inner_field.name == "value"), None)
+            if inner is not None
+            else None
+        )
         if key in new and value is not None:
             described = before.DESCRIPTOR.fields_by_name[name].message_type.fields_by_name["value"]
             place = value.values[0]
@@ -191,19 +195,19 @@ def _is_set(message: Any, field: Any) -> bool:
     return bool(message.HasField(field.name)) if field.has_presence else bool(getattr(message, field.name))
 
 
-def _replace(text: str, found: list[_Field], written: str, edits: list[tuple[_Span, str]]) -> str:
+def _replace(text: str, present: list[_Field], written: str, edits: list[tuple[_Span, str]]) -> str:
     """Collect the edits that rewrite fields at the position of the first, after their comments.
 
-    Returns the text to append if ``found`` is empty.
+    Returns the text to append if ``present`` is empty.
     """
-    for number, one in enumerate(found):
+    for number, entry in enumerate(present):
         if number or not written:
-            edits.append((_whole_line(text, one.span), ""))
+            edits.append((_whole_line(text, entry.span), ""))
             continue
-        indent = _indent(text, one.span.start)
-        lines = [comment for each in found for comment in _comments(text, each.span)] + written.splitlines()
-        edits.append((one.span, f"\n{indent}".join(lines)))
-    return "" if found or not written else written + "\n"
+        indent = _indent(text, entry.span.start)
+        lines = [comment for entry in present for comment in _comments(text, entry.span)] + written.splitlines()
+        edits.append((entry.span, f"\n{indent}".join(lines)))
+    return "" if present or not written else written + "\n"
 
 
 def _append(text: str, body: _Span, written: str, edits: list[tuple[_Span, str]]) -> None:
@@ -231,7 +235,7 @@ def _written(message: Any, name: str, key: str = "") -> str:
         if other.name != name:
             part.ClearField(other.name)
     if key:
-        for other_key in [one for one in getattr(part, name) if one != key]:
+        for other_key in [other for other in getattr(part, name) if other != key]:
             del getattr(part, name)[other_key]
     return str(text_format.MessageToString(part, as_utf8=True)).rstrip("\n")
 

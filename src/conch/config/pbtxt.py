@@ -42,20 +42,20 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 
 #: Patterns of the parser's messages, with functions from the match and the unparsed rest of the text to a hint.
 _WRITING: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], str]]]] = (
-    (re.compile(r"Expected string but found: '(\w+)'"), lambda found, rest: f'write "{found[1]}", in quotation marks'),
+    (re.compile(r"Expected string but found: '(\w+)'"), lambda match, rest: f'write "{match[1]}", in quotation marks'),
     (
         re.compile('(?:Expected integer, got|Couldn\'t parse (?:float|boolean)[^"]*): "([\\w.+-]+)"'),
-        lambda found, rest: f"write {found[1]}, without quotation marks",
+        lambda match, rest: f"write {match[1]}, without quotation marks",
     ),
-    (re.compile("Expected integer, got: -$"), lambda found, rest: "write a number that is not negative"),
+    (re.compile("Expected integer, got: -$"), lambda match, rest: "write a number that is not negative"),
     (
         re.compile(r"Expected identifier or number, got [{\"]"),
-        lambda found, rest: "this is no JSON: write name: value, with the name without quotation marks",
+        lambda match, rest: "this is no JSON: write name: value, with the name without quotation marks",
     ),
-    (re.compile("missing ending quote"), lambda found, rest: "close the quotation mark on the same line"),
-    (re.compile(r'Expected ":"'), lambda found, rest: "write ':' in place of '='" if rest.startswith("=") else ""),
-    (re.compile(r'Expected ","'), lambda found, rest: "write ',' between the elements of a list"),
-    (re.compile(r'Expected "\{"'), lambda found, rest: _message_expected(rest)),
+    (re.compile("missing ending quote"), lambda match, rest: "close the quotation mark on the same line"),
+    (re.compile(r'Expected ":"'), lambda match, rest: "write ':' in place of '='" if rest.startswith("=") else ""),
+    (re.compile(r'Expected ","'), lambda match, rest: "write ',' between the elements of a list"),
+    (re.compile(r'Expected "\{"'), lambda match, rest: _message_expected(rest)),
 )
 
 
@@ -66,18 +66,18 @@ def hint(detail: str, text: str, offset: int) -> str:
     """
     pool = ModelConfig.DESCRIPTOR.file.pool
     before = text[:offset]
-    if found := _UNKNOWN_FIELD.search(detail):
-        if found["field"] in ModelConfig.DESCRIPTOR.fields_by_name and (open_at := _unclosed(before)):
+    if unknown := _UNKNOWN_FIELD.search(detail):
+        if unknown["field"] in ModelConfig.DESCRIPTOR.fields_by_name and (open_at := _unclosed(before)):
             return f"{open_at} first"
         return _nearest(
-            found["field"], found["message"], list(pool.FindMessageTypeByName(found["message"]).fields_by_name)
+            unknown["field"], unknown["message"], list(pool.FindMessageTypeByName(unknown["message"]).fields_by_name)
         )
-    if found := _UNKNOWN_VALUE.search(detail):
-        known = list(pool.FindEnumTypeByName(found["enum"]).values_by_name)
-        value = found["value"].strip('"')
+    if unknown := _UNKNOWN_VALUE.search(detail):
+        known = list(pool.FindEnumTypeByName(unknown["enum"]).values_by_name)
+        value = unknown["value"].strip('"')
         if value in known:
             return f"write {value}, without quotation marks"
-        return _nearest(value, found["enum"], known)
+        return _nearest(value, unknown["enum"], known)
     if "Expected identifier or number, got {" in detail and (open_at := _unclosed(before)):
         return f"{open_at} first"
     for pattern, say in _WRITING:
@@ -104,8 +104,8 @@ def _message_expected(rest: str) -> str:
         return f"write {{ string_value: {value[0]} }}"
     if rest.startswith("]"):
         return "leave out the ',' after the last element of the list"
-    if found := re.match(r"(true|false)\b", rest):
-        return "write { }" if found[0] == "true" else "leave the field out"
+    if boolean := re.match(r"(true|false)\b", rest):
+        return "write { }" if boolean[0] == "true" else "leave the field out"
     return ""
 
 
@@ -169,32 +169,32 @@ def _unreadable(error: text_format.ParseError, text: str, source: str) -> Config
 
 def _in_known_words(detail: str) -> str:
     """Convert an error about a number to the wording of protobuf's C++ parser, which Triton logs."""
-    if found := re.search(r"Couldn't parse integer: ([^\n]*)$", detail):
-        return f"Expected integer, got: {found[1]}"
-    if found := re.search(r"Value out of range: (-?\d+)$", detail):
-        unsigned = _MIN_INT32 <= int(found[1]) < 0  # every signed field accepts it
-        return "Expected integer, got: -" if unsigned else f"Integer out of range ({found[1].lstrip('-')})"
+    if match := re.search(r"Couldn't parse integer: ([^\n]*)$", detail):
+        return f"Expected integer, got: {match[1]}"
+    if match := re.search(r"Value out of range: (-?\d+)$", detail):
+        unsigned = _MIN_INT32 <= int(match[1]) < 0  # every signed field accepts it
+        return "Expected integer, got: -" if unsigned else f"Integer out of range ({match[1].lstrip('-')})"
     return detail
 
 
 def _offset(text: str, line: int, column: int) -> int:
     """Return the offset of a line and a column, both counted from 1."""
     before = text.split("\n")[: max(line - 1, 0)]
-    return sum(len(one) + 1 for one in before) + max(column - 1, 0)
+    return sum(len(line) + 1 for line in before) + max(column - 1, 0)
 
 
 def _unfilled(text: str, line: int, column: int) -> str:
     """Return the message about a template's placeholder at this position; empty if there is none."""
-    found = _PLACEHOLDER.match("".join(text.split("\n")[line - 1 : line]), max(column - 1, 0))
-    if found is None:
+    first = _PLACEHOLDER.match("".join(text.split("\n")[line - 1 : line]), max(column - 1, 0))
+    if first is None:
         return ""
     others = dict.fromkeys(
         placeholder[0]
         for match in TOKEN.finditer(text)
-        if match[0] == "$" and (placeholder := _PLACEHOLDER.match(text, match.start())) and placeholder[0] != found[0]
+        if match[0] == "$" and (placeholder := _PLACEHOLDER.match(text, match.start())) and placeholder[0] != first[0]
     )
     more = f", and so do {', '.join(others)}" if others else ""
-    return f"{found[0]} of the template still needs a value{more}"
+    return f"{first[0]} of the template still needs a value{more}"
 
 
 def locate(text: str, path: FieldPath) -> int:
@@ -208,10 +208,10 @@ def locate(text: str, path: FieldPath) -> int:
     while steps:
         name = str(steps.pop(0))
         index = steps.pop(0) if steps and isinstance(steps[0], int) else 0
-        found = at.fields.get(name, [])
-        if index not in range(len(found)):
+        values = at.fields.get(name, [])
+        if index not in range(len(values)):
             break
-        at = found[int(index)]
+        at = values[int(index)]
         line = at.line
     return line
 

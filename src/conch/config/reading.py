@@ -57,7 +57,9 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
 def shown_name(name: str) -> str:
     """Make a text with file names printable: escape bytes that are not UTF-8 and unprintable characters."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(one if one.isprintable() or one == " " else escaped(one) for one in text)
+    return "".join(
+        character if character.isprintable() or character == " " else escaped(character) for character in text
+    )
 
 
 def escaped(character: str) -> str:

@@ -251,11 +251,11 @@ class _ParameterReader:
         self.problems: list[Problem] = []
 
     def settings(self) -> RemoteSettings:
-        given = self._given
+        values = self._given
         return RemoteSettings(
             urls=self._urls(),
-            model=given.get("model", "") or self._config.name,
-            version=SAME_VERSION if given.get("version") == "same" else int(self._number("version", -1, whole=True)),
+            model=values.get("model", "") or self._config.name,
+            version=SAME_VERSION if values.get("version") == "same" else int(self._number("version", -1, whole=True)),
             connect_timeout=self._number("connect_timeout_secs", _CONNECT_TIMEOUT, above_zero=True),
             timeout=self._number("timeout_secs", 0.0),
             health_interval=self._number("health_interval_secs", _HEALTH_INTERVAL, above_zero=True),
@@ -263,10 +263,10 @@ class _ParameterReader:
             affinity_bytes=int(self._number("affinity_bytes", _AFFINITY_BYTES, whole=True, above_zero=True)),
             sticky=self._flag("sticky"),
             repeat_lost=self._flag("repeat_lost"),
-            authorization_env=given.get("authorization_env", ""),
-            headers_env=given.get("headers_env", ""),
-            ca_file=given.get("ca_file", ""),
-            certificate_file=given.get("certificate_file", ""),
+            authorization_env=values.get("authorization_env", ""),
+            headers_env=values.get("headers_env", ""),
+            ca_file=values.get("ca_file", ""),
+            certificate_file=values.get("certificate_file", ""),
             key_file=self._key(),
         )
 

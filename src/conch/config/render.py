@@ -92,9 +92,9 @@ def _message(message: Any) -> dict[str, Any]:
 
 def _repeated(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type is None:
-        return [_scalar(field, one) for one in value]
+        return [_scalar(field, element) for element in value]
     if not field.message_type.GetOptions().map_entry:
-        return [_message(one) for one in value]
+        return [_message(element) for element in value]
     of = field.message_type.fields_by_name["value"]
     return {
         str(key): _scalar(of, value[key]) if of.message_type is None else _message(value[key]) for key in sorted(value)
@@ -129,17 +129,17 @@ def _with_enum_names(value: Any, descriptor: Descriptor) -> Any:
     if not isinstance(value, dict):
         return value
     fields = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
-    return {key: _with_enum_name(one, fields[key]) if key in fields else one for key, one in value.items()}
+    return {key: _with_enum_name(member, fields[key]) if key in fields else member for key, member in value.items()}
 
 
 def _with_enum_name(value: Any, field: FieldDescriptor) -> Any:
     if isinstance(value, list):
-        return [_with_enum_name(one, field) for one in value]
+        return [_with_enum_name(element, field) for element in value]
     if field.enum_type is not None:
         return value.upper() if isinstance(value, str) else value
     if field.message_type is None:
         return value
     if field.message_type.GetOptions().map_entry:
         of = field.message_type.fields_by_name["value"]
-        return {key: _with_enum_name(one, of) for key, one in value.items()} if isinstance(value, dict) else value
+        return {key: _with_enum_name(member, of) for key, member in value.items()} if isinstance(value, dict) else value
     return _with_enum_names(value, field.message_type)

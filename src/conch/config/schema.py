@@ -115,9 +115,9 @@ def unknown_enum_value(message: Any) -> str:
             values = [value[key] for key in sorted(value)]
         else:
             of, values = field, value if isinstance(field.default_value, list) else [value]
-        for one in values:
-            if of.enum_type is not None and one not in of.enum_type.values_by_number:
-                return f"{field.name}: {one}"
-            if of.message_type is not None and (found := unknown_enum_value(one)):
-                return found
+        for element in values:
+            if of.enum_type is not None and element not in of.enum_type.values_by_number:
+                return f"{field.name}: {element}"
+            if of.message_type is not None and (nested := unknown_enum_value(element)):
+                return nested
     return ""

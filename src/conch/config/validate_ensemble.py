@@ -37,9 +37,9 @@ def ensemble_problems(config: ModelConfig) -> Problems:
         yield Problem(f"must specify 'step' for ensemble '{name}'", _SCHEDULING)
     # Each check is meaningful only if the previous one found nothing.
     for check in (_step_problems, _edge_problems, _unused_problems):
-        found = list(check(config))
-        yield from found
-        if found:
+        problems = list(check(config))
+        yield from problems
+        if problems:
             return
 
 
@@ -124,8 +124,8 @@ class _Inferred:
         return _same_shape(self.dims, other.dims) or _same_shape(self.full, other.full)
 
 
-def _same_shape(one: Sequence[int], other: Sequence[int]) -> bool:
-    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+def _same_shape(shape: Sequence[int], other: Sequence[int]) -> bool:
+    return len(shape) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(shape, other, strict=True))
 
 
 def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> Problems:

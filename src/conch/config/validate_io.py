@@ -13,8 +13,9 @@ _DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 def io_problems(config: ModelConfig) -> Problems:
     """Yield all errors in the tensors of a completed configuration."""
-    for index, made in enumerate(config.batch_input):
-        if made.data_type == DataType.TYPE_INVALID:  # Triton reports it when a backend completes the configuration
+    for index, batch_input in enumerate(config.batch_input):
+        # Triton reports it when a backend completes the configuration.
+        if batch_input.data_type == DataType.TYPE_INVALID:
             yield Problem("unexpected batch input data type 'TYPE_INVALID'", ("batch_input", index))
     yield from written_io_problems(config)
 

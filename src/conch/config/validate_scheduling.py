@@ -109,16 +109,16 @@ def _control_problems(config: ModelConfig) -> Problems:
 
 
 def _value_problems(config: ModelConfig, control: SequenceBatching.Control, kind: str, where: FieldPath) -> Problems:
-    given = [field for field in _VALUES if getattr(control, field)]
-    if not given:
+    present = [field for field in _VALUES if getattr(control, field)]
+    if not present:
         yield Problem(f"sequence batching must specify either {_ANY_VALUE} for {kind} for {config.name}", where)
-    if len(given) > 1:
+    if len(present) > 1:
         yield Problem(
             "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
             f"'bool_false_true' for {kind} for {config.name}",
             where,
         )
-    for field in given:
+    for field in present:
         if len(getattr(control, field)) != 2:
             yield Problem(
                 f"sequence batching control '{field}' must have exactly 2 entries for {kind} for {config.name}",

@@ -181,16 +181,16 @@ class AsyncServer(AsyncInferenceService):
         return self._core.model_metadata(model, version_number(version))
 
     async def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
-        found = await self._loaded(model, version_number(version), Deadline.after(timeout))
-        document: dict[str, Any] = json.loads(found.config_json)
+        served = await self._loaded(model, version_number(version), Deadline.after(timeout))
+        document: dict[str, Any] = json.loads(served.config_json)
         return document
 
     async def labels(
         self, model: str, version: int | str = "", *, timeout: float | None = None
     ) -> dict[str, list[str]]:
         """Return the class labels by output, for the outputs that have labels."""
-        found = await self._loaded(model, version_number(version), Deadline.after(timeout))
-        labels = {output: found.labels(output) for output in found.signature.outputs}
+        served = await self._loaded(model, version_number(version), Deadline.after(timeout))
+        labels = {output: served.labels(output) for output in served.signature.outputs}
         return {output: list(names) for output, names in labels.items() if names}
 
     async def statistics(

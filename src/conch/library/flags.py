@@ -65,24 +65,24 @@ def plan(
             raise invalid(_unknown(name))
     if model is None and model_repository is None:
         raise invalid("give a model or model_repository=, the directory of the models")
-    given = {name: value for name, value in flags.items() if value is not None}
-    of_model = {name: given.pop(name) for name in MODEL_OPTIONS if given.get(name) is not None}
+    options = {name: value for name, value in flags.items() if value is not None}
+    of_model = {name: options.pop(name) for name in MODEL_OPTIONS if options.get(name) is not None}
     if of_model and model is None:
         raise invalid(f"{next(iter(of_model))}= is for one model; for one of a repository, say it in its config.pbtxt")
     if model_repository is not None:
-        given["model_repository"] = model_repository
+        options["model_repository"] = model_repository
     texts: dict[str, tuple[str, ...]] = {}
-    for name, value in given.items():
+    for name, value in options.items():
         option = _BY_NAME[name]
         texts[option.flag] = _texts(option, value)
     for switch, port in () if ports else _PORTS:
-        if switch not in given and port not in given:
+        if switch not in options and port not in options:
             texts[_BY_NAME[switch].flag] = ("false",)
     return ServerPlan(
         parse(texts),
         "" if model is None else os.fspath(model),
         of_model,
-        any(_BY_NAME[name].group == _LOGGING for name in given),
+        any(_BY_NAME[name].group == _LOGGING for name in options),
     )
 
 
@@ -98,7 +98,7 @@ def _texts(option: Option, value: Any) -> tuple[str, ...]:
     if isinstance(value, str | os.PathLike | int | float):
         return (os.fspath(value) if isinstance(value, os.PathLike) else str(value),)
     several = option.repeatable and isinstance(value, list | tuple)
-    if several and all(isinstance(one, str | os.PathLike) for one in value):
-        return tuple(os.fspath(one) for one in value)
+    if several and all(isinstance(element, str | os.PathLike) for element in value):
+        return tuple(os.fspath(element) for element in value)
     kind = "a text or a list of texts" if option.repeatable else _KINDS[type(option.default)]
     raise invalid(f"{option.name} takes {kind}, as --{option.flag} does; got {value!r:.80}")

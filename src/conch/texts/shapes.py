@@ -35,11 +35,11 @@ def parse_mix(text: str) -> Mix:
     """
     mix: dict[Shape, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        found = _EXPECTED.fullmatch(part)
-        if found is None or not int(found[1]) or not int(found[2]):
+        match = _EXPECTED.fullmatch(part)
+        if match is None or not int(match[1]) or not int(match[2]):
             raise invalid(f"--expect {part}: expected batch x tokens with a weight, as in 1x16:0.9,32x128:0.1")
-        shape = Shape(int(found[1]), int(found[2]))
-        mix[shape] = mix.get(shape, 0.0) + float(found[3] or 1)
+        shape = Shape(int(match[1]), int(match[2]))
+        mix[shape] = mix.get(shape, 0.0) + float(match[3] or 1)
     total = fsum(mix.values())
     if text and not total:
         raise invalid(f"--expect {text}: some weight must be more than 0")
