@@ -97,9 +97,9 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
     absent: list[str] = []
     for module in modules:
         package = _package(module)
-        found = version_of(module)
+        installed = version_of(module)
         if outdated(module):
-            wanted.append(f"{package.name} {package.oldest} or newer (installed is {found})")
+            wanted.append(f"{package.name} {package.oldest} or newer (installed is {installed})")
             absent.append(module)
             continue
         try:
@@ -108,7 +108,7 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
             lacking = _not_found(error)
             # A requirement name[part] may be installed without the libraries of the part.
             if not f"{module}.".startswith(f"{lacking}.") and not (lacking and "[" in package.name):
-                raise _broken(purpose, package.name, found, error) from error
+                raise _broken(purpose, package.name, installed, error) from error
             wanted.append(package.name)
             absent.append(module)
     if absent:
@@ -164,14 +164,14 @@ def version_of(module: str) -> str:
 
 def outdated(module: str) -> str:
     """Return the oldest version that works if an older one is installed; else empty."""
-    package, found = _package(module), version_of(module)
-    return package.oldest if found and _numbers(found) < _numbers(package.oldest) else ""
+    package, installed = _package(module), version_of(module)
+    return package.oldest if installed and _numbers(installed) < _numbers(package.oldest) else ""
 
 
 def pip() -> str:
     """Return the command of this environment's pip: just ``pip`` if it is the first on the path."""
-    found, own = shutil.which("pip"), Path(sys.executable).with_name("pip")
-    if found is not None and Path(found) == own:
+    program, own = shutil.which("pip"), Path(sys.executable).with_name("pip")
+    if program is not None and Path(program) == own:
         return "pip"
     named = own if own.exists() else Path(sys.executable)
     try:
@@ -205,8 +205,8 @@ def installed_version(name: str) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a release, without those of a local version (``+cpu``)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found.group().split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match.group().split("."))) if match else ()
 
 
 def _not_found(error: BaseException | None) -> str:

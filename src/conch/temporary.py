@@ -102,7 +102,7 @@ def _lock_of_orphan(home: Path) -> Iterator[int]:
     try:
         fd = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
-            ours = all(os.fstat(one).st_uid == os.geteuid() for one in (folder, fd))
+            ours = all(os.fstat(descriptor).st_uid == os.geteuid() for descriptor in (folder, fd))
             if ours and stat.S_ISREG(os.fstat(fd).st_mode):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield fd

@@ -70,12 +70,12 @@ class LocalCache:
     def find(self, key: tuple[int, bytes]) -> CachedResponse | None:
         begun = monotonic_ns()
         self.lookups += 1
-        found = self._entries.get(key)
-        if found is not None:
+        stored = self._entries.get(key)
+        if stored is not None:
             self.hits += 1
             self._entries.move_to_end(key)
         self._lookup_ns += monotonic_ns() - begun
-        return found.entry if found is not None else None
+        return stored.entry if stored is not None else None
 
     def insert(self, key: tuple[int, bytes], scope: LocalScope, entry: CachedResponse) -> bool:
         """Store an entry; return False if the key already has one.

@@ -97,9 +97,9 @@ class RedisCache:
 
     lasting = True
 
-    def __init__(self, given: Mapping[str, str], now: Callable[[], float] = monotonic) -> None:
+    def __init__(self, options: Mapping[str, str], now: Callable[[], float] = monotonic) -> None:
         self._now = now
-        settings = _complete(given)
+        settings = _complete(options)
         extras.require("the response cache in Redis", "redis")
         client = import_module("redis.asyncio")
         once = import_module("redis.asyncio.retry").Retry(import_module("redis.backoff").NoBackoff(), 0)
@@ -251,18 +251,22 @@ class RedisArea:
         self._ended = True
 
 
-def _complete(given: Mapping[str, str]) -> dict[str, str]:
-    unknown = sorted(given.keys() - SETTINGS.keys())
+def _complete(options: Mapping[str, str]) -> dict[str, str]:
+    unknown = sorted(options.keys() - SETTINGS.keys())
     if unknown:
         raise invalid(
             f"Failed to initialize RedisCache: it has no setting '{unknown[0]}', only {', '.join(sorted(SETTINGS))}"
         )
-    if not given.get("host") or not given.get("port"):
+    if not options.get("host") or not options.get("port"):
         raise invalid(
             "Failed to initialize RedisCache, didn't specify address. Must at a minimum specify 'host' and 'port' in "
             "the configuration - e.g. --cache-config=redis,host=redis --cache-config=redis,port=6379"
         )
-    settings = {**SETTINGS, **{name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT.items()}, **given}
+    settings = {
+        **SETTINGS,
+        **{name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT.items()},
+        **options,
+    }
     for name in _NUMBERS:
         if not (settings[name].isascii() and settings[name].isdigit()):
             raise invalid(f"Failed to initialize RedisCache: '{name}' is '{settings[name]}', which is not a number")

@@ -47,8 +47,8 @@ def ask_embedders(client: DemoClient, console: Console) -> None:
     for model, values in cosines.items():
         if values.index(max(values)) != CLOSEST:
             raise internal(f"{model} finds the wrong sentence closest: {values}")
-    one, other = (embeddings[model] for model in EMBEDDERS)
-    differences = [abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
+    first, other = (embeddings[model] for model in EMBEDDERS)
+    differences = [abs(a - b) for x, y in zip(first, other, strict=True) for a, b in zip(x, y, strict=True)]
     if not all(difference <= TOLERANCE for difference in differences):  # so that NaN is an error too
         raise internal(f"{' and '.join(EMBEDDERS)} differ by {max(differences):.2g}, more than {TOLERANCE:g}")
     console.print(

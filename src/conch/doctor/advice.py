@@ -84,7 +84,7 @@ def _of_process(facts: Facts) -> Iterator[Advice]:
 def _of_machine(facts: Facts) -> Iterator[Advice]:
     if not facts.memory.memfd:
         yield Advice("there is no memfd: large tensors go through temporary files", "Linux has it from 3.17 on")
-    memory = min(one for one in (facts.memory.limit, facts.memory.available) if one)
+    memory = min(size for size in (facts.memory.limit, facts.memory.available) if size)
     if memory < _LITTLE:
         yield Advice(f"{memory / _GIB:.1f} GiB of memory are left for models", "end other programs, or raise the limit")
     if facts.cache.free < _LITTLE and not facts.cache.offline:

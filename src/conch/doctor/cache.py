@@ -13,9 +13,9 @@ from conch.doctor.facts import CacheFact
 def cache(environment: Mapping[str, str] = os.environ) -> CacheFact:
     """The cache that models are downloaded into, as ``huggingface_hub`` finds it."""
     path = _location(environment)
-    models = [one for one in path.glob("models--*") if one.is_dir()]
+    models = [directory for directory in path.glob("models--*") if directory.is_dir()]
     size = sum(blob.stat().st_size for model in models for blob in model.glob("blobs/*") if blob.is_file())
-    existing = next(one for one in (path, *path.parents) if one.exists())
+    existing = next(directory for directory in (path, *path.parents) if directory.exists())
     return CacheFact(
         path=str(path),
         models=len(models),

@@ -59,10 +59,10 @@ def _by_smi(program: str) -> GpusFact:
     try:
         done = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=True)
         rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
-        found = tuple(GpuFact(name, int(memory) << 20, driver) for name, memory, driver in rows)
+        facts = tuple(GpuFact(name, int(memory) << 20, driver) for name, memory, driver in rows)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return GpusFact((), "nvidia-smi", f"none: nvidia-smi gives no answer ({error})")
-    return GpusFact(found, "nvidia-smi", "" if found else "none")
+    return GpusFact(facts, "nvidia-smi", "" if facts else "none")
 
 
 def _text(value: str | bytes) -> str:

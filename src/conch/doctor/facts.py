@@ -108,4 +108,4 @@ class Facts:
 
     def package(self, name: str) -> PackageFact:
         """The package of this name.  Raises KeyError for another."""
-        return {one.name: one for one in self.packages}[name]
+        return {package.name: package for package in self.packages}[name]

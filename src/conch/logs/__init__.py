@@ -186,7 +186,7 @@ def setup(settings: LogSettings) -> logging.Handler:
 def reset(handler: logging.Handler) -> None:
     """Undo the call of ``setup`` that returned ``handler`` and close its log file."""
     global _without_handler
-    for own in [one for one in _handlers if one is handler]:
+    for own in [installed for installed in _handlers if installed is handler]:
         logging.getLogger().removeHandler(own)
         _handlers.remove(own)
         own.end()
@@ -278,15 +278,15 @@ def emit_from_worker(level: str, file: str, line: int, message: str, instance: s
         LOGGER.handle(record)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 def _quote(text: str) -> str:
     if not _ESCAPES:
         return text
-    return _UNQUOTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+    return _UNQUOTED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _stamp(record: logging.LogRecord, form: str) -> str:

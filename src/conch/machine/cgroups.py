@@ -24,9 +24,9 @@ def limits(controller: str, v2: Read, v1: Read, root: Path = Path("/"), process:
         # Inside a container the path may be the host's, while the process's own group is the mount itself.
         groups = dict.fromkeys(part.strip("/") for part in (path, *map(str, PurePosixPath(path).parents), "/"))
         if not controllers:
-            found = [v2(mounted / group) for group in groups]
+            bounds = [v2(mounted / group) for group in groups]
         elif controller in controllers.split(","):
-            found = [v1(mounted / mount / group) for mount in {controllers, controller} for group in groups]
+            bounds = [v1(mounted / mount / group) for mount in {controllers, controller} for group in groups]
         else:
             continue
-        yield from (limit for limit in found if limit is not None)
+        yield from (limit for limit in bounds if limit is not None)

@@ -72,18 +72,18 @@ class ProcessReader:
     def read(self, groups: Iterable[Iterable[int]]) -> list[ProcessMemory]:
         """Return the memory of each group of processes; ended processes count as zero."""
         on_gpus = self._on_gpus()
-        found = []
+        memory = []
         for group in groups:
             host = shared = 0
             gpus: defaultdict[int, int] = defaultdict(int)
-            for pid in {one for root in group for one in self._family(root)}:
+            for pid in {pid for root in group for pid in self._family(root)}:
                 own_host, own_shared = self._host(pid)
                 host += own_host
                 shared += own_shared
                 for gpu, used in on_gpus.get(pid, {}).items():
                     gpus[gpu] += used
-            found.append(ProcessMemory(host, shared, dict(gpus)))
-        return found
+            memory.append(ProcessMemory(host, shared, dict(gpus)))
+        return memory
 
     def gpu_free(self) -> dict[int, int]:
         """Return the free memory of each GPU (bytes), by the driver's number; empty without NVML."""
@@ -112,15 +112,15 @@ class ProcessReader:
 
     def _on_gpus(self) -> dict[int, dict[int, int]]:
         """Return the memory on each GPU, by process."""
-        found: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        used: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for number, gpu in enumerate(self._handles()):
             try:
                 running = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
             except self._nvml.NVMLError:
                 continue
             for process in running:
-                found[process.pid][number] = int(process.usedGpuMemory or 0)
-        return found
+                used[process.pid][number] = int(process.usedGpuMemory or 0)
+        return used
 
     def _handles(self) -> list[Any]:
         """Return the GPUs, which are listed once; empty without the package or the driver."""

@@ -38,16 +38,16 @@ class Rival:
 
 def process_times() -> list[ProcessTime]:
     """Return all visible processes; takes a few milliseconds per hundred processes."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error), process.oneshot():
             times = process.cpu_times()
-            found.append(
+            processes.append(
                 ProcessTime(
                     process.pid, process.ppid(), process.name(), process.create_time(), times.user + times.system
                 )
             )
-    return found
+    return processes
 
 
 def family(processes: Iterable[ProcessTime], roots: Iterable[int]) -> set[int]:
@@ -55,14 +55,14 @@ def family(processes: Iterable[ProcessTime], roots: Iterable[int]) -> set[int]:
     children: defaultdict[int, list[int]] = defaultdict(list)
     for process in processes:
         children[process.parent].append(process.pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     left = list(roots)
     while left:
         pid = left.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in pids:
+            pids.add(pid)
             left += children[pid]
-    return found
+    return pids
 
 
 class ProcessTimes:

@@ -63,10 +63,10 @@ def structured_outputs(name: str, value: Any) -> Structure | None:
     if document is None:
         return None
     kinds = (*KINDS, "json_object")
-    given = {key: item for key, item in document.items() if item is not None} if isinstance(document, dict) else {}
-    if len(given) != 1 or not given.keys() <= set(kinds):
+    members = {key: item for key, item in document.items() if item is not None} if isinstance(document, dict) else {}
+    if len(members) != 1 or not members.keys() <= set(kinds):
         raise invalid(f"'{name}' must be an object with exactly one of {', '.join(kinds)}")
-    [(kind, content)] = given.items()
+    [(kind, content)] = members.items()
     if kind == "json_object":
         return _ANY_OBJECT if content else None
     return structure_of(kind, content, name)

@@ -162,7 +162,7 @@ class MetricsHolder:
 
     def drop_family(self, id: int) -> None:
         """Release a family and all series created with it."""
-        for series in [one for one, (family, _, _) in self._series.items() if family == id]:
+        for series in [series for series, (family, _, _) in self._series.items() if family == id]:
             self.drop_series(series)
         self._metrics.release(self._families.pop(id), None)
 

@@ -114,14 +114,14 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
     """
     lines = (root / "proc/meminfo").read_text().splitlines()
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    found = FreeMemory(sizes["MemTotal"], sizes["MemAvailable"])
-    limit = memory_limit(found.total, root)
+    memory = FreeMemory(sizes["MemTotal"], sizes["MemAvailable"])
+    limit = memory_limit(memory.total, root)
     left = [int(left) for left in limits("memory", _left_v2, _left_v1, root)]
     if limit:
-        found = replace(found, total=limit, limited=True)
-    if left and min(left) < found.available:
-        found = replace(found, available=max(0, min(left)), limited=True)
-    return found
+        memory = replace(memory, total=limit, limited=True)
+    if left and min(left) < memory.available:
+        memory = replace(memory, available=max(0, min(left)), limited=True)
+    return memory
 
 
 def usable_memory(root: Path = Path("/")) -> int:
@@ -132,8 +132,8 @@ def usable_memory(root: Path = Path("/")) -> int:
 
 def memory_limit(total: int, root: Path = Path("/")) -> int:
     """Return the lowest control group limit of this process (bytes) below ``total``; 0 if there is none."""
-    found = limits("memory", lambda group: _number(group / "memory.max"), _limit_v1, root)
-    return min((int(limit) for limit in found if limit < min(_UNLIMITED, total)), default=0)
+    bounds = limits("memory", lambda group: _number(group / "memory.max"), _limit_v1, root)
+    return min((int(limit) for limit in bounds if limit < min(_UNLIMITED, total)), default=0)
 
 
 def read_size(text: str, whole: int) -> int:

@@ -206,13 +206,13 @@ class ModelUnderTest:
     def _reply(self, request: InferRequest, response: InferResponse) -> ModelReply:
         if response.error is not None:
             return ModelReply({}, response.parameters, response.error)
-        given = {tensor.name: tensor for tensor in response.outputs}
+        outputs = {tensor.name: tensor for tensor in response.outputs}
         about = f"of model '{self.signature.name}'"
         for name in request.outputs:
-            if name not in given:
+            if name not in outputs:
                 raise internal(f"a response {about} lacks output '{name}', which its configuration declares")
         rows = () if not self.signature.max_batch_size else (-1 if self.signature.decoupled else request.batch_size,)
-        for name, tensor in given.items():
+        for name, tensor in outputs.items():
             spec = self.signature.outputs[name]
             if tensor.datatype != spec.datatype:
                 raise internal(
@@ -224,7 +224,7 @@ class ModelUnderTest:
                     f"output '{name}' {about} has shape {format_shape(tensor.shape)}, "
                     f"but its configuration says {format_shape(expected)}"
                 )
-        return ModelReply({name: decode(tensor) for name, tensor in given.items()}, response.parameters)
+        return ModelReply({name: decode(tensor) for name, tensor in outputs.items()}, response.parameters)
 
 
 def _request(request: Request | None, inputs: Mapping[str, Any]) -> ModelRequest:

@@ -45,7 +45,9 @@ LOG = logging.getLogger("conch")
 
 def trace_text(trace: Trace) -> str:
     """Format the objects of a trace, without brackets: the client's request first, then its child requests."""
-    return ",".join(json.dumps(one, separators=(",", ":")) for request in trace.requests for one in _objects(request))
+    return ",".join(
+        json.dumps(document, separators=(",", ":")) for request in trace.requests for document in _objects(request)
+    )
 
 
 def _objects(request: TracedRequest) -> Iterator[dict[str, Any]]:

@@ -158,7 +158,7 @@ class Tracing:
             self._global = Sampling(values, self._sink)
             for name, theirs in of_models.items():
                 self._set_model(name, self._own_of_models[name], theirs)
-        self.on = any(one.active for one in (self._global, *self._of_models.values()))
+        self.on = any(tracer.active for tracer in (self._global, *self._of_models.values()))
 
     def close(self) -> None:
         """Write kept traces and finish the files.  Call when no request is in flight, not on the event loop."""

@@ -91,7 +91,7 @@ class OwnValues:
 
     @property
     def empty(self) -> bool:
-        return all(getattr(self, one.name) is None for one in fields(self))
+        return all(getattr(self, declared.name) is None for declared in fields(self))
 
 
 def values_of(settings: Iterable[tuple[str, str, str]], environment: Mapping[str, str]) -> TraceValues:
@@ -129,4 +129,4 @@ def values_of(settings: Iterable[tuple[str, str, str]], environment: Mapping[str
 
 def _with_level(levels: tuple[str, ...], name: str) -> tuple[str, ...]:
     """Return the levels with ``name`` added; OFF clears them."""
-    return () if name == "OFF" else tuple(one for one in LEVELS if one == name or one in levels)
+    return () if name == "OFF" else tuple(level for level in LEVELS if level == name or level in levels)
