@@ -128,14 +128,14 @@ class OutputTarget(Protocol):
 class SharedTensors:
     """The tensors of a request that are in shared memory regions.
 
-    ``places`` maps outputs to their targets, ``sources`` has the inputs that are read when the request runs. If
+    ``output_targets`` maps outputs to their targets, ``sources`` has the inputs that are read when the request runs. If
     ``copies`` is set, the response cache needs the outputs too, and they stay in the response until :meth:`deliver`.
     """
 
-    __slots__ = ("copies", "places", "sources")
+    __slots__ = ("copies", "output_targets", "sources")
 
     def __init__(self) -> None:
-        self.places: dict[str, OutputTarget] = {}
+        self.output_targets: dict[str, OutputTarget] = {}
         self.sources: list[CheckedData] = []
         self.copies = False
 
@@ -143,17 +143,17 @@ class SharedTensors:
         """The memory of the outputs that a worker can write directly, by output name."""
         if self.copies:
             return {}
-        loans = ((name, place.lend()) for name, place in self.places.items())
+        loans = ((name, place.lend()) for name, place in self.output_targets.items())
         return {name: loan for name, loan in loans if loan is not None}
 
     def lends(self, name: str) -> bool:
         """Whether a worker may have written an output directly."""
-        place = self.places.get(name)
+        place = self.output_targets.get(name)
         return place is not None and not self.copies and place.lend() is not None
 
     def put(self, name: str, data: Buffer) -> bool:
         """Write an output to its target without copying it first; False if :meth:`deliver` must write it."""
-        place = self.places.get(name)
+        place = self.output_targets.get(name)
         if place is None or self.copies:
             return False
         try:
@@ -171,12 +171,12 @@ class SharedTensors:
         for source in self.sources:
             source.require_whole()
         for tensor in response.outputs:
-            if tensor.name in self.places:
-                self.places[tensor.name].check(tensor.name, len(tensor.data))
+            if tensor.name in self.output_targets:
+                self.output_targets[tensor.name].check(tensor.name, len(tensor.data))
         outputs = []
         for tensor in response.outputs:
-            if tensor.name in self.places and tensor.data:
-                self.places[tensor.name].write(tensor.data)
+            if tensor.name in self.output_targets and tensor.data:
+                self.output_targets[tensor.name].write(tensor.data)
                 tensor = WireTensor(tensor.name, tensor.datatype, tensor.shape, b"")
             outputs.append(tensor)
         response.outputs = outputs

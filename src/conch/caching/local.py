@@ -58,14 +58,14 @@ class LocalCache:
         self._lookup_ns = 0
         self._insertion_ns = 0
         self._entries: OrderedDict[tuple[int, bytes], _Kept] = OrderedDict()
-        self._areas = 0
+        self._scopes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def scope(self, model: str, version: int, identity: bytes) -> LocalScope:
-        self._areas += 1
-        return LocalScope(self, self._areas, f"'{model}' version {version}")
+        self._scopes += 1
+        return LocalScope(self, self._scopes, f"'{model}' version {version}")
 
     def find(self, key: tuple[int, bytes]) -> CachedResponse | None:
         begun = monotonic_ns()

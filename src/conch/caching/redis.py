@@ -106,7 +106,7 @@ class RedisCache:
         self.address = f"{settings['host']}:{settings['port']}"
         encrypted = any(settings[name] for name in _OF_TLS)
         connections = max(int(settings["pool_size"]), 1)
-        self._patience = _seconds(settings["socket_timeout"]) or _seconds(SETTINGS["socket_timeout"])
+        self._timeout = _seconds(settings["socket_timeout"]) or _seconds(SETTINGS["socket_timeout"])
         self._wait = int(settings["wait_timeout"]) / 1000
         self._pool = client.BlockingConnectionPool(
             connection_class=client.SSLConnection if encrypted else client.Connection,
@@ -116,7 +116,7 @@ class RedisCache:
             username=settings["user"] or None,
             password=settings["password"] or None,
             socket_connect_timeout=_seconds(settings["connect_timeout"]),
-            socket_timeout=self._patience,
+            socket_timeout=self._timeout,
             max_connections=connections,
             retry=once,
             **(_tls(settings) if encrypted else {}),
@@ -133,8 +133,8 @@ class RedisCache:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = 0
 
-    def scope(self, model: str, version: int, identity: bytes) -> RedisArea:
-        return RedisArea(self, f"conch:{model}:{version}:{identity.hex()}:".encode(errors="surrogatepass"))
+    def scope(self, model: str, version: int, identity: bytes) -> RedisScope:
+        return RedisScope(self, f"conch:{model}:{version}:{identity.hex()}:".encode(errors="surrogatepass"))
 
     def available(self) -> bool:
         """Whether to use Redis; if not, may start an attempt in the background."""
@@ -152,7 +152,7 @@ class RedisCache:
         except TimeoutError:
             return None
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 data: bytes | None = await self._client.get(key)
         except Exception as error:
             if str(error).startswith("WRONGTYPE"):
@@ -231,7 +231,7 @@ class RedisCache:
         task.add_done_callback(self._tasks.discard)
 
 
-class RedisArea:
+class RedisScope:
     """The cache scope of a model version; its entries outlive it, because the same files give the same responses."""
 
     def __init__(self, cache: RedisCache, prefix: bytes) -> None:

@@ -294,7 +294,7 @@ def version_problem(config: ModelConfig, loaded: Mapping[str, Iterable[int]]) ->
     return None
 
 
-def member_not_loaded(ensemble: str, member: str, error: str) -> Problem:
+def step_model_not_loaded(ensemble: str, member: str, error: str) -> Problem:
     """Return the error for an ensemble with a step model that has no loaded version; ``error`` is its load error."""
     return Problem(
         f"ensemble '{ensemble}' depends on '{member}' which has no loaded version. Model '{member}' loading failed "
@@ -302,7 +302,7 @@ def member_not_loaded(ensemble: str, member: str, error: str) -> Problem:
     )
 
 
-def member_not_valid(ensemble: str, member: str, error: str) -> Problem:
+def step_model_not_valid(ensemble: str, member: str, error: str) -> Problem:
     """Return the error for an ensemble with a step ensemble that was refused because of ``error``."""
     return Problem(
         f"ensemble '{ensemble}' depends on '{member}' which is not valid. Model '{member}' failed with error: {error}"

@@ -11,9 +11,9 @@ from conch.config.schema import ModelConfig
 from conch.config.validate import validate, validate_ensemble
 from conch.config.validate_ensemble import (
     cycle_problem,
-    member_not_loaded,
-    member_not_valid,
     member_problems,
+    step_model_not_loaded,
+    step_model_not_valid,
     version_problem,
 )
 
@@ -189,9 +189,9 @@ def test_step_needs_its_version_loaded() -> None:
 
 
 def test_failure_of_a_member_is_passed_on() -> None:
-    assert member_not_loaded("e", "m", "why").message == (
+    assert step_model_not_loaded("e", "m", "why").message == (
         "ensemble 'e' depends on 'm' which has no loaded version. Model 'm' loading failed with error: why"
     )
-    assert member_not_valid("e", "m", "why").message == (
+    assert step_model_not_valid("e", "m", "why").message == (
         "ensemble 'e' depends on 'm' which is not valid. Model 'm' failed with error: why"
     )

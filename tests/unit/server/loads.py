@@ -107,9 +107,9 @@ class FakeLoader:
         version: int,
         config: ModelConfig,
         keys: Mapping[str, str],
-        find_members: Callable[[], Mapping[str, Model]],
+        find_step_models: Callable[[], Mapping[str, Model]],
     ) -> Model:
-        self.log.append(f"ensemble {files.name} of {','.join(sorted(find_members()))}")
+        self.log.append(f"ensemble {files.name} of {','.join(sorted(find_step_models()))}")
         return self._model(config, version, files.namespace, keys)
 
     def can_rescale(self, model: Model, config: ModelConfig) -> bool:

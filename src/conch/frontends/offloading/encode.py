@@ -42,7 +42,7 @@ def responses_document(
         "model": request.model_name,
         "version": request.model_version,
         "batch_size": request.batch_size,
-        "shared": list(request.shared.places) if request.shared is not None else [],
+        "shared": list(request.shared.output_targets) if request.shared is not None else [],
         "responses": [
             {"outputs": tensor_documents(response.outputs, parts), "parameters": dict(response.parameters)}
             for response in responses
@@ -56,7 +56,7 @@ def _read_responses(document: dict[str, Any], body: memoryview) -> tuple[InferRe
     request.batch_size = document["batch_size"]
     if document["shared"]:
         request.shared = SharedTensors()
-        request.shared.places = dict.fromkeys(document["shared"], _WrittenTarget())
+        request.shared.output_targets = dict.fromkeys(document["shared"], _WrittenTarget())
     parts = split(body, document["parts"])
     return request, [
         InferResponse(read_tensors(response["outputs"], parts), parameters=response["parameters"])

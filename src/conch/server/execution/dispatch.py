@@ -59,7 +59,7 @@ class Dispatcher:
         self._free: deque[SupervisedWorker] = deque()  # repeated for each free slot
         self._prepares = prepares
         self._to_prepare: list[InferRequest] = []
-        self._turns = 0
+        self._rotation = 0
         self._loop = asyncio.get_running_loop()
         self._asking = False
         self._timer: asyncio.TimerHandle | None = None
@@ -201,8 +201,8 @@ class Dispatcher:
         self._to_prepare = []
         ready = [worker for worker in self._workers if worker.ready]
         if waiting and ready:
-            self._turns += 1
-            ready[self._turns % len(ready)].prepare(waiting)
+            self._rotation += 1
+            ready[self._rotation % len(ready)].prepare(waiting)
 
     def _dispatch(self) -> None:
         self._asking = False

@@ -364,7 +364,7 @@ class Lifecycle:
             self._rollout.retire_all(model_state)
             self._revalidate([name])
         if dependents:
-            task = asyncio.get_running_loop().create_task(self._unload_members(name, members))
+            task = asyncio.get_running_loop().create_task(self._unload_step_models(name, members))
             self._unloading.add(task)
             task.add_done_callback(self._unloading.discard)
             await asyncio.wait([task], timeout=_PROMPT_SECONDS)
@@ -403,16 +403,16 @@ class Lifecycle:
         if self._closed:
             raise unavailable("the server is stopping and loads no models")
 
-    async def _unload_members(self, ensemble: str, members: set[str]) -> None:
+    async def _unload_step_models(self, ensemble: str, members: set[str]) -> None:
         """After the last request of an ensemble, unload the models of its steps that are not needed otherwise."""
         await self._rollout.retired(ensemble)
         for member in sorted(members):
             async with self._locks.of(member):
                 model_state = self._table.models.get(member)
-                if model_state is not None and not model_state.wanted and not self._is_member(member):
+                if model_state is not None and not model_state.wanted and not self._is_step_model(member):
                     self._rollout.retire_all(model_state)
 
-    def _is_member(self, name: str) -> bool:
+    def _is_step_model(self, name: str) -> bool:
         """Whether an ensemble that serves, or is being loaded, has this model in a step."""
         serving = (state.members for state in self._table.models.values() if state.ready_versions())
         return any(name in members for members in (*serving, *self._locks.members.values()))

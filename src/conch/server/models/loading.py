@@ -222,9 +222,9 @@ class Loader:
         version: int,
         config: ModelConfig,
         keys: Mapping[str, str],
-        find_members: Callable[[], Mapping[str, Model]],
+        find_step_models: Callable[[], Mapping[str, Model]],
     ) -> Model:
-        """Load an ensemble of the loaded models that ``find_members`` returns; it has no process of its own.
+        """Load an ensemble of the loaded models that ``find_step_models`` returns; it has no process of its own.
 
         ``keys`` has the keys of these models, by name.
         """
@@ -233,7 +233,7 @@ class Loader:
         validate_load(config, self._gpus)
         labels = await asyncio.to_thread(files.labels)
         identity = await self._identity(files, version, config, load_time)
-        members = find_members()  # no ``await`` follows, so that none of them is unloaded
+        members = find_step_models()  # no ``await`` follows, so that none of them is unloaded
         self.check_ensemble(config, members)
         config = copied(config)
         complete_ensemble(config, [member.config for member in members.values()])
@@ -250,16 +250,16 @@ class Loader:
         executor = EnsembleExecutor(Ensemble(signature(config, version), steps, find, limit))
         statistics.load_ns = monotonic_ns() - begun
 
-        def members_now() -> list[Model]:
+        def current_step_models() -> list[Model]:
             return [find(step.model, step.version) for step in steps]
 
         cached = self._behind_cache(
-            executor, identity, version, config, statistics, files.namespace, lambda: origins_of(members_now())
+            executor, identity, version, config, statistics, files.namespace, lambda: origins_of(current_step_models())
         )
         labels = {**_inherited_labels(steps, members), **labels}
         model = Model(
             config, version, cached, statistics, labels,
-            namespace=files.namespace, steps=keys, members=members_now, identity=identity,
+            namespace=files.namespace, steps=keys, members=current_step_models, identity=identity,
         )  # fmt: skip
         model.cached_messages = repeats_of(cached)
         return model

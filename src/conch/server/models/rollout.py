@@ -14,7 +14,7 @@ from functools import partial
 
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, is_ensemble, with_placement, without_placement
-from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
+from conch.config.validate_ensemble import step_model_not_loaded, step_model_not_valid, version_problem
 from conch.errors import Code, ConchError, internal, invalid
 from conch.repository.errors import without_directories
 from conch.repository.fingerprint import Fingerprint, take_external
@@ -60,7 +60,7 @@ class Rollout:
         self._loader = loader
         self._table = table
         self._registry = registry
-        self._places = LoadSlots(parallel_loads)
+        self._load_slots = LoadSlots(parallel_loads)
         self._retries = retries
         self._ledger = ledger or MemoryLedger(table)
         self._unload_seconds = unload_seconds
@@ -148,9 +148,9 @@ class Rollout:
     async def _load_version(
         self, files: ModelFiles, version: int, config: ModelConfig, steps: Mapping[str, str], running: Model | None
     ) -> Model:
-        async with no_load_slot() if asked_by_model.get() else self._places.take() as leave_place:
+        async with no_load_slot() if asked_by_model.get() else self._load_slots.take() as release_slot:
             if running is not None:
-                await self._loader.rescale(running, files, config, leave_place)
+                await self._loader.rescale(running, files, config, release_slot)
                 return running
             await self._ledger.check(files, version, config)
             for attempt in range(self._retries + 1):
@@ -159,7 +159,7 @@ class Rollout:
                         return await self._loader.load_ensemble(
                             files, version, config, steps, partial(self.step_models, config, steps)
                         )
-                    model = await self._loader.load(files, version, config, leave_place)
+                    model = await self._loader.load(files, version, config, release_slot)
                     try:
                         await self._ledger.note_load(model, files)
                     except BaseException:
@@ -184,7 +184,7 @@ class Rollout:
         }
         for name, member in known.items():
             if not member.ready_versions():
-                refusal = member_not_valid if member.members else member_not_loaded
+                refusal = step_model_not_valid if member.members else step_model_not_loaded
                 raise refusal(config.name, name, member.reason)
         problem = version_problem(config, {name: member.ready_versions() for name, member in known.items()})
         if problem is not None:

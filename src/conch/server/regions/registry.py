@@ -179,7 +179,7 @@ class HeldRegions(Regions):
         return data
 
     def place(self, output: str, name: str, offset: int, size: int) -> None:
-        self.places[output] = RegionTarget(self._find(name, offset, size), offset, size)
+        self.output_targets[output] = RegionTarget(self._find(name, offset, size), offset, size)
 
     def _find(self, name: str, offset: int, size: int) -> ClientRegion:
         region = self._regions.get(name)

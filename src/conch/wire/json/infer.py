@@ -377,7 +377,7 @@ def encode_infer(
         if classes:
             tensor = classify(tensor, classes, labels(tensor.name), plan.batched)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if shared is not None and tensor.name in shared.places:
+        if shared is not None and tensor.name in shared.output_targets:
             outputs.append(entry)
             continue
         if binary:

@@ -75,7 +75,7 @@ async def test_outputs_that_go_to_shared_memory_are_kept_for_others_as_well() ->
     rig = Rig()
     request = InferRequest("m", {"x": WireTensor("x", "FP32", (1,), b"abcd")}, Answers())
     request.shared = SharedTensors()
-    request.shared.places["y"] = Place()
+    request.shared.output_targets["y"] = Place()
     rig.model.infer(request)
     await settle()
     assert not request.shared.put("y", b"wxyz") and not written, "the entry of the cache would be empty"

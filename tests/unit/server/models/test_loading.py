@@ -292,13 +292,13 @@ async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_
     disk = SlowDisk(monkeypatch, model_files, "labels.txt")
     loaded = True
 
-    def find_members() -> dict[str, Model]:
+    def find_step_models() -> dict[str, Model]:
         if not loaded:
             raise internal("a is not loaded")
         return {}
 
     config = bench.loader.configure(bench.files)
-    loading = asyncio.create_task(bench.loader.load_ensemble(bench.files, 1, config, {"a": "a"}, find_members))
+    loading = asyncio.create_task(bench.loader.load_ensemble(bench.files, 1, config, {"a": "a"}, find_step_models))
     await asyncio.sleep(0)
     loaded = False
     await disk.release()

@@ -205,11 +205,11 @@ class RemoteExecutor:
         request.on_cancel = self._cancel
         sequence = self._key, request.correlation_id
         before = self._last_of.get(sequence) if assignment.sequence is not None else None
-        passage = _InFlightRequest(request, assignment, before)
-        task = self._tasks[request] = self._loop.create_task(self._run(passage))
+        call = _InFlightRequest(request, assignment, before)
+        task = self._tasks[request] = self._loop.create_task(self._run(call))
         if assignment.sequence is not None:
             self._last_of[sequence] = task
-        task.add_done_callback(partial(self._ended, passage))
+        task.add_done_callback(partial(self._ended, call))
 
     def fail_waiting(self, error: ConchError) -> None:
         """Do nothing: requests do not wait in this executor."""
@@ -307,51 +307,51 @@ class RemoteExecutor:
         if task is not None:
             task.cancel()
 
-    def _ended(self, passage: _InFlightRequest, task: asyncio.Task[None]) -> None:
+    def _ended(self, call: _InFlightRequest, task: asyncio.Task[None]) -> None:
         """Release the assignment of a request that has ended, even if it was cancelled before it was sent."""
-        request = passage.request
+        request = call.request
         del self._tasks[request]
         if request.cancelled and not request.answered:
-            self.endpoints.fail(request, passage.assignment, "a request before this one was cancelled")
-        self.endpoints.release(request, passage.assignment)
+            self.endpoints.fail(request, call.assignment, "a request before this one was cancelled")
+        self.endpoints.release(request, call.assignment)
         sequence = self._key, request.correlation_id
         if self._last_of.get(sequence) is task:
             del self._last_of[sequence]
 
-    async def _run(self, passage: _InFlightRequest) -> None:
+    async def _run(self, call: _InFlightRequest) -> None:
         """Send a request after the previous request in its sequence, and make sure that it ends."""
-        request = passage.request
+        request = call.request
         try:
             ends = self._ends(request)
-            before, passage.before = passage.before, None
+            before, call.before = call.before, None
             if before is not None:
                 seconds = None if ends is None else max(ends - monotonic(), 0.0)
                 _, late = await asyncio.wait([before], timeout=seconds)
                 if late:
-                    raise self._too_late(passage)
-            self.endpoints.follow(request, passage.assignment)
-            await self._attempt(passage, ends)
+                    raise self._too_late(call)
+            self.endpoints.follow(request, call.assignment)
+            await self._attempt(call, ends)
         except ConchError as error:
             request.fail(error)
         except asyncio.CancelledError:
             request.fail(cancelled())
         except Exception as error:
-            url = passage.assignment.url
+            url = call.assignment.url
             LOG.exception("a request could not be passed on to %s", url)
             request.fail(internal(f"the request could not be passed on to {url}: {error!r}"))
 
-    async def _attempt(self, passage: _InFlightRequest, ends: float | None) -> None:
+    async def _attempt(self, call: _InFlightRequest, ends: float | None) -> None:
         """Send a request to its server, and to another server if that one cannot be reached.
 
         If there is no other server, try the same one once more.
         """
-        request = passage.request
+        request = call.request
         connect_until = monotonic() + self._settings.connect_timeout
         waited = repeated = False
         while True:
-            url = passage.assignment.url
+            url = call.assignment.url
             try:
-                await self._send(passage, url, ends)
+                await self._send(call, url, ends)
                 return
             except UnreachedError as error:
                 self._suspect(url)
@@ -360,27 +360,27 @@ class RemoteExecutor:
                 self._suspect(url)
                 failure = f"{error.message}; the request may have run there"
                 if repeated or not self._may_repeat(request):
-                    self.endpoints.fail(request, passage.assignment, f"{url} has lost a request before this one")
+                    self.endpoints.fail(request, call.assignment, f"{url} has lost a request before this one")
                     raise unavailable(f"{url}: {failure}") from None
                 repeated = waited = True
-            if self._moved(passage):
+            if self._moved(call):
                 continue
             if waited or monotonic() + BACK_OFF > connect_until:
-                self.endpoints.fail(request, passage.assignment, f"a request before this one did not reach {url}")
+                self.endpoints.fail(request, call.assignment, f"a request before this one did not reach {url}")
                 raise unavailable(f"model '{self._name}' is not available: {url}: {failure}")
             waited = True
             await asyncio.sleep(BACK_OFF)
 
-    async def _send(self, passage: _InFlightRequest, url: str, ends: float | None) -> None:
+    async def _send(self, call: _InFlightRequest, url: str, ends: float | None) -> None:
         """Send a request to a server and deliver its responses."""
-        request = passage.request
+        request = call.request
         seconds = None if ends is None else max(ends - monotonic(), 0.001)
         request.times.started = monotonic_ns()
         try:
             await self._servers[url].transport.infer(request, seconds, partial(self._deliver, request))
         except TimeoutError:
             self._note_times(request)
-            raise self._too_late(passage) from None
+            raise self._too_late(call) from None
         except UnreachedError:
             raise
         except ConchError as error:
@@ -389,10 +389,10 @@ class RemoteExecutor:
                 self._suspect(url)
             raise
 
-    def _too_late(self, passage: _InFlightRequest) -> ConchError:
+    def _too_late(self, call: _InFlightRequest) -> ConchError:
         """The error for a request after its deadline; its sequence fails too."""
-        request, url = passage.request, passage.assignment.url
-        self.endpoints.fail(request, passage.assignment, f"{url} has not answered a request before this one in time")
+        request, url = call.request, call.assignment.url
+        self.endpoints.fail(request, call.assignment, f"{url} has not answered a request before this one in time")
         return unavailable(f"no answer from {url} within {(monotonic_ns() - request.times.queued) / 1e9:.3g} s")
 
     def _deliver(self, request: InferRequest, response: InferResponse) -> None:
@@ -431,14 +431,14 @@ class RemoteExecutor:
         if server is not None:
             server.health.look()
 
-    def _moved(self, passage: _InFlightRequest) -> bool:
+    def _moved(self, call: _InFlightRequest) -> bool:
         """Move a request to an untried server; False if there is none or its sequence has already started."""
-        request, assignment = passage.request, passage.assignment
-        passage.tried.add(assignment.url)
+        request, assignment = call.request, call.assignment
+        call.tried.add(assignment.url)
         if assignment.sequence is not None and not self.endpoints.begins(request):
             return False
         try:
-            self.endpoints.move(request, assignment, self._affinity(request), passage.tried)
+            self.endpoints.move(request, assignment, self._affinity(request), call.tried)
         except ConchError:
             return False
         return True

@@ -153,7 +153,7 @@ class RemoteHttp:
         self._model = model
         self._idle: list[RemoteHttpConnection] = []
         self._open: set[RemoteHttpConnection] = set()
-        self._places = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._connection_slots = asyncio.Semaphore(MOST_CONNECTIONS)
         self._closed = False
         self._loop = asyncio.get_running_loop()
         path = f"{url.path}{model_path(model.name, model.version)}"
@@ -195,7 +195,7 @@ class RemoteHttp:
         size = len(header) + sum(map(len, blobs))
         lengths = b"content-length: %d\r\ninference-header-content-length: %d\r\n\r\n" % (size, len(header))
         parts = [self._post + lengths + header, *blobs]
-        async with asyncio.timeout(seconds), self._places:
+        async with asyncio.timeout(seconds), self._connection_slots:
             answer = await self._exchange(parts)
         if answer.status != 200:
             self._refuse(answer)

@@ -189,7 +189,7 @@ class OnDemandPlanner:
         """Return the number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
-    def room_taken(self) -> Capacity:
+    def capacity_used(self) -> Capacity:
         """Return the capacity used by loading, loaded and leaving models."""
         return total(resident.footprint.capacity for resident in self._residents.values())
 
@@ -280,7 +280,7 @@ class OnDemandPlanner:
             return True
         missing = {model: footprint for model, footprint in footprints.items() if model not in self._residents}
         needed = total(footprint.capacity for footprint in missing.values())
-        if self.room_taken().plus(needed).within(self.limits.capacity):
+        if self.capacity_used().plus(needed).within(self.limits.capacity):
             load = Load(name)
             for model, footprint in missing.items():
                 self._pending_loads.pop(model, None)
@@ -444,7 +444,7 @@ class OnDemandPlanner:
         missing = [
             footprint.capacity for one, footprint in pending_load.footprints.items() if one not in self._residents
         ]
-        cause = the_sum(total(missing), self.room_taken(), self.limits.capacity)
+        cause = the_sum(total(missing), self.capacity_used(), self.limits.capacity)
         busy = sum(self._usage.busy(resident) for resident in self.residents(Phase.LOADED))
         before = "" if first == name else f"'{first}' comes first: "
         return (

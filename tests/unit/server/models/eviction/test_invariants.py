@@ -76,7 +76,7 @@ def test_limits_hold_and_every_request_ends(events: list[tuple[str, object]]) ->
                 town.wait(0)
             case "wait", float(seconds):
                 town.wait(seconds)
-        assert town.planner.room_taken().within(LIMITS.capacity)
+        assert town.planner.capacity_used().within(LIMITS.capacity)
     town.in_use.clear()
     for _ in range(100):
         for name in list(town.loading):

@@ -250,7 +250,7 @@ def test_model_that_is_leaving_is_loaded_again_when_it_has_left() -> None:
 def test_ensemble_brings_its_members_and_keeps_them() -> None:
     town = Town(CapacityLimits(Capacity(models=3)), footprints=ENSEMBLE)
     town.load("all")
-    assert town.loaded() == ["a", "all", "b"] and town.planner.room_taken().models == 2
+    assert town.loaded() == ["a", "all", "b"] and town.planner.capacity_used().models == 2
     town.wait(100)
     town.load("c")
     town.wait(100)
@@ -302,9 +302,9 @@ def test_step_that_does_not_load_keeps_its_room_while_its_ensemble_loads() -> No
     town.ask("all")
     serial, _ = town.ask("a")
     town.end_load("a", "broken")
-    assert town.answers == {serial: "broken"} and town.planner.room_taken().models == 2
+    assert town.answers == {serial: "broken"} and town.planner.capacity_used().models == 2
     town.planner.failed(town.loads["all"], not_found("'a' is not loaded"), town.now)
-    assert town.planner.room_taken().models == 0
+    assert town.planner.capacity_used().models == 0
 
 
 def test_step_that_was_unloaded_during_its_load_loads_again_while_its_ensemble_stalls() -> None:
@@ -337,7 +337,7 @@ def test_load_that_ends_after_its_model_was_loaded_again_changes_nothing() -> No
     for end in (lambda: town.planner.loaded(old), lambda: town.planner.failed(old, not_found("no"), town.now)):
         end()
         town.decide()
-        assert town.loading == ["a", "a"] and town.planner.room_taken().models == 1
+        assert town.loading == ["a", "a"] and town.planner.capacity_used().models == 1
         assert serial not in town.answers and town.planner.refusal("a", town.now) is None
 
 
