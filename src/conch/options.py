@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from conch.errors import ConchError, invalid
+from conch.machine.memory import read_size
 from conch.settings import OPTIONS, Option, Range, Resource, Restriction, Setting, Settings
-from conch.telemetry.memory import read_size
 
 #: Takes the flag, for messages, and the text; raises INVALID_ARG.
 Parser = Callable[[str, str], Any]

@@ -21,8 +21,8 @@ from conch.doctor.cache import cache
 from conch.doctor.facts import Facts, GpuFact, GpusFact, LimitsFact, MemoryFact, PackageFact, PortFact, ProcessorFact
 from conch.frontends.ports import holder, is_free
 from conch.machine.cores import usable_cores
+from conch.machine.memory import memory_limit
 from conch.settings import SERVER_VERSION, Settings
-from conch.telemetry.memory import memory_limit
 
 _QUERY: Final = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _SECONDS: Final = 10

@@ -18,8 +18,8 @@ from time import monotonic
 from typing import Final
 
 from conch.errors import ConchError, unavailable
+from conch.machine.memory import usable_memory
 from conch.telemetry.exposition import Family, MetricSample
-from conch.telemetry.memory import usable_memory
 from conch.telemetry.traffic import BYTES_IN_FLIGHT, MAX_BYTES_IN_FLIGHT, REFUSED_FOR_BYTES
 
 #: A body up to this size (bytes) continues when the budget is exhausted, unless the budget is ``overdrawn``.

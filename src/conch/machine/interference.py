@@ -13,8 +13,8 @@ from typing import Final
 
 import psutil
 
+from conch.machine.cgroups import seconds_throttled
 from conch.machine.cores import usable_cores
-from conch.machine.throttling import seconds_throttled
 
 #: Use by other processes up to this fraction of the cores is no disturbance; a quiet desktop uses a few percent.
 QUIET: Final = 0.1

@@ -11,11 +11,11 @@ from statistics import fmean
 from time import monotonic
 from typing import Any, Final
 
+from conch.machine.cgroups import seconds_throttled
 from conch.machine.facts import MachineFacts, load_average
 from conch.machine.interference import CpuClocks, Interference, InterferenceMeter
 from conch.machine.process_memory import ProcessReader
 from conch.machine.processes import ProcessTimes
-from conch.machine.throttling import seconds_throttled
 from conch.perf.measured import MachineFigures
 from conch.perf.server.processes import ServerProcesses
 from conch.perf.server.resources import ResourceFigures

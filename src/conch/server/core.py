@@ -19,13 +19,13 @@ from conch.config.reading import shown_name
 from conch.errors import ConchError, invalid, unavailable
 from conch.inference import ModelSignature
 from conch.logs import LogSettings
+from conch.machine.gpus import visible_gpus
 from conch.repository.errors import without_directories
 from conch.repository.names import check_model_name
 from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
 from conch.server.bls import BlsModels
 from conch.server.concurrency import end_all
-from conch.server.execution.devices import visible_gpus
 from conch.server.execution.starting import log_levels
 from conch.server.execution.worker_timeouts import worker_timeouts
 from conch.server.extensions import EXTENSIONS

@@ -15,8 +15,8 @@ from conch.config.schema import ModelConfig, copied
 from conch.config.validate import validate_load
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest
+from conch.machine.gpus import visible_gpus
 from conch.repository.model_files import ModelFiles
-from conch.server.execution.devices import visible_gpus
 from conch.server.execution.starting import init_frame, instance_fields, placements_of
 from conch.server.model import Model
 from conch.telemetry.custom import CustomMetrics

@@ -11,9 +11,9 @@ from conch.config.schema import ModelConfig, copied, implementation
 from conch.config.signature import parameters as parameters_of
 from conch.config.validate import check_directory_name, validate
 from conch.errors import invalid, not_found, unsupported
+from conch.machine.gpus import visible_gpus
 from conch.repository.model_files import ModelFiles, describe
 from conch.repository.versions import select_versions
-from conch.server.execution.devices import visible_gpus
 from conch.testing.fakes import FakeModel
 from conch.testing.model import ModelUnderTest
 

@@ -25,9 +25,9 @@ from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import memory
 from conch.frontends.offloading.documents import read_error
 from conch.frontends.offloading.memory import Header, SharedMessage, split
+from conch.machine.activity import TICKS, activity
 from conch.tensors import Buffer
 from conch.threads import LastingExecutor
-from conch.workers.host.activity import TICKS, activity
 from conch.workers.host.spawn import SpawnedProcess
 
 # There are two processes. The first takes the oldest work, so that no work waits forever. The second takes the smallest

@@ -28,9 +28,9 @@ from conch.config.signature import parameters
 from conch.config.validate_instances import warmup_problems, warmup_size_problem
 from conch.errors import ConchError, internal, invalid
 from conch.inference import InferRequest, InferResponse, ignore
+from conch.machine.gpus import environment_for
 from conch.machine.process_memory import resident_bytes
 from conch.repository.model_files import ModelFiles
-from conch.server.execution.devices import environment_for
 from conch.server.execution.load_slots import ReleaseLoadSlot
 from conch.server.execution.worker_timeouts import with_stub_timeout
 from conch.server.runtime_facts import sentence

@@ -17,6 +17,7 @@ from typing import Any
 
 from conch.errors import Code, ConchError, invalid, not_found, one_line
 from conch.inference import ModelSignature
+from conch.machine.memory import read_size, usable_memory
 from conch.repository.errors import NotFoundError, without_directories
 from conch.repository.names import is_directory_name
 from conch.repository.scan import ModelRepository
@@ -40,7 +41,6 @@ from conch.server.models.rollout import asked_by_model
 from conch.server.models.states import ModelTable
 from conch.settings import Settings
 from conch.telemetry.exposition import Family
-from conch.telemetry.memory import read_size, usable_memory
 from conch.telemetry.on_demand import families
 
 LOG = logging.getLogger("conch")

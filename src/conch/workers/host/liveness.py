@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from conch.errors import ConchError, internal
+from conch.machine.activity import TICKS, Activity
 from conch.workers.child.heartbeat import HeartbeatSample
-from conch.workers.host.activity import TICKS, Activity
 
 #: Time for which a silent worker that is stopped, or waits for a disk or memory, counts as responsive (s).
 STOPPED_SECONDS: Final = 1.0

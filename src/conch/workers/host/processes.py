@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from conch.errors import unavailable
 from conch.machine import guard as program
+from conch.machine.activity import Activity, activity, children_activity
 from conch.telemetry.custom import CustomMetrics
-from conch.workers.host.activity import Activity, activity, children_activity
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause, Liveness, WorkerTimeouts
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn, spawn_at_terminal

@@ -12,12 +12,13 @@ import pytest
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError
+from conch.machine.memory import FreeMemory
 from conch.machine.process_memory import ProcessMemory, ProcessReader
 from conch.repository.model_files import ModelFiles
 from conch.server.model import Model
 from conch.server.models.memory import MemoryLedger
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
-from conch.telemetry.memory import FreeMemory, ModelMemory
+from conch.telemetry.memory import ModelMemory
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.fakes import FakeWorker
 from tests.unit.server.loads import FakeExecutor, until

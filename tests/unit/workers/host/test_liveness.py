@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from conch.machine.activity import TICKS, Activity
 from conch.workers.child.heartbeat import HeartbeatSample
-from conch.workers.host.activity import TICKS, Activity
 from conch.workers.host.liveness import Cause, Liveness, LivenessSample, Verdict, WorkerTimeouts
 from conch.workers.host.processes import INTERVAL, WatchClock
 

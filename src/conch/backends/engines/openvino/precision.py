@@ -11,7 +11,7 @@ from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineSpec
 from conch.errors import invalid
 from conch.machine.cores import usable_cores
-from conch.telemetry.memory import free_memory
+from conch.machine.memory import free_memory
 
 #: Tokens per block of the KV cache; fixed in OpenVINO's CPU plug-in.
 BLOCK: Final = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from conch.telemetry.memory import mebibytes
+from conch.machine.memory import mebibytes
 
 
 class Capacity(NamedTuple):

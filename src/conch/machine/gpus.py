@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs that this process may use, determined once when the server starts."""
+"""The NVIDIA GPUs that this process may use."""
 
 from __future__ import annotations
 
