@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
@@ -150,7 +151,18 @@ def _transport(url: str, files: TlsFiles) -> Transport:
         if parts.path.strip("/"):
             raise invalid(f"'{url}' has a path, and gRPC has none: give http://{rest} for HTTP")
         return GrpcTransport(host, port or 8001, tls)
-    return HttpTransport(host, port or (443 if tls is not None else 80), parts.path.rstrip("/"), tls)
+    context = _tls_context(tls) if tls is not None else None
+    return HttpTransport(host, port or (443 if tls is not None else 80), parts.path.rstrip("/"), context)
+
+
+def _tls_context(files: TlsFiles) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=files.authorities or None)
+        if files.certificate:
+            context.load_cert_chain(files.certificate, files.key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise invalid(f"{files} cannot be used: {error}") from None
+    return context
 
 
 def _false_if_unreachable(error: ConchError) -> bool:

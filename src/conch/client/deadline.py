@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Self
 
-from conch.errors import ConchError, invalid, unavailable
+from conch.errors import Code, ConchError, invalid
+
+
+class DeadlineError(ConchError):
+    """No response arrived before the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Deadline:
     def no_answer(self, model: str) -> ConchError:
         """The error of a call without a response before the deadline; an empty ``model`` stands for the server."""
         source = f"model '{model}'" if model else "the server"
-        return unavailable(f"no answer from {source} within {self.timeout or 0:g} s")
+        return DeadlineError(f"no answer from {source} within {self.timeout or 0:g} s", Code.UNAVAILABLE)
 
 
 NO_DEADLINE: Final = Deadline(None, None)

@@ -16,7 +16,7 @@ from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import ResultStream
-from conch.client.transport import TlsFiles
+from conch.client.transport import TlsFiles, UnreachableError
 from conch.client.values import decode
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, invalid, unavailable
@@ -51,15 +51,21 @@ END_SECONDS: Final = 5.0
 
 
 class GrpcTransport:
-    """A channel to ``host:port``, encrypted with ``tls``. Raises INVALID_ARG for unreadable files."""
+    """A channel to ``host:port``, encrypted with ``tls``; ``headers`` are sent with every call.
 
-    def __init__(self, host: str, port: int, tls: TlsFiles | None) -> None:
+    Raises INVALID_ARG for unreadable files.
+    """
+
+    def __init__(
+        self, host: str, port: int, tls: TlsFiles | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         address = host_and_port(host, port)
         self._channel: Any = (
             grpc.secure_channel(address, _credentials(tls), options=ANY_SIZE)
             if tls is not None
             else grpc.insecure_channel(address, options=ANY_SIZE)
         )
+        self._headers = tuple((name.lower(), value) for name, value in (headers or {}).items())
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def live(self, deadline: Deadline) -> bool:
@@ -103,6 +109,15 @@ class GrpcTransport:
         request.parameters["unload_dependents"].bool_param = dependents
         self._call("RepositoryModelUnload", request, deadline)
 
+    def register_memory(self, region: str, key: str, size: int, deadline: Deadline) -> None:
+        request = service_pb2.SystemSharedMemoryRegisterRequest(name=region, key=key, byte_size=size)
+        self._call("SystemSharedMemoryRegister", request, deadline)
+
+    def unregister_memory(self, region: str, deadline: Deadline) -> None:
+        self._call(
+            "SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest(name=region), deadline
+        )
+
     def infer(self, request: OutgoingRequest) -> InferResult:
         return _result(self._call("ModelInfer", _message(request), request.deadline, request.model))
 
@@ -110,7 +125,7 @@ class GrpcTransport:
         message = _message(request)
 
         def send(left: float | None) -> Any:
-            return self._stub.ModelStreamInfer(iter([message]), timeout=left, metadata=_METADATA)
+            return self._stub.ModelStreamInfer(iter([message]), timeout=left, metadata=(*self._headers, *_METADATA))
 
         return _GrpcStream(self._within(request.deadline, request.model, send), request)
 
@@ -119,7 +134,8 @@ class GrpcTransport:
 
     def _call(self, method: str, request: Any, deadline: Deadline, model: str = "") -> Any:
         """Return the response; ``model`` is the model named in the error at the deadline."""
-        return self._within(deadline, model, lambda left: getattr(self._stub, method)(request, timeout=left))
+        call = getattr(self._stub, method)
+        return self._within(deadline, model, lambda left: call(request, timeout=left, metadata=self._headers))
 
     def _within(self, deadline: Deadline, model: str, call: Callable[[float | None], Any]) -> Any:
         """Return the result of ``call``, which takes the remaining seconds."""
@@ -223,6 +239,8 @@ def _error(error: Any, deadline: Deadline, model: str) -> ConchError:
     status = error.code()
     if status is grpc.StatusCode.DEADLINE_EXCEEDED and deadline.at is not None:
         return deadline.no_answer(model)
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return UnreachableError(error.details() or status.name)
     return ConchError(error.details() or status.name, CODES.get(status.value[0], Code.UNKNOWN))
 
 

@@ -23,11 +23,11 @@ from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import ResultStream
-from conch.client.transport import TlsFiles
+from conch.client.transport import UnreachableError
 from conch.client.values import decode, from_values
 from conch.config import render
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, internal, invalid, unavailable, unsupported
+from conch.errors import Code, ConchError, internal, unavailable, unsupported
 from conch.inference import TensorSpec
 from conch.tensors import WireTensor
 from conch.wire.json.generate import deduced_shape
@@ -162,19 +162,28 @@ class EventStream(ResultStream):
 
 _LENGTH: Final = "Inference-Header-Content-Length"
 _INDEX: Final = "/v2/repository/index"
+_REGION: Final = "/v2/systemsharedmemory/region"
 
 
 class HttpTransport:
-    """Connections to ``host:port``, as many as there are concurrent calls; ``prefix`` precedes every path.
+    """Connections to ``host:port``, as many as there are concurrent calls, encrypted with ``tls``.
 
-    ``tls`` has the files for encryption. Raises INVALID_ARG for unusable files.
+    ``prefix`` precedes every path; ``headers`` are sent with every request.
     """
 
-    def __init__(self, host: str, port: int, prefix: str, tls: TlsFiles | None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        prefix: str = "",
+        tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._host = host
         self._port = port
         self._prefix = prefix
-        self._tls = _context(tls) if tls is not None else None
+        self._tls = tls
+        self._headers = headers or {}
         self._idle: list[DeadlineConnection] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -187,16 +196,15 @@ class HttpTransport:
 
     def metadata(self, model: str, version: int, deadline: Deadline) -> dict[str, Any]:
         path = model_path(model, version) if model else "/v2"
-        document: dict[str, Any] = json.loads(self._call("GET", path, b"", deadline))
-        return document
+        return self._document(path, deadline)
 
     def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig:
         path = f"{model_path(model, version)}/config"
-        return render.from_json(self._exchange("GET", path, b"", {}, deadline, model)[1].decode())
+        return render.from_json(self._exchange("GET", path, b"", {}, deadline, model)[1].decode(), lenient=True)
 
     def statistics(self, model: str, version: int, deadline: Deadline) -> list[dict[str, Any]]:
         path = model_path(model, version) if model else "/v2/models"
-        entries: list[dict[str, Any]] = json.loads(self._call("GET", f"{path}/stats", b"", deadline))["model_stats"]
+        entries: list[dict[str, Any]] = self._document(f"{path}/stats", deadline).get("model_stats", [])
         return entries
 
     def index(self, deadline: Deadline) -> list[dict[str, str]]:
@@ -213,6 +221,13 @@ class HttpTransport:
     def unload(self, model: str, dependents: bool, deadline: Deadline) -> None:
         body = json.dumps({"parameters": {"unload_dependents": dependents}}).encode()
         self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", body, deadline)
+
+    def register_memory(self, region: str, key: str, size: int, deadline: Deadline) -> None:
+        body = json.dumps({"key": key, "offset": 0, "byte_size": size}).encode()
+        self._call("POST", f"{_REGION}/{region}/register", body, deadline)
+
+    def unregister_memory(self, region: str, deadline: Deadline) -> None:
+        self._call("POST", f"{_REGION}/{region}/unregister", b"{}", deadline)
 
     def infer(self, request: OutgoingRequest) -> InferResult:
         header = json.dumps(_document(request)).encode()
@@ -250,6 +265,16 @@ class HttpTransport:
             raise
         return True
 
+    def _document(self, path: str, deadline: Deadline) -> dict[str, Any]:
+        """Return a JSON object. Raises INTERNAL for any other response, such as a web page."""
+        try:
+            document = json.loads(self._call("GET", path, b"", deadline))
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise internal(f"GET {path} does not return a JSON object, as a server of the KServe protocol would")
+        return document
+
     def _call(self, method: str, path: str, body: bytes, deadline: Deadline) -> bytes:
         return self._exchange(method, path, body, {}, deadline)[1]
 
@@ -283,7 +308,7 @@ class HttpTransport:
             connection.deadline = deadline
             sent = False
             try:
-                connection.request(method, self._prefix + path, body, dict(headers))
+                connection.request(method, self._prefix + path, body, {**self._headers, **headers})
                 sent = True
                 return connection, connection.getresponse()
             except TimeoutError:
@@ -322,7 +347,7 @@ class HttpTransport:
     def _failed(self, error: BaseException, deadline: Deadline, model: str) -> ConchError:
         if isinstance(error, TimeoutError) and deadline.at is not None:  # the operating system has timeouts, too
             return deadline.no_answer(model)
-        return unavailable(f"{self._host}:{self._port} does not answer: {error or type(error).__name__}")
+        return UnreachableError(" ".join(str(error).split()) or type(error).__name__, f"{self._host}:{self._port}")
 
 
 def failure(status: int, content: bytes) -> ConchError:
@@ -332,16 +357,6 @@ def failure(status: int, content: bytes) -> ConchError:
     except (ValueError, KeyError, TypeError):
         message = content[:500].decode("utf-8", "replace") or f"HTTP status {status}"
     return ConchError(str(message), CODES.get(status, Code.UNKNOWN))
-
-
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=files.authorities or None)
-        if files.certificate:
-            context.load_cert_chain(files.certificate, files.key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise invalid(f"{files} cannot be used: {error}") from None
-    return context
 
 
 def _document(request: OutgoingRequest) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import ResultStream
 from conch.config.schema import ModelConfig
+from conch.errors import Code, ConchError
 
 
 class TlsFiles(NamedTuple):
@@ -24,6 +25,17 @@ class TlsFiles(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join(filter(None, self)) or "the system's certificates"
+
+
+class UnreachableError(ConchError):
+    """No server accepts connections at the address, or the connection broke before the response.
+
+    Over gRPC, also the server's own error UNAVAILABLE, which looks the same.
+    """
+
+    def __init__(self, reason: str, address: str = "") -> None:
+        super().__init__(f"{address} does not answer: {reason}" if address else reason, Code.UNAVAILABLE)
+        self.reason = reason
 
 
 class Transport(Protocol):
@@ -48,6 +60,11 @@ class Transport(Protocol):
     def load(self, model: str, config: str | None, files: Mapping[str, bytes], deadline: Deadline) -> None: ...
 
     def unload(self, model: str, dependents: bool, deadline: Deadline) -> None: ...
+
+    def register_memory(self, region: str, key: str, size: int, deadline: Deadline) -> None:
+        """Register system shared memory of ``size`` bytes under ``key``."""
+
+    def unregister_memory(self, region: str, deadline: Deadline) -> None: ...
 
     def infer(self, request: OutgoingRequest) -> InferResult: ...
 

@@ -54,17 +54,18 @@ def to_json(config: ModelConfig) -> str:
     return orjson.dumps(_message(config)).decode()
 
 
-def from_json(text: str) -> ModelConfig:
+def from_json(text: str, *, lenient: bool = False) -> ModelConfig:
     """Parse a configuration from JSON; field names may be in camelCase, and enum values in any case.
 
-    Raises INTERNAL ``Invalid config override: …``.
+    ``lenient`` ignores unknown fields, which a newer server may send. Raises INTERNAL ``Invalid config override: …``.
     """
     config = ModelConfig()
     try:
         values = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError("Root element must be a message.")
-        json_format.ParseDict(_with_enum_names(values, ModelConfig.DESCRIPTOR), config)
+        values = _with_enum_names(values, ModelConfig.DESCRIPTOR)
+        json_format.ParseDict(values, config, ignore_unknown_fields=lenient)
     except (*_PARSER_ERRORS, json_format.ParseError) as error:
         raise internal(f"Invalid config override: {error}") from error
     if unknown := unknown_enum_value(config):

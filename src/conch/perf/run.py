@@ -30,7 +30,7 @@ from conch.perf.senders.generator import Generators
 from conch.perf.senders.limit import SenderLimit
 from conch.perf.senders.records import join_events
 from conch.perf.senders.schedule import Constant, Intervals, Poisson, Schedule
-from conch.perf.server.api import GrpcApi, HttpApi, ServerApi, check_listens
+from conch.perf.server.api import ServerApi, check_listens
 from conch.perf.server.gpus import GpuReader, GpuSampler
 from conch.perf.server.metrics import MetricsSampler
 from conch.perf.server.processes import ServerProcesses, find_server
@@ -172,11 +172,8 @@ class Measurement:
 
     def _prepare(self, prefix: str, closing: ExitStack) -> None:
         plan = self.plan
-        self._api: ServerApi
-        if plan.protocol == "grpc":
-            self._api = closing.enter_context(GrpcApi(plan.address, plan.headers))
-        else:
-            self._api = HttpApi(plan.address, prefix, plan.headers)
+        api = ServerApi(plan.address, grpc=plan.protocol == "grpc", prefix=prefix, headers=plan.headers)
+        self._api = closing.enter_context(api)
         self.model = ModelSpec(plan.model, plan.version, {}, 0, decoupled=True)
         if plan.protocol == "openai":
             check_listens(plan.address)

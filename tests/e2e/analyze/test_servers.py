@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from conch.analyze.servers.base import ServerGone
-from conch.analyze.servers.control import ControlClient, GrpcControl, HttpControl
+from conch.analyze.servers.control import ControlClient
 from conch.analyze.servers.local import LocalServer
 from conch.analyze.servers.remote import RemoteServer
 from conch.errors import Code, ConchError
@@ -113,7 +113,7 @@ def running(request: pytest.FixtureRequest, repository: ModelRepository) -> Iter
 
 
 def controls(server: ConchServer | TritonServer) -> list[ControlClient]:
-    return [HttpControl(address(server.http), PATIENCE), GrpcControl(address(server.grpc), PATIENCE)]
+    return [ControlClient(address(server.http), PATIENCE), ControlClient(address(server.grpc), PATIENCE, grpc=True)]
 
 
 def address(text: str) -> Address:

@@ -242,3 +242,24 @@ def test_a_load_on_a_connection_that_the_server_has_closed_is_sent_on_another() 
         closed.wait()
         client.load("m")
     assert loads == ["POST /v2/repository/models/m/load"]
+
+
+def test_a_web_page_in_place_of_a_document_is_an_error_of_the_server() -> None:
+    def page(connection: Connection) -> None:
+        while connection.read():
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>")
+
+    with served(page) as client:
+        for call in (client.metadata, client.statistics):
+            with pytest.raises(ConchError, match="does not return a JSON object") as caught:
+                call("m")
+            assert caught.value.code is Code.INTERNAL
+
+
+def test_a_configuration_of_a_newer_server_is_read_without_its_new_fields() -> None:
+    def newer(connection: Connection) -> None:
+        connection.read()
+        connection.answer({**CONFIG, "invented_later": {"count": 1}})
+
+    with served(newer) as client:
+        assert client.config("m")["name"] == "m"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
 from types import TracebackType
@@ -27,7 +26,7 @@ from conch.errors import ConchError
 from conch.machine.cores import usable_cores
 from conch.perf.inputs.specs import read_model
 from conch.perf.senders.channels.connecting import Address
-from conch.perf.server.api import GrpcApi, HttpApi, ServerApi
+from conch.perf.server.api import ServerApi
 from conch.perf.server.processes import find_server
 from conch.perf.traffic import traffic_of
 from conch.repository.scan import ModelRepository
@@ -49,12 +48,7 @@ def check_requests(settings: AnalyzeSettings, server: AnalyzedServer, models: Se
 
     The models are loaded with the repository's configuration; batch sizes are left to each candidate.
     """
-    with ExitStack() as closing:
-        api: ServerApi = (
-            closing.enter_context(GrpcApi(server.address))
-            if settings.client_protocol == "grpc"
-            else HttpApi(server.address)
-        )
+    with ServerApi(server.address, grpc=settings.client_protocol == "grpc") as api:
         for model in models:
             plan = replace(plan_of(settings, model, server.address), batch_size=1)
             spec = read_model(api.metadata(model, plan.version), api.config(model, plan.version), plan.version)

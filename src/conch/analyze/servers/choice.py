@@ -9,7 +9,7 @@ from typing import Final
 
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.servers.base import AnalyzedServer
-from conch.analyze.servers.control import GrpcControl, HttpControl
+from conch.analyze.servers.control import ControlClient
 from conch.analyze.servers.local import LocalServer
 from conch.analyze.servers.remote import RemoteServer
 from conch.errors import invalid
@@ -41,7 +41,7 @@ def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, m
     if path:
         raise invalid(f"triton_http_endpoint: {endpoint} has a path, and requests are sent to host:port")
     timeout = settings.perf_analyzer_timeout
-    control = GrpcControl(address, timeout) if grpc else HttpControl(address, timeout)
+    control = ControlClient(address, timeout, grpc=grpc)
     return RemoteServer(control, address, models, reload=not settings.reload_model_disable)
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote
-from urllib.request import Request, urlopen
+from typing import Any, Final, TypeVar
 
 from conch.analyze.servers.base import ServerGone
+from conch.client.deadline import Deadline, DeadlineError
+from conch.client.transport import UnreachableError
 from conch.config import render
 from conch.errors import ConchError, internal, unavailable
 from conch.perf.senders.channels.connecting import Address
-from conch.perf.server.api import HttpApi
+from conch.perf.server.api import transport_to
 
 #: Timeout for calls that need no model (s).
 _SECONDS: Final = 10.0
@@ -25,34 +24,41 @@ _SECONDS: Final = 10.0
 _PAUSE: Final = 0.05
 #: The error of conch and Triton servers on which clients may not load models.
 _NOT_EXPLICIT: Final = "explicit model load / unload is not allowed"
+_Result = TypeVar("_Result")
 
 
 class ControlClient:
-    """Loads and unloads models; ``timeout`` applies to each of them (s).
+    """Loads and unloads models over HTTP, or over gRPC with ``grpc``; ``timeout`` applies to each of them (s).
 
     All methods raise ServerGone if the server cannot be reached, UNAVAILABLE if it does not let clients load models or
     exceeds the timeout, and INTERNAL with the server's reason if it refuses.
     """
 
-    def __init__(self, address: Address, timeout: float) -> None:
+    def __init__(self, address: Address, timeout: float, *, grpc: bool = False) -> None:
         self.timeout = timeout
-        self.where = f"{address.host}:{address.port}"
+        self.where = address.shown
+        self._transport = transport_to(address, grpc=grpc)
 
     def config(self, model: str) -> Mapping[str, Any]:
         """Return the configuration in force of a loaded model."""
-        raise NotImplementedError
+        what = f"read the configuration of '{model}'"
+        config = self._call(what, _SECONDS, lambda deadline: self._transport.config(model, -1, deadline))
+        document: Mapping[str, Any] = json.loads(render.to_json(config))
+        return document
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
         """Load a model; ``config`` replaces the repository's configuration."""
-        raise NotImplementedError
+        text = None if config is None else json.dumps(config)
+        self._call(f"load '{model}'", self.timeout, lambda deadline: self._transport.load(model, text, {}, deadline))
 
     def ask_unload(self, model: str) -> None:
         """Request the unloading of a model, which may complete later."""
-        raise NotImplementedError
+        what = f"unload '{model}'"
+        self._call(what, self.timeout, lambda deadline: self._transport.unload(model, False, deadline))
 
     def index(self) -> Iterable[Mapping[str, Any]]:
         """Return ``name``, ``version`` and ``state`` of every model in the repository."""
-        raise NotImplementedError
+        return self._call("list the models", _SECONDS, self._transport.index)
 
     def configs(self, models: Sequence[str]) -> dict[str, Mapping[str, Any]]:
         """Return the configurations in force of loaded models; the steps of an ensemble precede it."""
@@ -82,108 +88,24 @@ class ControlClient:
             version["name"] == model and version.get("state", "") not in ("", "UNAVAILABLE") for version in self.index()
         ):
             if time.monotonic() > end:
-                raise self.too_slow(f"unload '{model}'")
+                raise self._too_slow(f"unload '{model}'")
             time.sleep(_PAUSE)
 
-    def too_slow(self, what: str) -> ConchError:
-        """Return the error for a timeout."""
+    def _call(self, what: str, seconds: float, call: Callable[[Deadline], _Result]) -> _Result:
+        """Return the response; ``what`` names the call in errors."""
+        try:
+            return call(Deadline.after(seconds))
+        except DeadlineError:
+            raise self._too_slow(what) from None
+        except ConchError as error:
+            if _NOT_EXPLICIT in error.message:
+                raise unavailable(
+                    f"the server at {self.where} does not let clients load models:"
+                    " start it with --model-control-mode=explicit"
+                ) from None
+            if isinstance(error, UnreachableError):
+                raise ServerGone(f"no server answers at {self.where}: {error.reason}") from None
+            raise internal(f"{what}: {error.message.rstrip().rstrip(';').rstrip()}") from None
+
+    def _too_slow(self, what: str) -> ConchError:
         return unavailable(f"the server has not answered after {self.timeout:g} s: {what}")
-
-    def refused(self, what: str, reason: str) -> ConchError:
-        """Return the error for a refused call."""
-        if _NOT_EXPLICIT in reason:
-            return unavailable(
-                f"the server at {self.where} does not let clients load models:"
-                " start it with --model-control-mode=explicit"
-            )
-        return internal(f"{what}: {reason.rstrip().rstrip(';').rstrip()}")
-
-
-class HttpControl(ControlClient):
-    """Model control over HTTP."""
-
-    def __init__(self, address: Address, timeout: float) -> None:
-        super().__init__(address, timeout)
-        scheme = "https" if address.encrypted else "http"
-        self._base = f"{scheme}://{address.host}:{address.port}/v2/repository"
-        self._tls = address.tls()
-        self._api = HttpApi(address)
-
-    def config(self, model: str) -> Mapping[str, Any]:
-        return self._api.config(model, "")
-
-    def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
-        body = {} if config is None else {"parameters": {"config": json.dumps(config)}}
-        self._post(f"/models/{quote(model, safe='')}/load", body, f"load '{model}'", self.timeout)
-
-    def ask_unload(self, model: str) -> None:
-        self._post(f"/models/{quote(model, safe='')}/unload", {}, f"unload '{model}'", self.timeout)
-
-    def index(self) -> Iterable[Mapping[str, Any]]:
-        entries: list[Mapping[str, Any]] = self._post("/index", {}, "list the models", _SECONDS)
-        return entries
-
-    def _post(self, path: str, body: Mapping[str, Any], what: str, seconds: float) -> Any:
-        request = Request(self._base + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        try:
-            with urlopen(request, timeout=seconds, context=self._tls) as answer:
-                return json.loads(answer.read() or b"null")
-        except HTTPError as error:
-            raise self.refused(what, _message(error)) from None
-        except TimeoutError:
-            raise self.too_slow(what) from None
-        except (OSError, ValueError) as error:
-            why = error.reason if isinstance(error, URLError) else error
-            raise ServerGone(f"no server answers at {self.where}: {why}") from None
-
-
-class GrpcControl(ControlClient):
-    """Model control over gRPC, with NVIDIA's client."""
-
-    def __init__(self, address: Address, timeout: float) -> None:
-        from tritonclient.grpc import InferenceServerClient
-
-        super().__init__(address, timeout)
-        self._client = InferenceServerClient(self.where, ssl=address.encrypted)
-
-    def config(self, model: str) -> Mapping[str, Any]:
-        ask = self._client.get_model_config
-        answer = self._ask(f"read the configuration of '{model}'", ask, model, client_timeout=_SECONDS)
-        # In the form of HTTP: protobuf's own JSON has 64-bit numbers as strings, and omits defaults.
-        config: Mapping[str, Any] = json.loads(render.to_json(answer.config))
-        return config
-
-    def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
-        text = None if config is None else json.dumps(config)
-        self._ask(f"load '{model}'", self._client.load_model, model, config=text, client_timeout=self.timeout)
-
-    def ask_unload(self, model: str) -> None:
-        self._ask(f"unload '{model}'", self._client.unload_model, model, client_timeout=self.timeout)
-
-    def index(self) -> Iterable[Mapping[str, Any]]:
-        ask = self._client.get_model_repository_index
-        answer = self._ask("list the models", ask, as_json=True, client_timeout=_SECONDS)
-        entries: list[Mapping[str, Any]] = answer.get("models", [])
-        return entries
-
-    def _ask(self, what: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        from tritonclient.utils import InferenceServerException
-
-        try:
-            return call(*arguments, **named)
-        except InferenceServerException as error:
-            status, message = str(error.status()), str(error.message())
-            if status.endswith("DEADLINE_EXCEEDED"):
-                raise self.too_slow(what) from None
-            if status.endswith("UNAVAILABLE") and _NOT_EXPLICIT not in message:
-                raise ServerGone(f"no server answers at {self.where}: {message}") from None
-            raise self.refused(what, message) from None
-
-
-def _message(error: HTTPError) -> str:
-    """Return the server's reason in the response to a refused request."""
-    with error:
-        try:
-            return str(json.loads(error.read())["error"])
-        except (ValueError, KeyError, TypeError, OSError):
-            return f"{error.code} {error.reason}"

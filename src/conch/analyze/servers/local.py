@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from conch.analyze.servers.base import Configs, Overrides, ServerGone, ServerLost
-from conch.analyze.servers.control import HttpControl
+from conch.analyze.servers.control import ControlClient
 from conch.analyze.servers.copies import write_repository
 from conch.errors import ConchError
 from conch.machine import guard
@@ -244,7 +244,7 @@ class LocalServer:
 
     def _start(self) -> None:
         self._process = ServerProcess(self._home.path, self._log, self._flags, self._environment)
-        self._control = HttpControl(self._process.address("http"), self._timeout)
+        self._control = ControlClient(self._process.address("http"), self._timeout)
 
     def _running(self) -> ServerProcess:
         if self._process is None:

@@ -184,7 +184,7 @@ class RemoteHttp:
             self._refuse(answer)
             raise decode_error(answer.status, answer.body)
         try:
-            return render.from_json(answer.body.decode())
+            return render.from_json(answer.body.decode(), lenient=True)
         except (ConchError, UnicodeDecodeError) as error:
             raise unavailable(f"{_NO_SERVER} ({error})") from None
 
