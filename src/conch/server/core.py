@@ -26,6 +26,7 @@ from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
 from conch.server.bls import BlsModels
 from conch.server.concurrency import end_all
+from conch.server.execution.remote.executor import RemoteExecutor
 from conch.server.execution.starting import log_levels
 from conch.server.execution.worker_timeouts import worker_timeouts
 from conch.server.extensions import EXTENSIONS
@@ -165,6 +166,12 @@ class InferenceServer:
     def versions_of(self, name: str) -> list[Model]:
         """Return the versions of a model that serve; empty if none does."""
         return [model for model in self._table.loaded() if model.name == name]
+
+    def update_endpoints(self, name: str, urls: Sequence[str]) -> None:
+        """Send the requests of a remote model to these servers from now on."""
+        for model in self.versions_of(name):
+            if isinstance(model.executor, RemoteExecutor):
+                model.executor.endpoints.update(urls)
 
     async def loaded_model(self, name: str, version: int = -1) -> Model:
         """Return a model that serves; waits for its load in on-demand mode."""

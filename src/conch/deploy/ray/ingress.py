@@ -21,7 +21,6 @@ from conch.deploy.ray.remote_models import ClusterModel, IngressRepository, clus
 from conch.errors import ConchError, one_line
 from conch.library.flags import plan
 from conch.library.loop_thread import LoopThread
-from conch.server.execution.remote.executor import RemoteExecutor
 
 LOG: Final = logging.getLogger("conch")
 
@@ -116,9 +115,7 @@ class IngressServer:
             for name, error in (await server.load_anew(changed)).items():
                 LOG.warning("the ingress cannot serve '%s': %s", name, one_line(error))
         for name in self._repository.written:
-            urls = models[name].urls if name in models else ()
-            for executor in self._executors(name):
-                executor.endpoints.update(urls)
+            server.update_endpoints(name, models[name].urls if name in models else ())
 
     async def stop(self) -> None:
         """Refuse new requests, complete the others, close the ports."""
@@ -129,11 +126,6 @@ class IngressServer:
         finally:
             async with self._changing:
                 await asyncio.to_thread(self._resources.close)
-
-    def _executors(self, name: str) -> list[RemoteExecutor]:
-        assert self._application is not None
-        versions = self._application.server.versions_of(name)
-        return [model.executor for model in versions if isinstance(model.executor, RemoteExecutor)]
 
 
 class NodeIngress:
