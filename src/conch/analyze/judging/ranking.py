@@ -47,22 +47,20 @@ class Ranked:
 class Ranking:
     """All measured candidates, the best first; ``winner`` is None if none satisfies the constraints.
 
-    ``notes`` are sentences with the reason for the ranking or for the lack of a winner. ``cautions`` are sentences with
-    doubts about the ranking that its rows do not show.
+    ``cautions`` are sentences with doubts about the ranking that its rows do not show.
     """
 
     rows: tuple[Ranked, ...]
     winner: Ranked | None
     default: Ranked | None
-    notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
 
 
 def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
-    """Rank the results; without any point, the ranking has no rows and a note with the reason."""
+    """Rank the results; without any valid point, the ranking has no rows."""
     reference = _reference(results, goals)
     if reference is None:
-        return Ranking((), None, None, ("There is no valid point: nothing was measured.", *_failures(results)))
+        return Ranking((), None, None)
     ranked = [_ranked(result, reference, goals) for result in results if result.points]
     ranked.sort(key=lambda row: _order(row, reference, goals), reverse=True)
     tied = _tied(ranked, goals)
@@ -73,8 +71,7 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
     rows = tuple(replace(row, place=place, tied=row.name in names) for place, row in enumerate(ranked, 1))
     winner = rows[0] if rows[0].satisfied else None
     default = next((row for row in rows if row.result.candidate.is_default), None)
-    notes = (*_notes(rows, winner), *_failures(results))
-    return Ranking(rows, winner, default, notes, tuple(_cautions(rows, winner)))
+    return Ranking(rows, winner, default, tuple(_cautions(rows, winner)))
 
 
 def best_point(result: CandidateResult, reference: Point, goals: Goals) -> Point:
@@ -153,22 +150,6 @@ def _leaves(value: Any) -> int:
     return 1
 
 
-def _notes(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
-    if winner is None:
-        nearest = rows[0]
-        broken = "; ".join(map(str, nearest.violations)) or "too many of its requests failed"
-        yield f"No candidate keeps the constraints. The nearest is {nearest.name} at {nearest.point.load:g}: {broken}."
-        return
-    tied = [row.name for row in rows if row.tied and row is not winner]
-    if tied:
-        yield (
-            f"{winner.name} and {', '.join(tied)} are within the noise of each other; {winner.name} is the simplest:"
-            " fewest instances, then least memory."
-        )
-    if winner.point.disturbed:
-        yield f"The measurement of {winner.name} was disturbed: measure again."
-
-
 def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
     """Yield doubts: better but disturbed candidates, and a winner with few measurements."""
     if winner is None:
@@ -186,9 +167,3 @@ def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
             f"{better[0].name} may be better than {winner.name}, but its measurement was disturbed: measure it again"
             " (--repeat-disturbed)."
         )
-
-
-def _failures(results: Sequence[CandidateResult]) -> Iterator[str]:
-    for result in results:
-        if result.error:
-            yield f"{result.candidate.name} was not measured{' to the end' if result.points else ''}: {result.error}"

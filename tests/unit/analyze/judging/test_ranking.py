@@ -33,18 +33,17 @@ def test_the_best_point_of_a_candidate_is_one_that_keeps_the_constraints() -> No
     assert ranking.winner is not None and ranking.winner.point.load == 4
 
 
-def test_without_a_candidate_that_keeps_the_constraints_the_nearest_is_named() -> None:
+def test_without_a_candidate_that_keeps_the_constraints_the_nearest_is_first() -> None:
     far, near = result("far", point(500, p99=0.9), instances=2), result("near", point(50, p99=0.04), instances=3)
     ranking = rank([result("m_config_default", point(100, p99=0.5)), far, near], goals(constraints=[P99]))
     assert ranking.winner is None
     assert [row.name for row in ranking.rows] == ["near", "m_config_default", "far"]
-    assert ranking.notes == (
-        "No candidate keeps the constraints. The nearest is near at 8: p99 latency is 40.0 ms and must be at most"
-        " 30.0 ms.",
-    )
+    assert [str(violation) for violation in ranking.rows[0].violations] == [
+        "p99 latency is 40.0 ms and must be at most 30.0 ms"
+    ]
 
 
-def test_of_what_is_within_the_noise_the_simplest_wins_and_the_tie_is_said() -> None:
+def test_of_what_is_within_the_noise_the_simplest_wins() -> None:
     ranking = rank(
         [
             result("m_config_default", point(50)),
@@ -55,7 +54,6 @@ def test_of_what_is_within_the_noise_the_simplest_wins_and_the_tie_is_said() -> 
     )
     assert ranking.winner is not None and ranking.winner.name == "two"
     assert [row.tied for row in ranking.rows] == [True, True, False]
-    assert ranking.notes[0].startswith("two and five are within the noise of each other; two is the simplest")
 
 
 def test_less_memory_is_simpler_where_instances_are_as_many() -> None:
@@ -82,12 +80,12 @@ def test_a_disturbed_point_does_not_win_in_silence() -> None:
     )
 
 
-def test_where_all_was_disturbed_the_winner_is_said_to_be() -> None:
+def test_where_all_was_disturbed_the_best_wins_without_a_caution() -> None:
     ranking = rank(
         [result("m_config_default", point(100, disturbed=True)), result("two", point(200, disturbed=True))], goals()
     )
     assert ranking.winner is not None and ranking.winner.name == "two"
-    assert ranking.notes[0] == "The measurement of two was disturbed: measure again."
+    assert ranking.winner.point.disturbed and ranking.cautions == ()
 
 
 def test_requests_that_fail_are_not_fast_ones() -> None:
@@ -96,13 +94,9 @@ def test_requests_that_fail_are_not_fast_ones() -> None:
     assert not ranking.rows[1].satisfied
 
 
-def test_nothing_measured_is_said_with_the_reasons() -> None:
+def test_without_a_measurement_there_is_no_ranking() -> None:
     ranking = rank([result("m_config_default", error="it did not start")], goals())
     assert (ranking.rows, ranking.winner) == ((), None)
-    assert ranking.notes == (
-        "There is no valid point: nothing was measured.",
-        "m_config_default was not measured: it did not start",
-    )
 
 
 def test_without_the_default_scores_are_beside_the_best_of_the_first() -> None:
@@ -115,7 +109,7 @@ def test_a_constraint_that_cannot_be_checked_is_not_kept() -> None:
     bound = Constraint("gpu_memory", maximum=10**9)
     ranking = rank([DEFAULT], goals(WeightedObjective("throughput"), constraints=[bound]))
     assert ranking.winner is None
-    assert "GPU memory is not known" in ranking.notes[0]
+    assert "GPU memory is not known" in str(ranking.rows[0].violations[0])
 
 
 def test_the_noise_that_counts_is_that_of_what_is_wanted() -> None:
@@ -135,7 +129,7 @@ def test_without_what_is_wanted_of_it_nothing_wins() -> None:
     for objective, label in (("memory", "memory"), ("gpu_power", "GPU power"), ("cost", "cost")):
         ranking = rank(elsewhere, goals(WeightedObjective("throughput"), WeightedObjective(objective)))
         assert ranking.winner is None
-        assert f"{label} is not known" in ranking.notes[0]
+        assert f"{label} is not known" in str(ranking.rows[0].violations[0])
 
 
 def test_a_winner_that_was_measured_for_other_goals_is_said_to_be() -> None:
