@@ -11,26 +11,29 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from os import environ
 from pathlib import Path
 from typing import Final
 
-from conch.analyze.servers.local import HOST, GuardedServer
+from conch.client.connection import DeadlineConnection
+from conch.client.deadline import Deadline
 from conch.errors import ConchError, internal, invalid
+from conch.machine.guarded_server import GuardedServer
 from conch.temporary import TemporaryFolder
 
+_HOST: Final = "127.0.0.1"
 #: The timeout of loading models (s): the shortest of the platforms.
 _START_SECONDS: Final = 600.0
-#: The timeout of a response (s) on every platform.
-_ANSWER_SECONDS: Final = 60.0
+#: The timeout of a complete response (s) on every platform.
+ANSWER_SECONDS: Final = 60.0
 #: The maximum length of a response in the output (characters).
 _SHOWN: Final = 300
 #: Prefixes of platform variables, which this machine may have set for other reasons.
 _FOREIGN: Final = ("AIP_", "MODEL_DEPLOY_", "SAGEMAKER_")
 #: Replaces the image's ``conch`` by the same command, reachable only from this machine.
 _CONCH: Final = f"""#!/bin/sh
-exec {{python}} -m conch "$@" --platform-address={HOST} --http-address={HOST} --allow-metrics=false \\
+exec {{python}} -m conch "$@" --platform-address={_HOST} --http-address={_HOST} --allow-metrics=false \\
     --exit-timeout-secs=5
 """
 #: The last line of every error.
@@ -99,8 +102,10 @@ def _serve_once(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
         if status != 200 or answer.startswith('data: {"error"'):
             raise internal(f"request.json was answered with status {status}: {answer}")
         return answer
+    except TimeoutError:
+        raise internal(f"request.json was not answered within {ANSWER_SECONDS:g} s") from None
     except (OSError, HTTPException) as error:
-        server.check()
+        _require_running(server)
         raise internal(f"request.json was not answered: {error or type(error).__name__}") from None
     finally:
         server.close()
@@ -109,7 +114,7 @@ def _serve_once(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
 def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
-        server.check()
+        _require_running(server)
         try:
             if _send_request(port, "GET", path)[0] == 200:
                 return
@@ -119,9 +124,15 @@ def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
     raise internal(f"the models were not loaded within {_START_SECONDS:g} s:\n{server.log_end()}")
 
 
+def _require_running(server: GuardedServer) -> None:
+    if message := server.exit_message:
+        raise internal(message)
+
+
 def _send_request(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
     """Return the status and the first part of the answer.  Raises OSError and HTTPException."""
-    connection = HTTPConnection(HOST, port, timeout=_ANSWER_SECONDS)
+    connection = DeadlineConnection(_HOST, port, None)
+    connection.deadline = Deadline.after(ANSWER_SECONDS)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -132,6 +143,6 @@ def _send_request(port: int, method: str, path: str, body: bytes | None = None) 
 
 
 def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
+    with socket.create_server((_HOST, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
