@@ -40,7 +40,8 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "inference.ModelConfig": {"batch_size": "max_batch_size", "batching": "dynamic_batching"},
 }
 
-#: Patterns of the parser's messages, with functions from the match and the unparsed rest of the text to a hint.
+#: Patterns of the parser's messages. Each has a function that takes the match and the unparsed rest of the text and
+#: returns a hint.
 _WRITING: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], str]]]] = (
     (re.compile(r"Expected string but found: '(\w+)'"), lambda match, rest: f'write "{match[1]}", in quotation marks'),
     (
@@ -60,7 +61,7 @@ _WRITING: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], s
 
 
 def hint(detail: str, text: str, offset: int) -> str:
-    """Return what to write instead, or an empty string if unknown.
+    """Return a suggested correction of a syntax error, or an empty string if none is known.
 
     ``detail`` is the parser's message, ``offset`` the position in ``text`` where it stopped.
     """
@@ -87,7 +88,10 @@ def hint(detail: str, text: str, offset: int) -> str:
 
 
 def _nearest(wrong: str, kind: str, known: Sequence[str]) -> str:
-    """Return a hint with the intended name: another program's, without its prefix (``GPU``), or misspelt."""
+    """Suggest the name that was meant, or list the known names.
+
+    Recognises names that other programs use, names without their prefix (``GPU``), and misspelt names.
+    """
     others = _OTHER_NAMES.get(kind, {})
     prefix = f"{known[0].partition('_')[0]}_" if known[0].isupper() else ""
     bare = wrong.upper().removeprefix(prefix) if prefix else wrong

@@ -19,7 +19,7 @@ from conch.config.signature import parameters
 from conch.errors import ConchError, invalid
 
 REMOTE: Final = "remote"
-#: The version of a model that has no local versions and only forwards requests.
+#: The version of a remote model without local version directories.
 ONLY_VERSION: Final = 1
 #: The parameter with the backend that runs the model on the other server.
 _BACKEND: Final = "backend"
@@ -146,8 +146,8 @@ def is_remote(config: ModelConfig) -> bool:
 def take_over(config: ModelConfig, theirs: ModelConfig) -> None:
     """Copy the fields that determine the form of requests from the other server's configuration to ``config``.
 
-    Reshapes and labels are not copied, because the other server applies them.  The name of the backend is copied,
-    because requests may depend on it.
+    Does not copy reshapes and labels, because the other server applies them. Copies the name of the backend, because
+    requests may depend on it.
     """
     config.max_batch_size = theirs.max_batch_size
     config.model_transaction_policy.CopyFrom(theirs.model_transaction_policy)
@@ -210,7 +210,10 @@ def read_remote(config: ModelConfig) -> RemoteSettings:
 
 
 def value_problems(config: ModelConfig) -> Problems:
-    """Yield all errors in the values of a remote model's parameters; the second part of each field path is the name."""
+    """Yield all errors in the values of a remote model's parameters.
+
+    The second part of a problem's field path is the parameter's name.
+    """
     reader = _ParameterReader(config)
     reader.settings()
     yield from reader.problems

@@ -220,8 +220,8 @@ def _listed(names: Iterable[str]) -> str:
 def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig], tensors: _Tensors) -> Problems:
     """Yield an error for tensors that cannot be paired because they come from different decoupled steps.
 
-    A decoupled step and no decoupled step are different, too.  Inputs of one step, and the outputs of the ensemble,
-    must have the same origin.
+    Inputs of one step, and the outputs of the ensemble, must have the same origin. Tensors that do not come from a
+    decoupled step share an origin of their own.
     """
     subject = f"in ensemble {config.name}, step of model"
     reason = "receives inputs originated from different decoupled models"

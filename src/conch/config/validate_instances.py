@@ -75,7 +75,7 @@ def warmup_problems(config: ModelConfig) -> Problems:
 def warmup_size_problem(file: str, expected: int, size: int) -> Problem:
     """Return the error for a warmup file of ``size`` instead of ``expected`` bytes.
 
-    Triton's text lacks a blank, too.
+    The missing space after the file name is copied from Triton's message.
     """
     return Problem(
         f"{_REQUEST}warmup setting expects {expected} bytes, but the data provided from {file}only has {size} bytes"

@@ -1,9 +1,9 @@
 """Log lines and tables in Triton's formats, based on the standard ``logging`` module.
 
-Modules log with ``logging.getLogger("conch")``.  The command calls ``setup``, and so does the library for servers with
-logging enabled; it adds a handler to the root logger, so that library warnings get the same format.  Several servers
-in one process have a handler each, and every line goes to all of them.  The settings may change while the server runs
-(``LogSettings.update``, for the logging extension).  Any thread may log.
+Modules log with ``logging.getLogger("conch")``. The command, and the library for servers with logging enabled, call
+``setup``, which adds a handler to the root logger, so that library warnings get the same format. If several servers run
+in one process, each has a handler, and every line goes to all handlers. The settings may change while the server runs
+(``LogSettings.update``, for the logging extension). Any thread may log.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _WORKER_LEVEL: Final = {
 
 @dataclass(slots=True)
 class LogSettings:
-    """What is logged, and how; the fields are those of the logging extension, in its order.
+    """The levels, destination and format of the log; the fields are those of the logging extension, in its order.
 
-    ``log_file`` is a path, empty for standard error; a ``log_verbose_level`` of 0 disables verbose lines.  The object
-    passed to ``setup`` is in force, including later changes.
+    ``log_file`` is a path, empty for standard error; a ``log_verbose_level`` of 0 disables verbose lines. ``setup``
+    keeps a reference to the object, so later changes take effect.
     """
 
     log_file: str = ""
@@ -70,7 +70,7 @@ class LogSettings:
     def update(self, **changes: bool | int | str) -> None:
         """Change some fields, from the next line on; ``log_file`` is read only by ``setup``.
 
-        Values must be valid: front ends refuse wrong ones with their protocol's errors.
+        Does not check the values: front ends refuse invalid ones with their protocol's errors.
         """
         for name, value in changes.items():
             setattr(self, name, value)
@@ -158,7 +158,7 @@ class _Handler(logging.StreamHandler[Any]):
 
 #: Active handlers, newest last.
 _handlers: list[_Handler] = []
-#: The settings without a handler, when the application's own logging decides.
+#: The settings if there is no handler and the application configures logging itself.
 _without_handler = LogSettings()
 #: The level of the logger before the first handler.
 _previous_level = logging.NOTSET
@@ -167,8 +167,8 @@ _previous_level = logging.NOTSET
 def setup(settings: LogSettings) -> logging.Handler:
     """Send all log lines to the destination of ``settings`` until ``reset``.
 
-    Raises INTERNAL if the log file cannot be opened.  The settings of the last call are in force; two handlers for the
-    same file or terminal do not write twice.
+    Raises INTERNAL if the log file cannot be opened. :func:`current` returns the settings of the last call. A file or
+    terminal with several handlers gets each line once.
     """
     global _previous_level
     try:
@@ -201,7 +201,7 @@ def _last_with(target: object) -> _Handler | None:
 
 
 def hold() -> None:
-    """Hold lines for terminals, the last 10,000 of them, until ``release``, while a prompt is on the terminal."""
+    """Hold lines for terminals until ``release``, because a prompt is open; keeps the last 10,000 lines."""
     for handler in _handlers:
         if handler.held is None:
             handler.held = deque(maxlen=10_000)

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 #: Limits of the lines buffered for a slow reader (lines, bytes).
 MOST_LINES: Final = 10_000
 MOST_BYTES: Final = 4 << 20
-#: The interval of checking for a reader that causes no event (s).
+#: Interval between checks for room if no event reports it (s).
 _PERIOD: Final = 1.0
 
 
@@ -28,13 +28,13 @@ class Target(Protocol):
     """A destination of log lines."""
 
     def write(self, data: bytes) -> int:
-        """Write a part of ``data``; returns its length.
+        """Write at least a part of ``data``; returns the number of bytes written.
 
-        Raises BlockingIOError if there is no room now, and OSError if writing has failed for good.
+        Raises BlockingIOError if there is no room now, and OSError for a permanent failure.
         """
 
     def wait(self, seconds: float) -> None:
-        """Return when there is room, or after ``seconds``."""
+        """Wait up to ``seconds`` until there is room."""
 
     def close(self) -> None: ...
 
@@ -49,12 +49,12 @@ class Sink:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._lost = 0
-        #: Whether the last write was part of a line whose rest was lost.
+        #: Whether the last write ended within a line, the rest of which was lost.
         self._broken = False
         self._writer: threading.Thread | None = None
 
     def put(self, line: bytes) -> None:
-        """Write a line, or buffer it, or count it as lost."""
+        """Write a line; buffer it if there is no room, and count it as lost if the buffer is full."""
         with self._lock:
             if (self._waiting or self._lost) and not self._drain():
                 self._keep(line)
@@ -208,7 +208,7 @@ class _Socket:
 
 
 class _Stream:
-    """A stream of the application, such as a notebook's, written to directly."""
+    """Writes directly to a stream of the application, such as a notebook's."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
 """Readings of the machine: hardware, control groups, processes and memory; and a guard that ends processes.
 
-Needs nothing else of conch.
+Independent of the rest of conch.
 """

@@ -16,12 +16,13 @@ import psutil
 from conch.machine.cgroups import seconds_throttled
 from conch.machine.cores import usable_cores
 
-#: Use by other processes up to this fraction of the cores is no disturbance; a quiet desktop uses a few percent.
+#: Maximum use by other processes, as a fraction of the cores, that does not disturb a measurement. A quiet desktop uses
+#: a few percent.
 QUIET: Final = 0.1
-#: Limit for stolen time, which disturbs sooner: the host takes it from running threads, while other processes may use
-#: idle cores.
+#: The same limit for stolen time. It is lower because the host takes it from running threads, while other processes may
+#: use idle cores.
 STOLEN: Final = 0.02
-#: Throttling below this fraction of the time is not reported.
+#: Minimum throttled fraction of the time that is reported.
 THROTTLED: Final = 0.01
 
 

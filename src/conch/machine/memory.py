@@ -28,9 +28,10 @@ class FreeMemory:
 
 
 def free_memory(root: Path = Path("/")) -> FreeMemory:
-    """Return the free memory of the machine or of this process's control group; ``root`` has ``proc`` and ``sys``.
+    """Return the free memory of the machine or of this process's control group.
 
-    Raises OSError or ValueError if the kernel does not report it.
+    ``root`` is the directory that contains ``proc`` and ``sys``. Raises OSError or ValueError if the kernel does not
+    report the free memory.
     """
     lines = (root / "proc/meminfo").read_text().splitlines()
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}

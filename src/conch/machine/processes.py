@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-#: Processes that used fewer cores than this on average are not listed.
+#: Minimum use of a listed process (cores, on average).
 _WORTH_NAMING: Final = 0.02
 
 

@@ -1,4 +1,4 @@
-"""Recognizes what a directory holds: a model repository, a single model, a version or a checkpoint.
+"""Recognises the kind of a directory: a model repository, a single model, a version or a checkpoint.
 
 The server and ``conch check`` use it to reject a wrong directory before they read it as a repository.
 """
@@ -52,7 +52,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def repository_problem(path: Path) -> Problem | None:
-    """Return why ``path`` cannot be a model repository, with a hint what to give instead; None if it can."""
+    """Return an error, with a hint that suggests the right argument, if ``path`` cannot be a model repository."""
     if path.parts and path.parts[0] in _STORES and not path.exists():
         return Problem(
             f"the repository in a store ({path.parts[0]}//…) cannot be used here", hint="copy it to a directory"

@@ -33,9 +33,9 @@ def _shortened(match: re.Match[str]) -> str:
 class PollError(ConchError):
     """A model that cannot be read: it is missing, not unique, or has a broken configuration.
 
-    The client sees a fixed text.  ``log`` is the line for the server's log; ``index_reason`` is the reason in the
-    repository index (empty: none).  ``passing`` means that copying the files failed, so a retry may succeed although
-    the files are unchanged.
+    The client sees a fixed text. ``log`` is the line for the server's log; ``index_reason`` is the reason in the
+    repository index (empty: none). ``passing`` means that copying the files failed, so a retry may succeed even if the
+    files do not change.
     """
 
     def __init__(self, name: str, log: str, *, index_reason: str = "", passing: bool = False) -> None:
@@ -52,14 +52,14 @@ class PollError(ConchError):
 
 
 class NotFoundError(PollError):
-    """A model name that no repository has a directory for."""
+    """No repository contains the model."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"failed to poll model '{name}': model not found in any model repository.")
 
 
 class NotUniqueError(PollError):
-    """A model name that two or more repositories have a directory for."""
+    """Several repositories contain the model."""
 
     def __init__(self, name: str) -> None:
         super().__init__(

@@ -1,6 +1,6 @@
-"""Load requests that bring their own configuration or files instead of those in the repository.
+"""Load requests that contain a configuration or files to use instead of those in the repository.
 
-Uploaded files are written to a temporary directory that looks like a model directory.  The server removes it when the
+Uploaded files are written to a temporary directory that looks like a model directory. The server removes it when the
 load is replaced or undone.
 """
 
@@ -88,7 +88,7 @@ def _type_name(value: object) -> str:
 
 
 def needs_no_directory(override: Override) -> bool:
-    """Return whether a load needs nothing from the repository: it brings the configuration of a remote model."""
+    """Return whether a load needs nothing from the repository, because it contains a remote model's configuration."""
     if override.config is None:
         return False
     try:

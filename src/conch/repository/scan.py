@@ -72,7 +72,8 @@ class ModelRepository:
         roots = [root_of(place, cache, whole=whole) for place in paths]
         self.roots: Sequence[Root] = list({str(root): root for root in roots}.values())
         self.naming = Naming([str(root) for root in self.roots] if namespacing else [])
-        # Separate from all other threads and from each other, because a store or network file system may hang.
+        # These pools share no threads with each other or with other code, because a store or network file system may
+        # hang.
         self._descriptions = DaemonPool("model", _DESCRIBED)
         self._shared_descriptions = SharedCalls(self._descriptions)
         self._looks = DaemonPool("repository", _LOOKS)
@@ -115,11 +116,11 @@ class ModelRepository:
             return None
 
     def unnameable(self) -> list[Path]:
-        """Return the directories with names that are not UTF-8; they are left out, as no client can name them."""
+        """Return the directories with names that are not UTF-8; they are ignored, because no client can name them."""
         return [path for root in self.roots if isinstance(root, DirectoryRoot) for path in root.unnameable()]
 
     def directory(self, name: str) -> Path:
-        """Return the directory of model ``name``; for a model in a store that of a copy, which is made if necessary.
+        """Return the directory of model ``name``; copies a model in a store first, if necessary.
 
         Raises :class:`PollError` if the model is missing or not unique; an invalid directory name counts as missing.
         """
@@ -214,7 +215,7 @@ class ModelRepository:
     async def described(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
         """Run :meth:`describe` in a thread, because downloading a model may take long.
 
-        Only one thread reads a model at a time, so a model whose files hang leaves the other threads to other models.
+        Only one thread at a time reads a given model, so a model with files that hang does not block other models.
         """
         call = partial(self.describe, name, override)
         if override is not None:
@@ -228,7 +229,7 @@ class ModelRepository:
     async def listed(self) -> list[str]:
         """Run :meth:`names` once for all concurrent callers.
 
-        If that takes too long and an earlier listing exists, returns the earlier one.
+        Returns the earlier listing, if there is one, after ``LISTING_SECONDS``.
         """
         look = asyncio.wrap_future(self._listings.submit("", self.names))
         look.add_done_callback(_retrieve)
@@ -260,7 +261,10 @@ class ModelRepository:
 
 
 async def _result(future: Future[T], *, shared: bool = False) -> T:
-    """Wait for a thread; cancelling the caller does not cancel a ``shared`` call, and leaves no error to be logged."""
+    """Return the result of a thread's call.
+
+    Cancelling the caller does not cancel a ``shared`` call. An error that no caller retrieves is not logged.
+    """
     look = asyncio.wrap_future(future)
     look.add_done_callback(_retrieve)
     if shared:
@@ -270,6 +274,6 @@ async def _result(future: Future[T], *, shared: bool = False) -> T:
 
 
 def _retrieve(look: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a look that no caller may await any more."""
+    """Retrieve the error of a call that may have no caller left, so that asyncio does not log it."""
     if not look.cancelled():
         look.exception()

@@ -126,7 +126,10 @@ def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
 
 
 def _checkpoint(folder: Path) -> Path:
-    """Return the checkpoint in ``folder``.  Raises INVALID_ARG, with what the folder seems to be instead."""
+    """Return the checkpoint in ``folder``.
+
+    Raises INVALID_ARG if there is none, with the likely kind of the folder.
+    """
     if (folder / "config.json").is_file():
         return folder
     files = sorted(folder.glob("*.gguf"))

@@ -51,11 +51,11 @@ def find_weights(
 ) -> WeightFiles:
     """Return the weight files of a version.
 
-    For a converted model these are the files of the variants that run.  For any other folder with several formats or
-    precisions, they are the smallest complete set.  ``gpu`` says whether the model runs on a GPU.
+    For a converted model, returns the files of the variants that run. For any other folder with several formats or
+    precisions, returns the smallest complete set. ``gpu`` is True if the model runs on a GPU.
 
-    The folder is the version directory or the checkpoint that ``model.json`` or ``parameters`` name, which may be in
-    the cache of the Hugging Face Hub.  Unreadable files are ignored.
+    The folder is the version directory, or the checkpoint that ``model.json`` or ``parameters`` name, which may be in
+    the cache of the Hugging Face Hub. Ignores unreadable files.
     """
     try:
         options = {**_model_file(version_directory), **(parameters or {})}
@@ -71,7 +71,7 @@ def find_weights(
 
 
 def _divisor(options: Mapping[str, object]) -> int:
-    """Return how much the weights can shrink at load: from 32 bits to the requested type, or to 4 bits."""
+    """Return the factor by which weights may shrink at load: from 32 bits to the requested type, or to 4 bits."""
     if any(word in f"{key}={value}".lower() for key, value in options.items() for word in _QUANTISING):
         return 8
     return 2 if options.get("dtype") in ("float16", "bfloat16", "half") else 1

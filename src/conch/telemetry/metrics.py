@@ -173,7 +173,7 @@ class Registry:
     """The content of the metrics page.
 
     ``cpu`` and ``gpu`` enable gauges of the machine, which is read at most twice per ``interval_ms``, as in Triton.
-    ``cache`` tells whether the server has a response cache.
+    ``cache`` is True if the server has a response cache.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Registry:
         return page(self.custom.joined(self._families(list(self._models.values()))))
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the page one by one, because rendering a thousand models takes long."""
+        """Yield the lines of the page, so that callers can pause: rendering a thousand models takes long."""
         self.before_rendering()
         return page_lines(self.custom.joined(self._families(list(self._models.values()))))
 

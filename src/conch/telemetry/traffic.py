@@ -49,7 +49,7 @@ class ConnectionCounts:
         self._open[protocol] -= 1
 
     def closed_for(self, protocol: Protocol, reason: Reason) -> None:
-        """Count a connection closed by one of the server's limits."""
+        """Count a connection that the server closed because of a limit."""
         self._closed[protocol, reason] += 1
 
     def families(self) -> Iterator[Family]:

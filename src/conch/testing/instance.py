@@ -179,7 +179,7 @@ class LocalInstance:
             self._imports.leave()
 
     def give_up(self) -> None:
-        """Discard accepted requests that have not run."""
+        """Discard accepted requests that have not started."""
         self._executor.take()
 
     def cancel(self, request: InferRequest) -> None:

@@ -76,9 +76,9 @@ class ModelCopies:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Acquire the exclusive right to make or remove copies; waits for other holders.
+        """Hold the exclusive right to make or remove copies in a context; waits for other holders.
 
-        Raises OSError for an unusable cache, UNAVAILABLE if the server stops while it waits.
+        Raises OSError for an unusable cache, and UNAVAILABLE if the server stops during the wait.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -109,9 +109,9 @@ class ModelCopies:
                 yield copy
 
     def make(self, files: Collection[RemoteFile], directories: Iterable[str], fill: Callable[[Path], None]) -> Copy:
-        """Make a copy of ``files``; ``fill`` writes them to an empty directory.  If it raises, nothing is left behind.
+        """Make a copy of ``files``; ``fill`` writes them to an empty directory. Call while locked.
 
-        Call while locked.
+        If ``fill`` raises, the unfinished copy is removed.
         """
         new = self.scratch()
         directory = new / self.folder.name
@@ -149,7 +149,7 @@ class ModelCopies:
 
 
 def tidy(folder: Path, *, gone: bool) -> None:
-    """Remove a copy that a killed process left incomplete; with ``gone`` also all unused copies."""
+    """Remove an incomplete copy that a killed process left; with ``gone``, remove all unused copies too."""
     try:
         fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -212,7 +212,7 @@ def _remove_unused(home: Path) -> bool:
         if fcntl is None:
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (home / _RECORD).unlink()  # from here on it is not a copy, even if the removal is interrupted
+        (home / _RECORD).unlink()  # without a record it is no longer a copy, even if the removal is interrupted
         shutil.rmtree(home, ignore_errors=True)
         return True
     except OSError:

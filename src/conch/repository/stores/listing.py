@@ -63,7 +63,7 @@ def models_in(files: Iterable[RemoteFile]) -> dict[str, StoredModel]:
 
 
 def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping[str, StoredModel]) -> None:
-    """Raise INVALID_ARG if a listing is not a model repository, with a hint what to give instead."""
+    """Raise INVALID_ARG, with a hint that suggests the right URL, if a listing is not a model repository."""
     if not files:
         raise nothing_there(url)
     if any(_is_model(model) for model in models.values()):

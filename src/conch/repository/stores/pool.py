@@ -29,7 +29,7 @@ class DaemonPool:
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
         self._threads: list[threading.Thread] = []
-        #: The numbers of the threads that make a call.
+        #: Indices of the threads that are running a call.
         self._calling: set[int] = set()
         self.closed = threading.Event()
 
@@ -54,9 +54,9 @@ class DaemonPool:
         return self.submit(call).result()
 
     def close(self) -> None:
-        """Let everybody go who waits, and make no further calls; those that run are left alone.
+        """Fail pending calls with UNAVAILABLE, and accept no more calls; running calls continue, without a result.
 
-        Returns when the threads that make no call have ended.
+        Waits only for idle threads to end.
         """
         with self._lock:
             self.closed.set()
@@ -93,13 +93,14 @@ class DaemonPool:
                     future.set_exception(error)
                 else:
                     future.set_result(result)
-            del work, future, call, result, error  # an idle thread keeps nothing alive
+            del work, future, call, result, error  # an idle thread must not keep results alive
 
 
 class SharedCalls:
     """Runs the calls of each key one at a time, and shares each call between all callers that came before its start.
 
-    So no result is older than its caller's request, and hanging calls of one key occupy only one thread of ``pool``.
+    Therefore no result is older than its caller's request, and a key with a hanging call occupies only one thread of
+    ``pool``.
     """
 
     def __init__(self, pool: DaemonPool) -> None:

@@ -41,12 +41,12 @@ LOG = logging.getLogger("conch")
 #: Limits of file systems (bytes).
 _LONGEST_NAME: Final = 255
 _LONGEST_PATH: Final = 1024
-#: The maximum number of names with a warning of their own.
+#: Maximum number of invalid names that are logged one by one.
 _NAMED: Final = 5
 
 
 def usable(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[str]]:
-    """Return the files with valid local names, sorted, and a sentence on each other file."""
+    """Return the files with valid local names, sorted, and an error text for each other file."""
     good: dict[str, RemoteFile] = {}
     refused: list[str] = []
     directories: set[str] = set()
@@ -65,7 +65,7 @@ def usable(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[str]]:
 
 
 def warn(place: object, refused: Iterable[str], known: set[str]) -> None:
-    """Log each refused name once; ``known`` are the names already logged, and is updated."""
+    """Log each new error text once; ``known`` contains those already logged and is updated."""
     new = [problem for problem in refused if problem not in known]
     known.update(new)
     for problem in new[:_NAMED]:
@@ -75,7 +75,7 @@ def warn(place: object, refused: Iterable[str], known: set[str]) -> None:
 
 
 def _problem(path: str) -> str:
-    """Return why a path is not a valid file name; empty if it is valid."""
+    """Return the error text for an invalid file name; empty if the path is valid."""
     parts = path.removesuffix("/").split("/")
     if not all(parts):
         return "has an empty name between slashes"
@@ -154,7 +154,7 @@ class Fetcher:
     def _config(
         self, model: StoredModel, copies: ModelCopies, existing: list[Copy], config_name: str | None
     ) -> ModelConfig | None:
-        """Return the configuration as written; None if it is unreadable, which is reported when the copy is read."""
+        """Return the configuration as written, or None if it is unreadable; reading the copy reports the error."""
         named = [f"configs/{config_name}.pbtxt"] if config_name else []
         file = next(filter(None, map(model.find, [*named, "config.pbtxt"])), None)
         if file is None:
@@ -193,7 +193,7 @@ def _in_copies(copies: list[Copy], file: RemoteFile) -> Path | None:
 
 
 def _link(path: Path, target: Path) -> bool:
-    """Hard-link a file of another copy; returns False if the file system cannot."""
+    """Hard-link a file of another copy; returns False if the file system does not support it."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.link(path, target)
@@ -204,7 +204,7 @@ def _link(path: Path, target: Path) -> bool:
 
 #: The maximum number of concurrent downloads, for all models of a repository.
 _PARALLEL: Final = 4
-#: The time without new requests to a store that failed, while the last listing is used (s).
+#: Delay before a failed store is contacted again (s); the last listing is used until then.
 _RESPITE: Final = 15.0
 #: The timeout of a listing (s).
 _LISTING_SECONDS: Final = 30.0
@@ -250,16 +250,17 @@ class StoreRoot:
     def __str__(self) -> str:
         return str(self.url)
 
-    # Looking
-
     def names(self) -> list[str]:
-        """Return the names of the models, in order; those of the last listing for a while after the store failed."""
+        """Return the sorted names of the models.
+
+        For ``_RESPITE`` seconds after the store failed, the names are those of the last listing.
+        """
         if self._models is not None and self._unreadable and self._clock() - self._failed < _RESPITE:
             return self.known()
         return list(self._look())
 
     def known(self) -> list[str]:
-        """Return the names in the last listing, without a new one."""
+        """Return the names in the last listing, without contacting the store."""
         return list(self._models or {})
 
     def fingerprints(self, config_name: str | None) -> dict[str, Fingerprint | None]:
@@ -291,7 +292,7 @@ class StoreRoot:
         return re.sub(place, lambda match: f"{self.url}/{match[1]}", text)
 
     def _look(self) -> dict[str, StoredModel]:
-        """List the repository; returns the last listing if that fails.  Raises if there is none."""
+        """List the repository; returns the last listing if that fails, and raises without one."""
         try:
             files = self._list("")
             models = models_in(files)
@@ -313,7 +314,7 @@ class StoreRoot:
         return models
 
     def _warn(self, error: ConchError) -> None:
-        """Log that the repository cannot be read, once for each reason until it can."""
+        """Log that the repository cannot be read, once for each reason until it is readable again."""
         if error.message != self._unreadable and not self._lookups.closed.is_set():
             LOG.warning("%s; models go on serving", error.message)
         self._unreadable, self._failed = error.message, self._clock()
@@ -356,14 +357,11 @@ class StoreRoot:
                     raise unavailable(f"model repository {self.url} cannot be opened: {type(error).__name__}") from None
             return self._store
 
-    # Copying
-
     def locate(self, name: str, config_name: str | None, override: ModelConfig | None) -> Located:
         """Return a copy of a model with the versions that ``override`` or its configuration selects.
 
-        The copy is made if necessary.
-
-        Raises NotFoundError, UNAVAILABLE or INVALID_ARG if the model cannot be read, INTERNAL if it cannot be written.
+        Makes the copy if necessary. Raises NotFoundError, UNAVAILABLE or INVALID_ARG if the model cannot be read, and
+        INTERNAL if the copy cannot be written.
         """
         copies = ModelCopies(self.folder / name, self._transfers.closed)
         model = self._model(name)

@@ -79,7 +79,7 @@ def entity_tag(entry: Mapping[str, Any]) -> str:
 
 
 def md5_digest(entry: Mapping[str, Any]) -> str:
-    """Return ``md5:`` and the MD5 that an ETag may be; empty for other ETags, as those of multipart uploads."""
+    """Return ``md5:`` and the MD5 if the ETag may be one; empty for other ETags, such as those of multipart uploads."""
     etag = entity_tag(entry)
     return f"md5:{etag}" if _MD5.fullmatch(etag) else ""
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from conch.errors import Code, ConchError, invalid, one_line
 
-#: Called with the number of bytes received since the last call; raises if the copy is no longer needed.
+#: Called with the number of bytes received since the last call; raises to abort a copy that is no longer needed.
 Arrived = Callable[[int], None]
 
 
@@ -30,7 +30,7 @@ class RemoteFile:
 
     @property
     def identity(self) -> str:
-        """A value that is equal for files of equal content at the same path, as far as the store tells."""
+        """The digest, stamp or modification time: the best available sign that two files at one path are equal."""
         return self.digest or self.stamp or repr(self.modified)
 
 

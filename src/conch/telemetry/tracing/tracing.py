@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TraceSink(Protocol):
-    """Receives finished traces: a file, or a collector."""
+    """A destination of finished traces: a file, or a collector."""
 
     def append(self, traces: Sequence[Trace]) -> None: ...
 
@@ -60,7 +60,7 @@ class Sampling:
         return replace(self.values, count=self._left)
 
     def takes(self, forced: bool) -> bool:
-        """Return whether to trace the next request: each ``rate``-th, or if its client traces it (``forced``)."""
+        """Return whether to trace the next request: every ``rate``-th, and each that its caller traces (``forced``)."""
         if not self.active:
             return False
         self._seen += 1
