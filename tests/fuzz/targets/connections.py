@@ -22,6 +22,7 @@ from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.pool import Codec
 from conch.http2 import ExceededLimit, Http2Connection, frames
 from conch.settings import Settings
+from tests.fakes.transports import FakeTransport
 from tests.fuzz.target import target
 from tests.unit.frontends.grpc.conftest import models, text_request
 from tests.unit.frontends.grpc.fake_core import FakeServer
@@ -30,51 +31,6 @@ from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, head
 #: Turns of the event loop that a connection gets for a piece of what was sent.
 _TURNS: Final = 50
 _LIMIT: Final = 4096
-
-
-class FakeTransport(asyncio.Transport):
-    """Keeps what is written; ``reading`` says whether the connection wants more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = bytearray()
-        self.closing = False
-        self.reading = True
-
-    def write(self, data: Any) -> None:
-        assert not self.closing, "written after the end"
-        self.written += data
-
-    def writelines(self, parts: Any) -> None:
-        self.write(b"".join(parts))
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-    def abort(self) -> None:
-        self.closing = True
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None: ...
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
 
 
 class _NoExceptions(logging.Handler):

@@ -21,6 +21,7 @@ from conch.perf.senders.channels.http import HttpChannel
 from conch.perf.senders.channels.rpc import Rpc
 from conch.perf.senders.channels.stream import StreamChannel
 from conch.perf.senders.records import Outcome
+from tests.fakes.transports import FakeTransport
 
 MakeChannel = Callable[[asyncio.AbstractEventLoop, Address], CallChannel]
 CHANNELS: list[MakeChannel] = [HttpChannel, lambda loop, address: GrpcChannel(loop, address, Rpc("/method"))]
@@ -72,23 +73,6 @@ def test_calls_that_start_together_are_written_each_by_itself() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         uvloop.run(asyncio.wait_for(start(listener), 20))
     assert received == [(b"first.", True), (b"second", True)]
-
-
-class FakeTransport(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-
-    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
-        self.written += data
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
 
 
 def test_a_server_may_speak_first() -> None:

@@ -21,36 +21,10 @@ from conch.frontends.offloading.pool import Codec
 from conch.http2 import ExceededLimit, Http2Connection, Http2Stream, frames
 from conch.inference import InferRequest
 from conch.settings import Settings
+from tests.fakes.transports import FakeTransport
 from tests.unit.frontends.grpc.conftest import models, text_request
 from tests.unit.frontends.grpc.fake_core import FakeServer
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, headers, message
-
-
-class MemoryTransport(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closing = False
-
-    def write(self, data) -> None:
-        assert not self.closing
-        self.written += data
-
-    def writelines(self, parts) -> None:
-        self.write(b"".join(parts))
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-    abort = close
-
-    def set_write_buffer_limits(self, high=None, low=None) -> None:
-        pass
 
 
 class Wire:
@@ -59,7 +33,7 @@ class Wire:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.server = FakeServer(Settings(), *models())
         self.lost: list[Http2Connection] = []
-        self.transport = MemoryTransport()
+        self.transport = FakeTransport()
         codec = Codec(1 << 30, 30, ByteBudget(1 << 40))
         limits = ClientLimits(ByteBudget(1 << 40), loop=loop)
         # The clock stands still: the loop does not run, so no turn of it ends.
