@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import selectors
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,9 +19,19 @@ class FakeClockLoop(asyncio.SelectorEventLoop):
         self._look = selector.select
         selector.select = self._select  # type: ignore[method-assign]
         super().__init__(selector)
+        self._timers: list[weakref.ref[asyncio.TimerHandle]] = []
 
     def time(self) -> float:
         return self.now
+
+    def call_at(self, when: float, *arguments: Any, **options: Any) -> asyncio.TimerHandle:
+        timer = super().call_at(when, *arguments, **options)
+        self._timers.append(weakref.ref(timer))
+        return timer
+
+    def pending_timers(self) -> list[asyncio.TimerHandle]:
+        timers = [timer for reference in self._timers if (timer := reference()) is not None]
+        return [timer for timer in timers if not timer.cancelled() and timer.when() > self.now]
 
     def _select(self, timeout: float | None = None) -> Any:
         events = self._look(0 if timeout is not None else None)

@@ -143,6 +143,11 @@ class RequestQueue:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def levels(self) -> list[int]:
+        """The numbers of the stored levels, in their order."""
+        return [level.number for level in self._levels]
+
     def add(self, request: InferRequest, now: int) -> None:
         """Append a request to its level; raises UNAVAILABLE if the level or the queue is full."""
         number = self._number_of(request)

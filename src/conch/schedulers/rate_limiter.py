@@ -65,7 +65,8 @@ class InstanceRateLimiter:
             self._given[ResourceKey(one.device, one.name)] = one.amount
         self._instances: set[LimitedInstance] = set()
         self._staged: set[LimitedInstance] = set()
-        self._taken: dict[ResourceKey, int] = {}
+        #: The amounts that running instances use.
+        self.taken: dict[ResourceKey, int] = {}
         self.pool: Mapping[ResourceKey, int] = {}
         self._attempting = False
 
@@ -126,17 +127,17 @@ class InstanceRateLimiter:
             self._give_back(instance)
 
     def _fits(self, instance: LimitedInstance) -> bool:
-        return all(self._taken.get(key, 0) + amount <= self.pool.get(key, 0) for key, amount in instance.needs.items())
+        return all(self.taken.get(key, 0) + amount <= self.pool.get(key, 0) for key, amount in instance.needs.items())
 
     def _take(self, instance: LimitedInstance) -> None:
         instance.running = True
         for key, amount in instance.needs.items():
-            self._taken[key] = self._taken.get(key, 0) + amount
+            self.taken[key] = self.taken.get(key, 0) + amount
 
     def _give_back(self, instance: LimitedInstance) -> None:
         instance.running = False
         for key, amount in instance.needs.items():
-            self._taken[key] -= amount
+            self.taken[key] -= amount
 
     def _pool_of(self, instances: Collection[LimitedInstance]) -> dict[ResourceKey, int]:
         pool: dict[ResourceKey, int] = {}

@@ -60,7 +60,7 @@ def test_levels_are_as_many_as_are_used() -> None:
         one.cancel()
     assert queue.take([*queue.in_order(0)]) == [first, none, last]
     assert waiting(queue) == []
-    assert [level.number for level in queue._levels] == [2**63]
+    assert queue.levels == [2**63]
 
 
 def test_full_level_refuses_at_once_and_others_stay_open() -> None:

@@ -20,6 +20,7 @@ from conch.server.models.rollout import Rollout
 from conch.server.models.states import ModelTable, State
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
+from conch.tensors import WireTensor
 from tests.unit.server.fakes import Answers
 
 CONFIG = 'backend: "python" input [{name: "x" data_type: TYPE_FP32 dims: [1]}] '
@@ -168,10 +169,7 @@ class House:
 
     def submit(self, model: Model) -> Answers:
         answers = Answers()
-        model.in_flight += 1
-        request = InferRequest(model.name, {}, answers)
-        request.on_final = model._ended
-        model.executor.submit(request)
+        model.infer(InferRequest(model.name, {"x": WireTensor("x", "FP32", (1,), bytes(4))}, answers))
         return answers
 
 

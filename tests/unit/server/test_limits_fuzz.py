@@ -94,7 +94,8 @@ class OneModel:
         self.need = need
         self.statistics = ModelStatistics(name, 1)
         self.dispatcher = self._dispatcher(limiter)
-        self.queue = self.dispatcher._queue
+        assert self.statistics.queue is not None
+        self.queue = self.statistics.queue
         self.workers: list[FakeWorker] = []
         self.model = Model(self.config, 1, self._executor(), self.statistics, {})
         placements = list(placements_of(self.config))
@@ -219,7 +220,7 @@ class World:
             assert len(of.queue) <= 6
         taken = sum(of.taken for of in self.models)
         assert taken <= max(NEEDS) + 1
-        assert taken == self.limiter._taken.get(ResourceKey(0, "R"), 0)
+        assert taken == self.limiter.taken.get(ResourceKey(0, "R"), 0)
         assert self.cache.used <= self.cache.size
 
     async def drain(self) -> None:
@@ -237,7 +238,7 @@ class World:
             await asyncio.sleep(0.1)
         assert [answers.finals for *_, answers in self.sent] == [1] * len(self.sent)
         assert all(of.model.in_flight == 0 and len(of.queue) == 0 for of in self.models)
-        assert not any(self.limiter._taken.values())
+        assert not any(self.limiter.taken.values())
 
 
 def _finish(world: World, of: OneModel, value: int) -> None:

@@ -146,7 +146,8 @@ class SequenceScheduler:
         self._controls = controls
         self._states = states
         self._preparer = RequestPreparer(controls, states)
-        self._roster = SequenceRoster(policy.max_idle)
+        #: The live sequences and their waiting requests.
+        self.roster = SequenceRoster(policy.max_idle)
         self._rows: dict[str, DirectRows | OldestFirst] = {}
         self._instances: dict[str, InstanceSlots] = {}
         self._order = count()
@@ -166,12 +167,12 @@ class SequenceScheduler:
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
-        return len(self._roster.waiting)
+        return len(self.roster.waiting)
 
     @property
     def live(self) -> int:
         """Number of sequences that have a slot or wait for one."""
-        return len(self._roster.backlog) + len(self._roster.settled)
+        return len(self.roster.backlog) + len(self.roster.settled)
 
     # Instances.
 
@@ -219,9 +220,9 @@ class SequenceScheduler:
                 ended = internal(f"sequence {one.id} of model '{self.policy.model}' has ended: {error.message}")
                 lost = [*(withdrawn if one is owner else ()), *one.waiting]
                 if not lost and not one.closed and one is not told:
-                    self._roster.lose(one, ended, now)
+                    self.roster.lose(one, ended, now)
                 doomed += [(request, ended) for request in lost]
-                self._roster.forget(one)
+                self.roster.forget(one)
         del self._rows[key]
         for request, reason in doomed:
             request.fail(ConchError(reason.message, reason.code))
@@ -230,7 +231,7 @@ class SequenceScheduler:
 
     def note_replaced(self) -> None:
         """Record that another version now receives requests: idle sequences release their slots sooner."""
-        self._roster.note_replaced()
+        self.roster.note_replaced()
 
     def add(self, request: InferRequest, now: int) -> None:
         """Enqueue a request of a sequence.
@@ -241,8 +242,8 @@ class SequenceScheduler:
         self._check(request)
         self.expire(now)
         starts, ends = request.flags & SEQUENCE_START, request.flags & SEQUENCE_END
-        sequence = self._roster.find(request.correlation_id)
-        loss = self._roster.loss(request.correlation_id, now)
+        sequence = self.roster.find(request.correlation_id)
+        loss = self.roster.loss(request.correlation_id, now)
         if sequence is None and not starts:
             raise loss or invalid(
                 f"inference request for sequence {request.correlation_id} to model '{self.policy.model}' must specify "
@@ -261,7 +262,7 @@ class SequenceScheduler:
             )
         self._append(sequence, request, now)
         if ends:
-            self._roster.close(sequence)
+            self.roster.close(sequence)
         if sequence.slot is not None:
             self._advance(sequence.slot, now)
 
@@ -276,7 +277,7 @@ class SequenceScheduler:
             slot = self._cut_short.pop()
             if self._instances.get(slot.instance.key) is slot.instance:
                 self._advance(slot, now)
-        wake = self._roster.next_expiry()
+        wake = self.roster.next_expiry()
         if self._held and self._holds():
             return SequenceDecision([], wake)
         for instance in self._instances.values():
@@ -305,13 +306,13 @@ class SequenceScheduler:
             slot.finish()
             if self.policy.iterative:
                 self._iterate(owner, request, request.serial in repeated, now)
-            self._roster.touch(owner, now)
+            self.roster.touch(owner, now)
             self._advance(slot, now)
 
     def expire(self, now: int) -> None:
         """End sequences that have been idle for too long, and refuse those that have waited too long for a slot."""
-        late = self._roster.late(now)
-        for sequence in self._roster.idle(now):
+        late = self.roster.late(now)
+        for sequence in self.roster.idle(now):
             self._vacate(sequence, now)
         for request in late:
             request.fail(unavailable(EXPIRED))
@@ -331,7 +332,7 @@ class SequenceScheduler:
                 heapq.heappush(self._free, (slot.number, slot.instance.order, slot))
             return requests
 
-        return self._roster.forget_all(withdraw)
+        return self.roster.forget_all(withdraw)
 
     # From arrival to execution.
 
@@ -354,7 +355,7 @@ class SequenceScheduler:
     def _begun(self, request: InferRequest, now: int) -> LiveSequence:
         """Create a sequence, in a free slot or in the backlog."""
         sequence = LiveSequence(request.correlation_id, self._states.first)
-        self._roster.open(sequence)
+        self.roster.open(sequence)
         slot = self._free_slot()
         if slot is not None:
             self._settle(sequence, slot, now)
@@ -362,7 +363,7 @@ class SequenceScheduler:
 
     def _append(self, sequence: LiveSequence, request: InferRequest, now: int) -> None:
         request.on_cancel = self._cancelled
-        self._roster.append(sequence, request, now)
+        self.roster.append(sequence, request, now)
 
     def _run(
         self, instance: InstanceSlots, rows: Iterable[tuple[InferRequest, LiveSequence | None]], now: int
@@ -373,7 +374,7 @@ class SequenceScheduler:
             batch.append(request)
             if sequence is None:
                 continue
-            del self._roster.waiting[request.serial]
+            del self.roster.waiting[request.serial]
             request.on_cancel = None
             self._preparer.prepare(request, sequence)
             self._leave_if_over(sequence, now)
@@ -387,7 +388,7 @@ class SequenceScheduler:
 
     def _leave_if_over(self, sequence: LiveSequence, now: int) -> None:
         if sequence.closed and not sequence.waiting:
-            self._roster.forget(sequence)
+            self.roster.forget(sequence)
             self._vacate(sequence, now)
 
     def _vacate(self, sequence: LiveSequence, now: int) -> None:
@@ -401,7 +402,7 @@ class SequenceScheduler:
         """Give a slot to the first sequence of the backlog; without a backlog it becomes free."""
         if not slot.instance.accepting:
             return
-        sequence = next(iter(self._roster.backlog), None)
+        sequence = next(iter(self.roster.backlog), None)
         if sequence is None:
             heapq.heappush(self._free, (slot.number, slot.instance.order, slot))
         else:
@@ -410,7 +411,7 @@ class SequenceScheduler:
 
     def _settle(self, sequence: LiveSequence, slot: Slot, now: int) -> None:
         slot.sequence, sequence.slot = sequence, slot
-        self._roster.settle(sequence, now)
+        self.roster.settle(sequence, now)
 
     def _free_slot(self) -> Slot | None:
         while self._free:
@@ -423,7 +424,7 @@ class SequenceScheduler:
 
     def _cancelled(self, request: InferRequest) -> None:
         """Fail a request that was cancelled while it waited, and the requests after it in its sequence."""
-        sequence = self._roster.waiting[request.serial]
+        sequence = self.roster.waiting[request.serial]
         slot = sequence.slot
         doomed = list(sequence.waiting)
         if slot is not None and slot.in_flight is request:
@@ -431,7 +432,7 @@ class SequenceScheduler:
             slot.finish()
         elif slot is not None:
             doomed = doomed[doomed.index(request) :]
-        self._roster.cut(sequence, doomed)
+        self.roster.cut(sequence, doomed)
         if slot is not None:
             self._cut_short.append(slot)
         for one in doomed:
@@ -440,7 +441,7 @@ class SequenceScheduler:
 
     def _waits(self, slot: Slot) -> bool:
         """Whether the in-flight request of a slot still waits for a batch."""
-        return slot.in_flight is not None and slot.in_flight.serial in self._roster.waiting
+        return slot.in_flight is not None and slot.in_flight.serial in self.roster.waiting
 
     def _withdraw(self, slot: Slot) -> list[InferRequest]:
         """Take back and return the request of a slot that waits for a batch, if any."""
@@ -448,7 +449,7 @@ class SequenceScheduler:
         if request is None or not self._waits(slot):
             return []
         self._rows[slot.instance.key].withdraw(request)
-        del self._roster.waiting[request.serial]
+        del self.roster.waiting[request.serial]
         request.on_cancel = None
         return [request]
 
@@ -462,12 +463,12 @@ class SequenceScheduler:
             request.fail(cancelled())
         elif not request.flags & SEQUENCE_END:
             doomed = list(sequence.waiting)
-            self._roster.cut(sequence, doomed)
+            self.roster.cut(sequence, doomed)
             for one in doomed:
                 one.fail(cancelled())
 
     def _holds(self) -> bool:
         """Whether too few requests have arrived for any to run."""
-        backlog = sum(len(sequence.waiting) for sequence in self._roster.backlog)
+        backlog = sum(len(sequence.waiting) for sequence in self.roster.backlog)
         self._held = len(self) - backlog < self.policy.hold or backlog < self.policy.hold_backlog
         return self._held

@@ -160,7 +160,7 @@ class Channel:
         self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
         #: Returns the header of a frame to send before the next frame, or None.
         self.ahead: Callable[[], Header | None] | None = None
-        self._endpoint = Endpoint()
+        self.endpoint = Endpoint()
         self._frames: deque[Frame] = deque()
         self._keeping = threading.Lock()
         self._posted: deque[tuple[Header, Packer | None]] = deque()
@@ -173,12 +173,12 @@ class Channel:
     @property
     def regions(self) -> RegionMap:
         """The server's regions, for an ``Unpacker``."""
-        return self._endpoint.regions
+        return self.endpoint.regions
 
     def send(self, header: Header, packer: Packer | None = None) -> None:
         """Write a frame; blocks while the socket is full."""
         with self._sending:
-            message = self._endpoint.encode(header, packer)
+            message = self.endpoint.encode(header, packer)
             if self.ahead is not None:
                 message = self._with_ahead(self.ahead(), message)
             self._write(message)
@@ -194,7 +194,7 @@ class Channel:
 
     def share(self, header: Header, size: int) -> memoryview:
         """Allocate memory shared with the server until the channel ends; sends ``header`` with the ``region`` id."""
-        region = self._endpoint.pool.take(size)
+        region = self.endpoint.pool.take(size)
         region.map[:size] = bytes(size)
         self.send({**header, "region": region.id})
         return memoryview(region.map)[:size]
@@ -262,7 +262,7 @@ class Channel:
 
         The next frame carries the release; while the receiving thread waits, it is sent at once.
         """
-        self._endpoint.regions.returned.append(region)
+        self.endpoint.regions.returned.append(region)
         if self._waiting:
             self._flush()
 
@@ -272,14 +272,14 @@ class Channel:
         self._flush()
 
     def close(self) -> None:
-        self._endpoint.close()
+        self.endpoint.close()
         self._connection.close()
 
     def _with_ahead(self, header: Header | None, message: Message) -> Message:
         """Return ``message`` preceded by a frame with ``header``."""
         if header is None:
             return message
-        before, fds = self._endpoint.encode(header)
+        before, fds = self.endpoint.encode(header)
         return [*before, *message[0]], [*fds, *message[1]]
 
     def _has_frames(self) -> bool:
@@ -312,7 +312,7 @@ class Channel:
 
     def _read(self, flags: int) -> list[Frame]:
         try:
-            return self._endpoint.receive(self._connection, flags)
+            return self.endpoint.receive(self._connection, flags)
         except (EOFError, ConnectionError):
             if self._on_closed is not None:
                 self._on_closed()
@@ -332,7 +332,7 @@ class Channel:
 
     def _flush(self) -> None:
         # The holder of the lock sends these changes, or checks again after it releases the lock.
-        endpoint = self._endpoint
+        endpoint = self.endpoint
         while (self._posted or endpoint.regions.returned or endpoint.pool.has_changes) and self._sending.acquire(False):
             try:
                 while self._posted:

@@ -29,6 +29,10 @@ class ReceiveLock:
         # Not armed until the lock is passed on for the first time.
         self._epoll.register(channel.fileno(), select.EPOLLONESHOT)
 
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while a thread that waits would be woken."""
+        return self._epoll.fileno()
+
     def take(self) -> None:
         """Wait for a frame and acquire the lock; returns at once if this thread holds it.
 

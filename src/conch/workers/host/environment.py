@@ -72,7 +72,7 @@ class Environments:
             if isinstance(home, TemporaryFolder):
                 await asyncio.to_thread(home.close)
         self._homes.clear()
-        self._unpacking.shutdown()
+        await asyncio.to_thread(self._unpacking.shutdown)
 
     async def _home_of(self, archive: PackedEnvironment) -> Path:
         task = self._homes.get(archive)

@@ -426,8 +426,8 @@ class ForkedProcess:
 
     def __init__(self, pid: int, connection: socket.socket, output: int) -> None:
         self._pid = pid
-        self._connection = connection
-        self._output = output
+        self.connection = connection
+        self.output = output
 
     def take(
         self,
@@ -446,9 +446,9 @@ class ForkedProcess:
             template.lost_one()
             on_exit()
 
-        output = WorkerOutput(self._output, on_line)
+        output = WorkerOutput(self.output, on_line)
         try:
-            return SpawnedProcess(self._pid, self._wait, output, exited), self._connection
+            return SpawnedProcess(self._pid, self._wait, output, exited), self.connection
         except OSError:
             self._end()
             output.close()
@@ -458,12 +458,12 @@ class ForkedProcess:
     def discard(self) -> None:
         """Kill the process because it is no longer needed."""
         self._end()
-        os.close(self._output)
+        os.close(self.output)
 
     def _end(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
         self._wait()
-        self._connection.close()
+        self.connection.close()
 
     def _wait(self) -> int:
         try:

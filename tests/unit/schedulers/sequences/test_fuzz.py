@@ -47,7 +47,7 @@ class Sequences(RuleBasedStateMachine):
         with contextlib.suppress(ConchError):
             request = self.bench.add(id, 0 if self.iterative and marks == "" else sequence, marks, timeout=timeout)
             self.sent.append(id)
-            self.sequences[id] = self.bench.scheduler._roster.waiting[request.serial]
+            self.sequences[id] = self.bench.scheduler.roster.waiting[request.serial]
 
     @rule()
     def run(self) -> None:
@@ -128,7 +128,7 @@ class Sequences(RuleBasedStateMachine):
 
 
 def _sequences(scheduler):  # type: ignore[no-untyped-def]
-    return set(scheduler._roster.waiting.values())
+    return set(scheduler.roster.waiting.values())
 
 
 def _of(sequence):  # type: ignore[no-untyped-def]

@@ -41,7 +41,7 @@ async def test_sequence_waits_for_what_another_model_has_taken() -> None:
     await finish(plain)
     assert taking.running == [only] and not plain.running
     await finish(taking)
-    assert only.finished and not any(shared._taken.values())
+    assert only.finished and not any(shared.taken.values())
 
 
 async def test_engine_keeps_what_it_took_until_its_last_request_has_ended() -> None:

@@ -521,7 +521,8 @@ async def test_unload_with_dependents_keeps_the_members_of_an_ensemble_that_is_l
     loading = asyncio.create_task(house.lifecycle.load("f"))
     await until(lambda: "load slow:1" in house.loader.log)  # the other members have been found to be loaded
     model.executor.requests[0].respond(InferResponse())  # type: ignore[attr-defined]
-    await asyncio.gather(*house.lifecycle._unloading)
+    await until(lambda: house.states("e") == {1: (State.UNAVAILABLE, UNLOADED)})
+    await settle()
     house.loader.held["slow"].set()
     await loading
     assert all(house.states(name) == {1: (State.READY, "")} for name in ("early", "late", "f"))

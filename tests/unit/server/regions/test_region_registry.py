@@ -101,9 +101,10 @@ async def test_memory_of_a_client_stays_the_clients_when_a_worker_has_it_open(me
     regions = ClientRegions(True, lambda: [os.getpid()], ())
     with open(f"/dev/shm/{memory.name}", "rb"), pytest.raises(ConchError, match="it is memory of the server's own"):
         await regions.register_system("r", memory.name, 0, 10)
-    lent = ClientRegions(True, list, ())
+    workers: list[int] = []
+    lent = ClientRegions(True, lambda: workers, ())
     await lent.register_system("r", memory.name, 0, 10)
-    lent._workers = lambda: [os.getpid()]
+    workers.append(os.getpid())
     with open(f"/dev/shm/{memory.name}", "rb"):
         await lent.register_system("same", memory.name, 0, 10)
         lent.unregister(SystemRegion)

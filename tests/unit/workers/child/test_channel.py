@@ -193,7 +193,7 @@ def test_region_copied_out_is_given_back_with_the_next_frame(server: Server, wor
     assert received.data == tensor.data
     server.send({"op": "y"})
     assert worker.receive()[0] == {"op": "y"}
-    pool = worker._endpoint.pool
+    pool = worker.endpoint.pool
     assert not pool.lent and len(pool.free) == 1
 
 
@@ -205,12 +205,12 @@ def test_region_is_used_again_for_the_next_frame(server: Server, worker: Channel
         assert server.tensors()[0].data == tensor.data
         server.send({"op": "y"})
         worker.receive()
-    assert list(worker._endpoint.pool.free) == [1]
-    assert len(server.endpoint.regions._regions) == 1
+    assert list(worker.endpoint.pool.free) == [1]
+    assert len(server.endpoint.regions) == 1
 
 
 def test_dropped_region_is_unmapped_by_the_reader(server: Server, worker: Channel) -> None:
-    worker._endpoint.pool.idle_limit = 0
+    worker.endpoint.pool.idle_limit = 0
     packer = Packer()
     worker.send({"op": "x", "tensors": packer.pack([fp32("A", 50_000)])}, packer)
     server.tensors()
@@ -218,7 +218,7 @@ def test_dropped_region_is_unmapped_by_the_reader(server: Server, worker: Channe
     worker.receive()
     worker.send({"op": "z"})
     assert server.receive()[0] == {"op": "z"}
-    assert not server.endpoint.regions._regions
+    assert len(server.endpoint.regions) == 0
 
 
 def test_region_given_back_while_idle_is_sent_alone(server: Server, worker: Channel) -> None:
@@ -383,10 +383,12 @@ def test_poll_sees_frames_that_came_along_with_an_earlier_one(server: Server, wo
 
 
 def test_poll_does_not_wait_for_a_thread_that_receives(server: Server, worker: Channel) -> None:
+    received = threading.Event()
+    worker.early = lambda header, payload: header["op"] == "early" and received.set() is None
     receiving = threading.Thread(target=worker.receive)
     receiving.start()
-    while not worker._receiving.locked():
-        pass
+    server.send({"op": "early"})
+    assert received.wait(20)  # and the thread receives the next frame
     worker.poll()
     server.send({"op": "x"})
     receiving.join(20)
@@ -451,7 +453,7 @@ def test_closed_endpoint_leaves_no_descriptor_behind(server: Server) -> None:
     worker = Channel(server.theirs)  # type: ignore[attr-defined]
     server.send({"op": "x"}, fp32("A", 50_000))
     worker.receive()
-    worker._endpoint.close()
+    worker.endpoint.close()
     server.endpoint.close()
     if before is not None:
         assert len(os.listdir("/proc/self/fd")) == before

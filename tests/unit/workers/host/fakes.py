@@ -30,7 +30,7 @@ class FakeChild:
     ) -> tuple[FakeChild, socket.socket]:
         ours, self.connection = socket.socketpair()
         self.connection.setblocking(False)
-        self._on_exit = on_exit
+        self.on_exit = on_exit
         self.print = on_line
         return self, ours
 
@@ -41,7 +41,7 @@ class FakeChild:
     def exit(self, status: int) -> None:
         if self.exit_status is None:
             self.exit_status = status
-            self._on_exit()
+            self.on_exit()
 
     def send(self, header: Header, *outputs: WireTensor) -> None:
         packer = Packer()

@@ -51,6 +51,11 @@ class Fixture:
         self.fail: Exception | None = None
         self.calls = BlsHandler(self.models, "caller", self.send)
 
+    async def idle(self) -> None:
+        """Wait until no call is in progress."""
+        while self.calls.busy:
+            await asyncio.sleep(0)
+
     def send(self, header: Header, packer: Packer | None) -> None:
         if self.fail is not None:
             error, self.fail = self.fail, None
@@ -163,12 +168,12 @@ def test_loads_and_unloads_are_answered_when_they_are_done(fixture: Fixture) -> 
     async def run() -> None:
         load = {"op": "model_control", "do": "load", "model": "m", "config": "{}", "inputs": []}
         fixture.frame(**load, call=1, starting=True)
-        await asyncio.gather(*fixture.calls._tasks)
+        await fixture.idle()
         fixture.models.error = invalid("no")
         fixture.frame(**load, call=1, starting=False)
-        await asyncio.gather(*fixture.calls._tasks)
+        await fixture.idle()
         fixture.frame(op="model_control", call=1, do="unload", model="m", dependents=False, starting=False)
-        await asyncio.gather(*fixture.calls._tasks)
+        await fixture.idle()
 
     asyncio.run(run())
     assert fixture.models.loads == [("m", {"config": "{}"}, "caller"), ("m", {"config": "{}"}, "")]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import tarfile
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from conch.errors import ConchError
-from conch.workers.host.environment import Environments, activated
+from conch.workers.host.environment import Environments, Unpack, activated, unpack_archive
+from tests.unit.fake_clock import settle
 
 #: Python 3.11.3 and older, which Debian 12 has, know no filters for archives.
 unpacks = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot unpack safely")
@@ -136,9 +138,9 @@ async def test_unpacking_that_fails_leaves_nothing_and_is_tried_again(archive: s
 
 @unpacks
 async def test_close_gives_up_what_is_being_unpacked_and_removes_what_was(archive: str, tmp_path: Path) -> None:
-    environments = Environments()
+    unpackers: list[Unpack] = [unpack_archive, unpacker := HeldUnpacker()]
+    environments = Environments(lambda *arguments: unpackers.pop(0)(*arguments))
     home = Path(await environments.python(archive, tmp_path)).parent.parent
-    environments._unpack = unpacker = HeldUnpacker()
     os.utime(archive, (1, 1))
     loading = asyncio.create_task(environments.python(archive, tmp_path))
     await begun(unpacker)
@@ -148,26 +150,31 @@ async def test_close_gives_up_what_is_being_unpacked_and_removes_what_was(archiv
     assert not home.exists() and not unpacker.homes[0].exists()
 
 
-async def test_unpacking_that_begins_during_close_fails_with_its_own_error(archive: str, tmp_path: Path) -> None:
+async def test_unpacking_that_begins_during_close_fails_with_its_own_error(
+    archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = tmp_path / "homes"
+    homes.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(homes))
     late = str(pack(tmp_path / "late.tar.gz"))
-    let = {Path(archive).name: threading.Event(), "late.tar.gz": threading.Event()}
+    unpackers = {name: HeldUnpacker(OSError("given up")) for name in (Path(archive).name, "late.tar.gz")}
 
     def unpack(path: Path, home: Path, given_up: Callable[[], bool]) -> None:
-        let[path.name].wait(10)
-        raise OSError("given up")
+        unpackers[path.name](path, home, lambda: False)
 
     environments = Environments(unpack)
     first = asyncio.create_task(environments.python(archive, tmp_path))
-    while not environments._homes:
-        await asyncio.sleep(0)
+    await begun(unpackers[Path(archive).name])
     closing = asyncio.create_task(environments.close())
     await asyncio.sleep(0)
     second = asyncio.create_task(environments.python(late, tmp_path))
-    while len(environments._homes) < 2:
+    while len(list(homes.iterdir())) < 2:
         await asyncio.sleep(0)
-    let[Path(archive).name].set()
+    unpackers[Path(archive).name].let.set()
+    await asyncio.wait([first])
+    await settle()
+    unpackers["late.tar.gz"].let.set()
     await closing
-    let["late.tar.gz"].set()
     for load in (first, second):
         with pytest.raises(ConchError, match=r"failed to unpack the execution environment .*: given up"):
             await load

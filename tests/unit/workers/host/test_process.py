@@ -16,7 +16,7 @@ from conch.errors import Code, ConchError
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause
 from conch.workers.host.process import WorkerProcess
-from tests.unit.fake_clock import fake_clock, settle
+from tests.unit.fake_clock import FakeClockLoop, fake_clock, settle
 from tests.unit.workers.host.fakes import EMPTY, Client, make_process
 
 UNHEALTHY = "Stub process 'm_0' is not healthy."
@@ -311,7 +311,7 @@ async def test_worker_that_has_ended_is_freed_without_the_garbage_collector(stop
         assert client.errors == [UNHEALTHY]
         assert exits == ([] if stopped else [-9])
         gone = ref(process)
-        del process, child._on_exit, child.print
+        del process, child.on_exit, child.print
         assert gone() is None
     finally:
         gc.enable()
@@ -359,8 +359,9 @@ async def test_nothing_is_kept_of_requests_that_end_long_before_their_time() -> 
     child.exit(1)
     await settle()
     assert [client.finals for client in clients] == [1, 1, 1]
-    loop: Any = asyncio.get_running_loop()
-    assert not [timer for timer in loop._scheduled if not timer.cancelled()]
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, FakeClockLoop)
+    assert loop.pending_timers() == []
 
 
 @fake_clock

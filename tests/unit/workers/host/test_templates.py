@@ -19,7 +19,7 @@ import pytest
 
 from conch.workers.child.channel import Endpoint, write
 from conch.workers.host.spawn import ChildProcess
-from conch.workers.host.templates import FORK_SECONDS, Template, TemplateKind, Templates
+from conch.workers.host.templates import FORK_SECONDS, Template, TemplateKind, Templates, spawn_template
 from tests.unit.fake_clock import fake_clock, settle
 
 MODULE = "conch.workers.child.channel"
@@ -138,14 +138,13 @@ async def test_where_forks_fail_templates_are_tried_three_times(monkeypatch: pyt
         yield
 
     monkeypatch.setattr("conch.workers.host.templates.adopting", forbidden)
-    templates, spawned = Templates(60), []
-    spawn = templates._spawn
+    spawned = []
 
     def counted(*arguments: Any) -> tuple[ChildProcess, socket.socket]:
         spawned.append(1)
-        return spawn(*arguments)
+        return spawn_template(*arguments)
 
-    templates._spawn = counted
+    templates = Templates(60, counted)
     kind = kind_of(templates)
     assert [await templates.fork(kind, {}) for _ in range(5)] == [None] * 5
     assert len(spawned) == 3
@@ -249,13 +248,13 @@ class FakeTemplate:
     def spawn(
         self, python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
     ) -> tuple[FakeTemplate, socket.socket]:
-        self._on_exit = on_exit
+        self.on_exit = on_exit
         ours, self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return self, ours
 
     def kill(self) -> None:
         self.killed = True
-        self._on_exit()
+        self.on_exit()
 
     async def fork(self, template: Template) -> None:
         forking = asyncio.create_task(template.fork("worker", {}))
@@ -263,8 +262,8 @@ class FakeTemplate:
         assert json.loads(self.control.recv(4096))["op"] == "fork"
         self.control.send(b'{"pid": 1}')
         forked: Any = await forking
-        forked._connection.close()
-        os.close(forked._output)
+        forked.connection.close()
+        os.close(forked.output)
 
 
 @fake_clock
@@ -291,8 +290,8 @@ async def test_orphans_are_adopted_while_one_worker_is_forked_and_not_while_othe
     process.control.send(b'{"pid": 1}')
     for forked in await asyncio.gather(*forks):
         fork: Any = forked
-        fork._connection.close()
-        os.close(fork._output)
+        fork.connection.close()
+        os.close(fork.output)
     template.close()
     process.control.close()
 

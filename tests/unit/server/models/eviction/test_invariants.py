@@ -38,7 +38,7 @@ class Watched(Town):
             if planner.phase(holder) is not None and holder != name
         ), "a member stays as long as its ensemble"
         if name in self.in_use:
-            oldest = min(waiter.since for waiters in planner._waiting.values() for waiter in waiters)
+            oldest = min(waiter.since for waiter in self.waiters)
             assert self.now >= oldest + LIMITS.min_loaded, "a busy model leaves after its turn alone"
 
 

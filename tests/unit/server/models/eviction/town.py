@@ -38,6 +38,8 @@ class Town:
         self.loads: dict[str, vocabulary.Load] = {}
         self.leaving: list[str] = []
         self.answers: dict[int, str] = {}
+        #: The requests that wait, without those that are about to go on.
+        self.waiters: list[vocabulary.Waiter] = []
         self._serial = 0
 
     def busy(self, name: str) -> bool:
@@ -56,11 +58,14 @@ class Town:
             self.answers[serial] = error.message if error is not None else ""
 
         waiter = self.planner.ask(name, proceed, self.now)
+        self.waiters.append(waiter)
         self.decide()
         return serial, waiter
 
     def decide(self) -> None:
         while decisions := self.planner.decide(self.now):
+            resumed = [decision.waiter for decision in decisions if isinstance(decision, vocabulary.ResumeRequest)]
+            self.waiters = [one for one in self.waiters if one not in resumed and not one.withdrawn]
             for decision in decisions:
                 match decision:
                     case vocabulary.ReadFootprints(name) if name in self.slow:
