@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from conch import __version__
-from conch.deploy.ray.ingress import INGRESS, IngressSpec, NodeIngress
-from conch.deploy.ray.planning import DeploymentPlan, RayOptions
+from conch.deploy.ray.ingress import IngressSpec, NodeIngress
+from conch.deploy.ray.planning import INGRESS, REGISTRY, DeploymentPlan, RayOptions
 from conch.deploy.ray.registry import DEREGISTER_SECONDS, ReplicaRegistry
 from conch.deploy.ray.replica import ModelReplica, ReplicaSpec
 
-#: The name of the registry's deployment.
-REGISTRY: Final = "registry"
 #: The limit of concurrent calls through Ray Serve per replica; each ingress that watches the registry has one open.
 _MANY: Final = 100_000
 #: The maximum number of nodes with an ingress.

@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.deploy.ray.application import REGISTRY, application
-from conch.deploy.ray.ingress import INGRESS
-from conch.deploy.ray.planning import DeploymentPlan, RayOptions
+from conch.deploy.ray.application import application
+from conch.deploy.ray.planning import INGRESS, REGISTRY, DeploymentPlan, RayOptions
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from conch.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.extras import require
@@ -38,8 +37,8 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
     """Connect to the cluster at ``address``, or to the one in ``RAY_ADDRESS`` or of this machine.
 
     Without a cluster, or with the address ``local``, starts one for the duration of the context.  Yields whether it was
-    started.  Raises UNSUPPORTED without Ray, UNAVAILABLE if the cluster does not respond, or if there is none and
-    ``start`` is false.
+    started.  Raises UNSUPPORTED without Ray, and UNAVAILABLE if the cluster does not respond.  If ``start`` is false,
+    no cluster is started: raises UNAVAILABLE if there is none, INVALID_ARG for the address ``local``.
     """
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
     import ray
@@ -49,6 +48,8 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
     if address not in ("", "auto", "local"):
         check_listens(address)
     starts = address == "local"
+    if starts and not start:
+        raise invalid("the address 'local' starts a cluster, and this needs a running one: give its HOST:PORT")
     try:
         if not starts:
             ray.init(address=address or "auto", **quiet)

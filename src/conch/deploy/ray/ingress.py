@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from conch.app import Application
+from conch.deploy.ray.planning import INGRESS
 from conch.deploy.ray.registry import WATCH_SECONDS, IngressRecord, KnownReplicas, ReplicaRecord
 from conch.deploy.ray.remote_models import ClusterModel, IngressRepository, cluster_models
 from conch.errors import ConchError, one_line
@@ -24,8 +25,6 @@ from conch.library.loop_thread import LoopThread
 
 LOG: Final = logging.getLogger("conch")
 
-#: The deployment's name, under which the registry also records start failures.
-INGRESS: Final = "ingress"
 #: The delay before calling the registry again if it did not respond (s).
 RETRY_SECONDS: Final = 1.0
 #: The timeout of a registry call, which may return late without changes (s).

@@ -17,8 +17,9 @@ from conch.repository.stores.urls import StoreUrl
 
 #: The deployment shared by all models if each replica loads models on demand.
 SHARED: Final = "models"
-#: The names of conch's own deployments.
-_TAKEN: Final = frozenset({"registry", "ingress"})
+#: The names of conch's own deployments; the registry records start failures of the ingress under its name.
+REGISTRY: Final = "registry"
+INGRESS: Final = "ingress"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +107,7 @@ def _check_names(names: Sequence[str]) -> None:
                 f"Ray Serve can have no deployment '{name}': its name must be ASCII, so rename the model, "
                 "or give --max-models-per-replica"
             )
-        if name in _TAKEN:
+        if name in (REGISTRY, INGRESS):
             raise invalid(f"Ray Serve can have no deployment '{name}': conch has one of that name, so rename the model")
 
 

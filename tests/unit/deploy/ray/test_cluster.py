@@ -102,6 +102,19 @@ def test_a_cluster_that_is_started_here_is_known_to_end(
         assert alone is started
 
 
+def test_a_removal_starts_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(module, "require", lambda *arguments, **options: None)
+    ray = SimpleNamespace(init=lambda address, **options: started.append(address), shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    for address, variable in (("local", ""), ("", "local")):
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+        with pytest.raises(ConchError, match="'local' starts a cluster") as raised, connected(address, start=False):
+            pass
+        assert raised.value.code is Code.INVALID_ARG
+    assert started == []
+
+
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "http://head:x", "ray://head"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConchError, match="is no address of a Ray cluster: give HOST:PORT") as raised:
