@@ -24,19 +24,21 @@ _DYNAMIC_FUNCTIONS: Final = frozenset({"delattr", "eval", "exec", "globals", "lo
 _DYNAMIC_ATTRIBUTES: Final = frozenset({"__dict__", "__getattribute__", "__setattr__"})
 
 
-def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Finding]:
-    """Yield errors in the Python model at ``path``; ``decoupled`` is None if the model itself sets it."""
+def read_python_model(path: Path) -> ast.Module | Finding:
+    """Parse the Python model at ``path``; returns an error if it cannot be read."""
     try:
-        tree = ast.parse(read_small(path), str(path))
+        return ast.parse(read_small(path), str(path))
     except OSError as error:
-        yield Finding(path, 0, "error", f"cannot be read: {error.strerror}")
-        return
+        return Finding(path, 0, "error", f"cannot be read: {error.strerror}")
     except UNREADABLE as error:
         line, reason = (error.lineno or 0, error.msg) if isinstance(error, SyntaxError) else (0, one_line(error))
-        yield Finding(
+        return Finding(
             path, line, "error", f"not valid Python: {reason}", f"python -m py_compile {path} shows the place"
         )
-        return
+
+
+def check_python_model(path: Path, tree: ast.Module, *, decoupled: bool | None) -> Iterator[Finding]:
+    """Yield errors in the Python model at ``path``; ``decoupled`` is None if the model itself sets it."""
     model = next((node for node in _of_type(tree, ast.ClassDef) if node.name == "TritonPythonModel"), None)
     if model is None:
         # An imported or assigned class has methods that are not visible here.
@@ -56,12 +58,8 @@ def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Findin
         yield Finding(path, senders[0], "warning", problem, "model_transaction_policy { decoupled: true }")
 
 
-def check_called_models(path: Path, models: Collection[str]) -> Iterator[Finding]:
+def check_called_models(path: Path, tree: ast.Module, models: Collection[str]) -> Iterator[Finding]:
     """Yield names in BLS calls of the file at ``path`` that are not in ``models``."""
-    try:
-        tree = ast.parse(read_small(path), str(path))
-    except UNREADABLE:
-        return  # reported by check_python_model
     if _calls(tree, "load_model"):
         return  # it may load models with files of its own
     constants = _Constants(tree)

@@ -16,11 +16,10 @@ from conch.backends.table import BACKENDS
 from conch.checks.checkpoints import check_checkpoints
 from conch.checks.configuration import check_backend, check_configuration, named_gpus
 from conch.checks.finding import Finding, line_of, with_fix
-from conch.checks.imports import UNREADABLE
 from conch.checks.missing_imports import check_imports
 from conch.checks.model import CheckedModel, in_configuration
 from conch.checks.placement import check_contents, check_directory, check_placement
-from conch.checks.python_model import check_called_models, check_python_model
+from conch.checks.python_model import check_called_models, check_python_model, read_python_model
 from conch.config.parameters import ParameterTable
 from conch.config.problem import ConfigError, Problem
 from conch.config.reading import read_small
@@ -60,8 +59,8 @@ def check_versions(model: CheckedModel) -> Iterator[Finding]:
             )
 
 
-def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
-    """Yield inputs and outputs that a Python model uses but its configuration does not declare."""
+def check_tensor_names(model: CheckedModel, path: Path, tree: ast.Module) -> Iterator[Finding]:
+    """Yield inputs and outputs that the Python model at ``path`` uses but its configuration does not declare."""
     config = model.config
     if model.completes_itself():
         return
@@ -69,20 +68,11 @@ def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
     inputs = [tensor.name for tensor in (*config.input, *sequences.control_input)]
     inputs += [state.input_name for state in sequences.state]
     outputs = [tensor.name for tensor in config.output] + [state.output_name for state in sequences.state]
-    for path in model.sources():
-        tree = _parsed(path)
-        if config.input:
-            yield from _unknown(path, _names(tree, "get_input_tensor_by_name", 1), inputs, "input")
-        # A model with BLS calls also makes tensors for other models' inputs.
-        if config.output and not any(_called(node) == "InferenceRequest" for node in ast.walk(tree)):
-            yield from _unknown(path, _names(tree, "Tensor", 0), outputs, "output")
-
-
-def _parsed(path: Path) -> ast.Module:
-    try:
-        return ast.parse(read_small(path), str(path))
-    except UNREADABLE:
-        return ast.Module([], [])  # another check reports it
+    if config.input:
+        yield from _unknown(path, _names(tree, "get_input_tensor_by_name", 1), inputs, "input")
+    # A model with BLS calls also makes tensors for other models' inputs.
+    if config.output and not any(_called(node) == "InferenceRequest" for node in ast.walk(tree)):
+        yield from _unknown(path, _names(tree, "Tensor", 0), outputs, "output")
 
 
 def _unknown(path: Path, names: Iterator[tuple[str, int]], known: Collection[str], kind: str) -> Iterator[Finding]:
@@ -363,12 +353,15 @@ def _check_model(model: CheckedModel, names: Collection[str], backends: BackendD
     yield from check_backend(model, backends)
     yield from check_parameters(model.config, model.files, model.versions)
     if implementation(model.config) == "python":
-        for path in model.sources():
-            if path.exists():
-                decoupled = None if model.completes_itself() else model.config.model_transaction_policy.decoupled
-                yield from check_python_model(path, decoupled=decoupled)
-                yield from check_called_models(path, names)
-        yield from check_tensor_names(model)
+        decoupled = None if model.completes_itself() else model.config.model_transaction_policy.decoupled
+        for path in filter(Path.exists, model.sources()):
+            tree = read_python_model(path)
+            if isinstance(tree, Finding):
+                yield tree
+                continue
+            yield from check_python_model(path, tree, decoupled=decoupled)
+            yield from check_called_models(path, tree, names)
+            yield from check_tensor_names(model, path, tree)
     yield from check_checkpoints(model)
     yield from check_side_files(model)
 
