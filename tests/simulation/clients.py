@@ -127,7 +127,9 @@ class Clients:
         arguments = outcome.arguments
         client = self._http.get((via, arguments["client"]))
         if client is None or client.lost:
-            client = self._http[via, arguments["client"]] = SimulatedHttpClient(self._promises.broken, via)
+            compressed = arguments["client"] == 3 and "binary" in arguments
+            client = SimulatedHttpClient(self._promises.broken, via, compressed=compressed)
+            self._http[via, arguments["client"]] = client
             self._connect(client, via)
         options: dict[str, Any] = {}
         if "correlation" in arguments:

@@ -5,6 +5,7 @@ It may send requests before earlier ones are answered.
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from collections import deque
@@ -26,11 +27,15 @@ _BINARY = "application/vnd.{}-triton.binary+json;json-header-size="
 
 
 class SimulatedHttpClient(ClientConnection):
-    """Sends requests in order to the port of ``platform``; that of plain HTTP is ``http``."""
+    """Sends requests in order to the port of ``platform``; that of plain HTTP is ``http``.
 
-    def __init__(self, on_unasked: Callable[[str], None], platform: str = "http") -> None:
+    ``compressed`` says whether it accepts compressed answers.
+    """
+
+    def __init__(self, on_unasked: Callable[[str], None], platform: str = "http", *, compressed: bool = False) -> None:
         super().__init__()
         self._platform = platform
+        self._compressed = compressed
         self._waiting: deque[Callable[[int, dict[str, str], bytes], None]] = deque()
         self._buffer = b""
         self._on_unasked = on_unasked
@@ -71,10 +76,15 @@ class SimulatedHttpClient(ClientConnection):
             document["parameters"] = options
         text = json.dumps(document).encode()
         path, fields = self._addressed(model, len(text) if data else 0)
+        fields += "accept-encoding: gzip\r\n" if self._compressed else ""
         head = f"POST {path} HTTP/1.1\r\nhost: a\r\n{fields}content-length: {len(text) + len(data)}\r\n\r\n"
-        self._waiting.append(
-            lambda status, fields, body: on_response(_response(status, self._header_size(fields), body, read_output))
-        )
+
+        def answered(status: int, fields: dict[str, str], body: bytes) -> None:
+            if self._compressed and fields.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            on_response(_response(status, self._header_size(fields) if binary else None, body, read_output))
+
+        self._waiting.append(answered)
         self._send(head.encode() + text + data)
 
     def _addressed(self, model: str, size: int) -> tuple[str, str]:

@@ -277,7 +277,8 @@ class _Generator:
             case "repeat":
                 request = self._request(self._default_model, repeated=True) | {"streamed": False}
                 ways = [self._way(self._default_model) for _ in range(4)]
-                return [(wait, "infer", request | way) for way in ways]
+                same = {"binary": draw.choice(["outputs", "all"])}
+                return [(wait, "infer", request | way | same) for way in ways]
             case "sequence":
                 return self._sequence(wait)
             case "cancel":
