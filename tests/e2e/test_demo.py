@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -49,8 +48,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
 
 
 @pytest.fixture
-def client(server: ConchServer) -> DemoClient:
-    return DemoClient(f"http://{server.http}")
+def client(server: ConchServer) -> Iterator[DemoClient]:
+    with DemoClient(f"http://{server.http}") as client:
+        yield client
 
 
 @pytest.fixture
@@ -238,10 +238,10 @@ class TestModels:
     def test_requests_of_different_lengths_share_batches(self, client: DemoClient, model: str, batched: str) -> None:
         texts = [" ".join(["word"] * length) for length in range(1, 25)]
         expected = np.array(client.embed(model, texts))
-        before = statistics(client, batched)
+        [before] = client.statistics(batched)
         with ThreadPoolExecutor(len(texts)) as pool:
             rows = list(pool.map(lambda text: client.embed(model, [text])[0], texts))
-        after = statistics(client, batched)
+        [after] = client.statistics(batched)
         assert np.abs(np.array(rows) - expected).max() < 1e-5
         assert after["inference_count"] - before["inference_count"] == len(texts)
         assert after["execution_count"] - before["execution_count"] < len(texts)
@@ -256,7 +256,7 @@ class TestModels:
 
     @pytest.mark.parametrize("max_tokens", [0, 10**6])
     def test_a_limit_that_cannot_be_is_refused(self, server: ConchServer, client: DemoClient, max_tokens: int) -> None:
-        with pytest.raises(ConchError, match=r"400 .*max_tokens"):
+        with pytest.raises(ConchError, match="max_tokens"):
             list(client.chat("smollm2", "Hello", max_tokens))
         with pytest.raises(InferenceServerException, match="max_tokens"):
             stream(server, "Hello", max_tokens)
@@ -277,12 +277,6 @@ class TestModels:
             assert connection.getresponse().readline().startswith(b"data: ")
             connection.close()
         assert questions.ANSWER in "".join(client.chat("smollm2", questions.QUESTION, 16))
-
-
-def statistics(client: DemoClient, model: str) -> dict[str, Any]:
-    with urlopen(f"{client.url}/v2/models/{model}/stats") as response:
-        entry: dict[str, Any] = json.loads(response.read())["model_stats"][0]
-    return entry
 
 
 def stream(server: ConchServer, text: str, max_tokens: int) -> list[str]:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from conch.cli import terminal
 from conch.demo.build import build, require_packages
-from conch.demo.client import DemoClient
+from conch.demo.client import TIMEOUT, DemoClient
 from conch.demo.questions import ask_embedders, ask_generator
 from conch.errors import internal, unavailable
 from conch.frontends.ports import holder, is_free
@@ -59,8 +59,7 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
         *(f"--http-address={HOST}", f"--http-port={http_port}", f"--grpc-address={HOST}", f"--grpc-port={grpc_port}"),
         *(f"--metrics-address={HOST}", f"--metrics-port={metrics_port}"),
     ]
-    client = DemoClient(f"http://{HOST}:{http_port}")
-    with running(command, directory / "serve.log") as server:
+    with running(command, directory / "serve.log") as server, DemoClient(f"http://{HOST}:{http_port}") as client:
         _say(console, f"conch serve --model-repository={repository} ... (its log is {directory / 'serve.log'})")
         wait_until_ready(client, server, directory / "serve.log", console)
         show_models(client, console)
@@ -121,7 +120,7 @@ def wait_until_ready(client: DemoClient, server: subprocess.Popen[bytes], log: P
     """Return when all models are loaded, saying when each is; raises INTERNAL when the server gives up."""
     deadline = time.monotonic() + START_SECONDS
     progress = LoadProgress(time.monotonic())
-    while not client.ready():
+    while not client.ready(timeout=TIMEOUT):
         for line in progress.lines(client.loaded(), time.monotonic()):
             _say(console, line)
         if server.poll() is not None:
@@ -155,7 +154,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def show_models(client: DemoClient, console: Console) -> None:
-    states = {entry["name"]: entry for entry in client.index()}
+    states = {entry["name"]: entry for entry in client.models(timeout=TIMEOUT)}
     table = Table(title="Serving", title_justify="left", title_style="bold")
     for heading in ("Model", "Version", "State", ""):
         table.add_column(heading)

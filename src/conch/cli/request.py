@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,9 @@ from typing import Final
 import click
 
 from conch.cli.completion import models
+from conch.client.client import Client
 from conch.config.pbtxt import parse
-from conch.errors import invalid, not_found, unavailable
+from conch.errors import ConchError, invalid, not_found, unavailable
 from conch.repository.names import check_model_name
 from conch.tensors import pack_bytes
 
@@ -139,12 +138,12 @@ def _ask(url: str, model: str) -> list[Input]:
     if not address.startswith(("http://", "https://")):
         raise invalid(f"--url '{url}' must begin with http:// or https://")
     try:
-        with urllib.request.urlopen(address, timeout=_SECONDS) as page:
-            metadata = json.load(page)
+        with Client(url) as client:
+            metadata = client.metadata(model, timeout=_SECONDS)
         return [
             Input(tensor["name"], tuple(map(int, tensor["shape"])))
             for tensor in metadata["inputs"]
             if tensor["datatype"] == "BYTES"
         ]
-    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
+    except (ConchError, ValueError, KeyError, TypeError) as error:
         raise unavailable(f"{address} does not say what the model takes: {error}") from None

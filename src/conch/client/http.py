@@ -11,10 +11,10 @@ import json
 import ssl
 import threading
 from collections.abc import Mapping
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTP_PORT, HTTPS_PORT, HTTPException, HTTPResponse
 from math import prod
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from conch.client.transport import UnreachableError
 from conch.client.values import decode, from_values
 from conch.config import render
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, internal, unavailable, unsupported
+from conch.errors import Code, ConchError, internal, invalid, unavailable, unsupported
 from conch.inference import TensorSpec
 from conch.tensors import WireTensor
 from conch.wire.json.generate import deduced_shape
@@ -347,7 +347,41 @@ class HttpTransport:
     def _failed(self, error: BaseException, deadline: Deadline, model: str) -> ConchError:
         if isinstance(error, TimeoutError) and deadline.at is not None:  # the operating system has timeouts, too
             return deadline.no_answer(model)
-        return UnreachableError(" ".join(str(error).split()) or type(error).__name__, f"{self._host}:{self._port}")
+        return UnreachableError(_reason(error), f"{self._host}:{self._port}")
+
+
+def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
+    """Return the status and the body of the response to ``GET url``, or to ``POST url`` with ``body``, which is JSON.
+
+    For pages outside the protocol. The connection is direct, and redirects are not followed. Raises INVALID_ARG for an
+    invalid URL, and UNAVAILABLE without a complete response within ``timeout`` seconds.
+    """
+    deadline = Deadline.after(timeout)
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in ("http", "https"):
+        raise invalid(f"'{url}' is not a URL of HTTP")
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    connection = DeadlineConnection(host, port or (HTTPS_PORT if tls is not None else HTTP_PORT), tls)
+    connection.deadline = deadline
+    target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+    headers = {"Connection": "close"} if body is None else {"Connection": "close", "Content-Type": "application/json"}
+    try:
+        with contextlib.closing(connection):
+            connection.request("GET" if body is None else "POST", target, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+    except TimeoutError:
+        raise deadline.no_answer("") from None
+    except (OSError, HTTPException, UnicodeError) as error:
+        raise UnreachableError(_reason(error), parts.netloc) from None
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def failure(status: int, content: bytes) -> ConchError:

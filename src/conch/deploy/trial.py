@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from os import environ
 from pathlib import Path
 from typing import Final
 
-from conch.client.connection import DeadlineConnection
-from conch.client.deadline import Deadline
+from conch.client.deadline import DeadlineError
+from conch.client.http import fetch
 from conch.errors import ConchError, internal, invalid
 from conch.machine.guarded_server import GuardedServer
 from conch.temporary import TemporaryFolder
@@ -98,15 +97,16 @@ def _serve_once(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
     server = GuardedServer(run.command, folder / "log", {**own, **run.environment}, folder)
     try:
         _wait_until_healthy(server, port, run.health)
-        status, answer = _send_request(port, "POST", run.path, body)
+        try:
+            status, answer = _send_request(port, run.path, body)
+        except DeadlineError:
+            raise internal(f"request.json was not answered within {ANSWER_SECONDS:g} s") from None
+        except ConchError as error:
+            _require_running(server)
+            raise internal(f"request.json was not answered: {error}") from None
         if status != 200 or answer.startswith('data: {"error"'):
             raise internal(f"request.json was answered with status {status}: {answer}")
         return answer
-    except TimeoutError:
-        raise internal(f"request.json was not answered within {ANSWER_SECONDS:g} s") from None
-    except (OSError, HTTPException) as error:
-        _require_running(server)
-        raise internal(f"request.json was not answered: {error or type(error).__name__}") from None
     finally:
         server.close()
 
@@ -116,9 +116,9 @@ def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
     while time.monotonic() < end:
         _require_running(server)
         try:
-            if _send_request(port, "GET", path)[0] == 200:
+            if _send_request(port, path)[0] == 200:
                 return
-        except (OSError, HTTPException):
+        except ConchError:
             pass  # not listening yet
         time.sleep(0.05)
     raise internal(f"the models were not loaded within {_START_SECONDS:g} s:\n{server.log_end()}")
@@ -129,17 +129,11 @@ def _require_running(server: GuardedServer) -> None:
         raise internal(message)
 
 
-def _send_request(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
-    """Return the status and the first part of the answer.  Raises OSError and HTTPException."""
-    connection = DeadlineConnection(_HOST, port, None)
-    connection.deadline = Deadline.after(ANSWER_SECONDS)
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        text = response.read().decode("utf-8", "replace").strip()
-        return response.status, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    finally:
-        connection.close()
+def _send_request(port: int, path: str, body: bytes | None = None) -> tuple[int, str]:
+    """Return the status and the beginning of the response.  Raises UNAVAILABLE."""
+    status, content = fetch(f"http://{_HOST}:{port}{path}", ANSWER_SECONDS, body)
+    text = content.decode("utf-8", "replace").strip()
+    return status, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _free_port() -> int:

@@ -13,6 +13,7 @@ from conch.cli import main
 from conch.cli.request import Input, body, request_command
 from conch.errors import ConchError
 from conch.tensors import split_bytes
+from tests.unit.perf.known_server import KnownServer, running
 
 TEXT = Input("TEXT", (-1,))
 
@@ -111,3 +112,19 @@ def test_configuration_without_inputs_asks_for_a_server(repository: Path, capsys
     assert main(["request", "m", "text", "-r", str(repository)]) == 1
 
     assert "give --url of a server that runs it" in capsys.readouterr().err
+
+
+def test_a_running_server_tells_what_the_model_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    inputs = [{"name": "IN", "datatype": "FP32", "shape": [1]}, {"name": "TEXT", "datatype": "BYTES", "shape": [-1, 1]}]
+    file = tmp_path / "query_body.bin"
+
+    with running(KnownServer(metadata={"name": "known", "inputs": inputs})) as server:
+        url = f"http://127.0.0.1:{server.port}/"
+        assert main(["request", "known", "a text", "--url", url, "-o", str(file)]) == 0
+
+    assert f"curl -X POST {url}v2/models/known/infer" in capsys.readouterr().out
+    assert b'"shape":[1,1]' in file.read_bytes()

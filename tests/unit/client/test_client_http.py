@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import conch
+from conch.client.http import fetch
 from conch.errors import Code, ConchError
 
 pytestmark = pytest.mark.timeout(30)
@@ -67,8 +68,8 @@ class Connection:
 
 
 @contextmanager
-def served(*connections: Callable[[Connection], None]) -> Iterator[conch.Client]:
-    """A client of a server whose connections are dealt with by these functions, in turn."""
+def listening(*connections: Callable[[Connection], None]) -> Iterator[str]:
+    """The address of a server whose connections are dealt with by these functions, in turn."""
     closing = threading.Event()
 
     def serve() -> None:
@@ -87,12 +88,18 @@ def served(*connections: Callable[[Connection], None]) -> Iterator[conch.Client]
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            with conch.Client(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
-                yield client
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
             closing.set()
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+@contextmanager
+def served(*connections: Callable[[Connection], None]) -> Iterator[conch.Client]:
+    """A client of a server whose connections are dealt with by these functions, in turn."""
+    with listening(*connections) as address, conch.Client(f"http://{address}") as client:
+        yield client
 
 
 def silent(connection: Connection) -> None:
@@ -263,3 +270,26 @@ def test_a_configuration_of_a_newer_server_is_read_without_its_new_fields() -> N
 
     with served(newer) as client:
         assert client.config("m")["name"] == "m"
+
+
+def test_a_page_is_fetched_with_a_timeout_for_all_of_it() -> None:
+    def page(connection: Connection) -> None:
+        assert connection.read() == "GET /metrics?x=1"
+        connection.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone")
+
+    def dripping(connection: Connection) -> None:
+        connection.read()
+        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        connection.drip(b" ")
+
+    with listening(page, dripping) as address:
+        assert fetch(f"http://{address}/metrics?x=1", 10) == (404, b"none")
+        with pytest.raises(ConchError, match=r"no answer from the server within 0\.2 s"):
+            fetch(f"http://{address}", 0.2)
+
+
+@pytest.mark.parametrize("url", ["ftp://localhost/", "http://", "http://localhost:port/"])
+def test_a_page_with_another_kind_of_url_is_refused(url: str) -> None:
+    with pytest.raises(ConchError, match="is not a URL of HTTP") as caught:
+        fetch(url, 1)
+    assert caught.value.code is Code.INVALID_ARG

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from http.client import HTTPException
 from statistics import fmean
 from typing import Final
-from urllib.request import urlopen
 
-from conch.errors import invalid
+from conch.client.http import fetch
+from conch.errors import ConchError, invalid, unavailable
 from conch.perf.senders.records import Span
 from conch.perf.server.resources import MetricFigures
 from conch.perf.server.sampling import Sampler
@@ -22,8 +21,6 @@ GAUGES: Final = (
 )  # fmt: skip
 _LINE: Final = re.compile(r"^(\w+(?:\{[^}]*\})?)\s+(\S+)")
 _SECONDS: Final = 5.0
-#: The errors of a URL without readable metrics.
-_UNREADABLE: Final = (OSError, ValueError, HTTPException)
 
 
 class MetricsSampler(Sampler[Mapping[str, float]]):
@@ -37,7 +34,7 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
         self._url = with_scheme(url)
         try:
             gauges = self._scrape()
-        except _UNREADABLE as error:
+        except ConchError as error:
             raise invalid(f"no metrics at {self._url}: {error} (--metrics-url names another place)") from None
         if not gauges:
             raise invalid(f"{self._url} has no {GAUGES[0]}, nor any other of: {', '.join(GAUGES[1:])}")
@@ -51,18 +48,25 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
         return {name: MetricFigures(fmean(samples), max(samples)) for name, samples in values.items()}
 
     def _scrape(self) -> Mapping[str, float]:
-        with urlopen(self._url, timeout=_SECONDS) as answer:
-            return read_gauges(answer.read().decode())
+        return read_gauges(read_page(self._url, _SECONDS))
 
     def _read_or_nothing(self) -> Mapping[str, float]:
-        with suppress(*_UNREADABLE):
+        with suppress(ConchError):
             return self._scrape()
         return {}
 
 
 def with_scheme(url: str) -> str:
-    """Return the URL of a metrics page for urllib, with ``http`` as the default scheme."""
+    """Return the URL of a metrics page, with ``http`` as the default scheme."""
     return url if "://" in url else f"http://{url}"
+
+
+def read_page(url: str, timeout: float) -> str:
+    """Return the text of a metrics page.  Raises ConchError."""
+    status, body = fetch(url, timeout)
+    if status != 200:
+        raise unavailable(f"HTTP status {status}")
+    return body.decode("utf-8", "replace")
 
 
 def read_gauges(text: str) -> dict[str, float]:

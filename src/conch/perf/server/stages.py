@@ -9,13 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any, Final
-from urllib.request import urlopen
 
 from conch.errors import ConchError
 from conch.perf.server.api import ServerApi
-from conch.perf.server.metrics import with_scheme
+from conch.perf.server.metrics import read_page, with_scheme
 
 #: The port of Triton's metrics.
 METRICS_PORT: Final = 8002
@@ -57,8 +55,8 @@ class StageReader:
     def read(self) -> StageTotals:
         """Return the counters; ``by_metric`` is empty if the server has no metrics of its workers."""
         text = ""
-        with suppress(OSError, ValueError, HTTPException), urlopen(self._url, timeout=_SECONDS) as answer:
-            text = answer.read().decode("utf-8", "replace")
+        with suppress(ConchError):
+            text = read_page(self._url, _SECONDS)
         statistics: Sequence[Mapping[str, Any]] = ()
         with suppress(ConchError):
             statistics = self._api.statistics("", "")
