@@ -99,7 +99,7 @@ def serve(settings: Settings, on_ready: OnReady | None = None) -> int:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The event loop factory of a server: uvloop's, or None (Python's own loop) if uvloop is not installed."""
+    """Return the event loop factory of a server: uvloop's, or None (Python's own loop) if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:  # not on this platform
@@ -148,7 +148,7 @@ async def _remove_orphans() -> None:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """An event that SIGINT and SIGTERM set; further signals have no effect."""
+    """Return an event that SIGINT and SIGTERM set; further signals have no effect."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -163,9 +163,9 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
 
 
 def _reason(error: ConchError, repository: ModelRepository) -> str:
-    """The message of a failed load without its trailing newline and semicolon, for use within a sentence.
+    """Return the message of a failed load without its trailing newline and semicolon, for use within a sentence.
 
-    For a model that could not be read, this is the log message: the public message hides the server's files.
+    For a model that could not be read, returns the log message, because the public message hides the server's files.
     """
     if isinstance(error, NotFoundError):
         return repository.no_such_model(error.name)
@@ -287,7 +287,7 @@ class Application:
 
     @property
     def exit_seconds(self) -> float:
-        """Timeout for in-flight requests at shutdown (s); 0 with ``--debug``: a request may be at a breakpoint."""
+        """The timeout for in-flight requests at shutdown (s); 0 with ``--debug``: a request may be at a breakpoint."""
         return 0 if self._settings.debug else self._settings.exit_timeout_secs
 
     async def stop(self, seconds: float) -> bool:

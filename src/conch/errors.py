@@ -68,32 +68,32 @@ def _text(message: str) -> str:
 
 
 def invalid(message: str) -> ConchError:
-    """An INVALID_ARG error: a request or a configuration is wrong."""
+    """Return an INVALID_ARG error: a request or a configuration is wrong."""
     return ConchError(message, Code.INVALID_ARG)
 
 
 def not_found(message: str) -> ConchError:
-    """A NOT_FOUND error: the model, version or region does not exist."""
+    """Return a NOT_FOUND error: the model, version or region does not exist."""
     return ConchError(message, Code.NOT_FOUND)
 
 
 def unavailable(message: str) -> ConchError:
-    """An UNAVAILABLE error: a valid request cannot run now (not loaded, queue full, timed out, stopping)."""
+    """Return an UNAVAILABLE error: a valid request cannot run now (not loaded, queue full, timed out, stopping)."""
     return ConchError(message, Code.UNAVAILABLE)
 
 
 def unsupported(message: str, *, public: str | None = None) -> ConchError:
-    """An UNSUPPORTED error: this server or this model lacks a feature of the protocol."""
+    """Return an UNSUPPORTED error: this server or this model lacks a feature of the protocol."""
     return ConchError(message, Code.UNSUPPORTED, public=public)
 
 
 def internal(message: str) -> ConchError:
-    """An INTERNAL error: the model or the server failed."""
+    """Return an INTERNAL error: the model or the server failed."""
     return ConchError(message, Code.INTERNAL)
 
 
 def cancelled(message: str = "") -> ConchError:
-    """A CANCELLED error: the request was cancelled by the client or on its behalf."""
+    """Return a CANCELLED error: the request was cancelled by the client or on its behalf."""
     return ConchError(message, Code.CANCELLED)
 
 
@@ -105,16 +105,20 @@ def clipped(message: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first sentence of an error's message, in one line of at most 500 characters; its type without a message."""
+    """Return the first sentence of an error's message as one line.
+
+    Limited to 500 characters. For an error without a message, returns the name of its type.
+    """
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     paragraph = " ".join(text.strip().partition("\n\n")[0].split())
     return _SENTENCE_END.split(paragraph, 1)[0].rstrip(".")[:500] or type(error).__name__
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = _LIKENESS) -> str:
-    """The name in ``known`` most similar to ``name``, ignoring case; empty without a match or if ``name`` is too long.
+    """Return the name in ``known`` most similar to ``name``, ignoring case.
 
-    ``likeness`` is the minimum ratio of ``difflib`` for a match.
+    Returns an empty string without a match or if ``name`` is too long. ``likeness`` is the minimum ratio of ``difflib``
+    for a match.
     """
     from difflib import get_close_matches
 
@@ -126,6 +130,6 @@ def nearest(name: str, known: Iterable[str], likeness: float = _LIKENESS) -> str
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", likeness: float = _LIKENESS) -> str:
-    """The end of a message about an unknown ``name``: suggests the nearest of ``known``, or is ``otherwise``."""
+    """Return a suggestion of the nearest of ``known`` for the unknown ``name``; ``otherwise`` without a match."""
     suggestion = nearest(name, known, likeness)
     return f"did you mean '{suggestion}'?" if suggestion else otherwise

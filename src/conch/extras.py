@@ -1,7 +1,7 @@
 """Optional packages: their extras, whether they are installed and work, and the commands that install them.
 
-Called by commands, and by workers when they load a model, before the packages are used.  The table mirrors
-pyproject.toml.  Uses only the standard library, Python 3.9.
+Called by commands, and by workers when they load a model, before the packages are used. The table mirrors
+pyproject.toml. Uses only the standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conch.errors import ConchError, one_line, unsupported
 class Package(NamedTuple):
     """A package: its name for pip, the extras that include it, and the oldest version that works (empty: any).
 
-    Errors name the first of the extras.  Without extras, the package itself is installed.
+    Errors name the first of the extras. Without extras, the package itself is installed.
     """
 
     name: str
@@ -91,7 +91,7 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
     """Import ``modules`` that ``purpose`` (the subject of the error's sentence) needs.
 
     Raises UNSUPPORTED for all missing or outdated modules, with the command that installs ``extra`` or else their first
-    extra.  Raises it too, with the reason, for an installed module that cannot be imported.
+    extra. Raises it too, with the reason, for an installed module that cannot be imported.
     """
     wanted: list[str] = []
     absent: list[str] = []
@@ -130,7 +130,7 @@ def command_for(*modules: str, extra: str = "") -> str:
 def command(*extras: str) -> str:
     """Return the command that adds ``extras`` to this installation of conch.
 
-    For a checkout it is the README's command, and for a wheel that still exists the same with the wheel's path.  PyPI
+    For a checkout it is the README's command, and for a wheel that still exists the same with the wheel's path. PyPI
     has a different package named conch, so otherwise the command requires the installed version, which pip then keeps.
     If conch itself is not installed, as in the environment of a model, the command lists the packages.
     """

@@ -30,7 +30,7 @@ _serial = count(1)
 
 
 def ignore(*arguments: object) -> None:
-    """Do nothing: a callback for results that are not needed, or that replaces one so that its owner is freed."""
+    """Do nothing: a callback for unused results; assigned in place of a callback, it releases the callback's owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class OutputTarget(Protocol):
         """Raise INTERNAL if ``size`` bytes of an output do not fit."""
 
     def lend(self) -> Loan | None:
-        """Memory to which a worker can write the output directly; None if this process must write it."""
+        """Return memory to which a worker can write the output directly; None if this process must write it."""
 
     def write(self, data: Buffer) -> None:
         """Write an output that fits. Raises INVALID_ARG if the client has truncated the memory."""
@@ -140,14 +140,14 @@ class SharedTensors:
         self.copies = False
 
     def loans(self) -> dict[str, Loan]:
-        """The memory of the outputs that a worker can write directly, by output name."""
+        """Return the memory of the outputs that a worker can write directly, by output name."""
         if self.copies:
             return {}
         loans = ((name, place.lend()) for name, place in self.output_targets.items())
         return {name: loan for name, loan in loans if loan is not None}
 
     def lends(self, name: str) -> bool:
-        """Whether a worker may have written an output directly."""
+        """Return whether a worker may have written an output directly."""
         place = self.output_targets.get(name)
         return place is not None and not self.copies and place.lend() is not None
 
@@ -203,7 +203,7 @@ class RequestTrace(Protocol):
         """The trace context for services that the model calls, as JSON; None without a context."""
 
     def child(self) -> RequestTrace:
-        """The trace of a request that is made on behalf of this request."""
+        """Return the trace of a request that is made on behalf of this request."""
 
     def accepted(self, request: InferRequest, computes: bool) -> None:
         """Record that the request is about to be queued; ``computes`` is False for an ensemble."""
@@ -294,7 +294,7 @@ class InferRequest:
         try:
             on_response(response)
         except Exception:
-            # The scheduler or worker that responds must continue with its other requests.
+            # An exception must not reach the scheduler or worker that responds, because it has other requests.
             LOG.exception("a response of request %s could not be passed on", self.serial)
         if response.error is not None:
             response.forget_frames()
@@ -328,5 +328,5 @@ class InferRequest:
                 tensor.data.hold()
 
     def error(self, message: str, code: Code = Code.INVALID_ARG) -> ConchError:
-        """An error about this request, with Triton's prefix for such messages."""
+        """Return an error about this request, with Triton's prefix for such messages."""
         return ConchError(f"[request id: {self.id or '<id_unknown>'}] {message}", code)

@@ -1,9 +1,9 @@
 """Divides sequences into runs of similar length to reduce padding.
 
-Does no I/O.  The server's scheduler selects requests with it; workers and ``conch convert`` divide sequences into runs.
+Does no I/O. The server's scheduler selects requests with it; workers and ``conch convert`` divide sequences into runs.
 
 The time of a run of ``n`` sequences padded to length ``L`` is about that of ``OVERHEAD + n * L`` tokens, regardless of
-their real lengths.  So a shorter sequence shares a longer one's run if its padding costs less than another run, and
+their real lengths. So a shorter sequence shares a longer one's run if its padding costs less than another run, and
 never beyond its bucket.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-#: The cost of a run besides its tokens, in tokens.  Measured with MiniLM on two cores (OpenVINO, int8): about 1 ms per
+#: The cost of a run besides its tokens, in tokens. Measured with MiniLM on two cores (OpenVINO, int8): about 1 ms per
 #: run and 21 µs per token.
 OVERHEAD: Final = 48
-#: Tokens of a batch without ``max_batch_tokens`` in the configuration.  Larger batches only increase latency: measured
+#: Tokens of a batch without ``max_batch_tokens`` in the configuration. Larger batches only increase latency: measured
 #: with MiniLM, two cores compute as many tokens per second at 512 as at 4096.
 CPU_TOKENS: Final = 1024
 GPU_TOKENS: Final = 16384
@@ -48,7 +48,7 @@ def runs(lengths: Sequence[int], *, budget: int, limit: int = 0, counts: Sequenc
     """Divide the indices of ``lengths`` into runs of least cost, the longest first.
 
     ``budget`` limits a run's tokens with padding and ``limit`` its sequences (0: unlimited), except for a run of a
-    single index.  ``counts[i]`` is the number of sequences of index ``i``, which stay together; the default is 1 each.
+    single index. ``counts[i]`` is the number of sequences of index ``i``, which stay together; the default is 1 each.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     if len(order) < 2:

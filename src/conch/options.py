@@ -1,6 +1,6 @@
 """Parses command-line texts into ``Settings``.
 
-The command line and the library call ``parse``.  Errors have tritonserver's wording, preceded by the option's name.
+The command line and the library call ``parse``. Errors have tritonserver's wording, preceded by the option's name.
 """
 
 from __future__ import annotations

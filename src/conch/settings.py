@@ -336,7 +336,7 @@ class Settings:
 
     @property
     def listeners(self) -> Mapping[str, Listener]:
-        """Return the port of every front end, by name; ``--<name>-port`` sets it."""
+        """The port of every front end, by name; ``--<name>-port`` sets it."""
         http, platform = self.http_address, self.platform_address
         # fmt: off
         rows = {
@@ -353,7 +353,7 @@ class Settings:
 
     @property
     def without_effect(self) -> dict[str, str]:
-        """Return why given options have no effect, by flag; only those that differ from the default."""
+        """The reasons why options that differ from their default have no effect, by flag."""
         return {
             option.flag: option.no_effect
             for option in OPTIONS.values()

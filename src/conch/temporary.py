@@ -1,6 +1,6 @@
 """Temporary folders that are removed at the latest when the next server starts, even if their process was killed.
 
-Each contains a file that its process keeps locked; a folder with a lock that can be taken is an orphan.  Used by the
+Each contains a file that its process keeps locked; a folder with a lock that can be taken is an orphan. Used by the
 server and by workers, from any thread.
 """
 
@@ -29,7 +29,7 @@ _LOCK: Final = "lock"
 
 
 class TemporaryFolder:
-    """A folder at ``path`` until ``close`` or the end of the context, this object or the process.  Raises OSError."""
+    """A folder at ``path`` until ``close`` or the end of the context, this object or the process. Raises OSError."""
 
     def __init__(self, kind: str = "") -> None:
         home = Path(tempfile.mkdtemp(prefix=_PREFIX + (f"{kind}-" if kind else "")))
@@ -91,7 +91,7 @@ def _locked(home: Path) -> int:
 
 @contextmanager
 def _lock_of_orphan(home: Path) -> Iterator[int]:
-    """Hold the lock of ``home``; yields -1 for a folder in use.  Raises OSError if it is not such a folder.
+    """Hold the lock of ``home``; yields -1 for a folder in use. Raises OSError if it is not such a folder.
 
     Links are not followed, and other users' folders are ignored.
     """

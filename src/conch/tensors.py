@@ -42,7 +42,7 @@ class StoredData:
         raise NotImplementedError
 
     def lend(self) -> Loan | None:
-        """Memory from which a worker can read the bytes directly; None if this process must read them."""
+        """Return memory from which a worker can read the bytes directly; None if this process must read them."""
         return None
 
     def hold(self) -> None:
@@ -126,5 +126,5 @@ def split_bytes(data: Buffer) -> list[bytes]:
 
 
 def format_shape(shape: Sequence[int]) -> str:
-    """A shape as Triton's messages print it: ``[-1,16]``."""
+    """Format a shape as in Triton's messages: ``[-1,16]``."""
     return "[" + ",".join(map(str, shape)) + "]"

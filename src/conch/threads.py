@@ -45,7 +45,7 @@ async def compute(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _start() -> None:
-    """Create the pool, which starts threads on demand.  Also called in a fork, which has no threads of its parent."""
+    """Create the pool, which starts threads on demand. Also called in a fork, which has no threads of its parent."""
     global _pool
     _pool = LastingExecutor(_COMPUTING, "computing")
 

@@ -1,6 +1,6 @@
 """Completes a configuration with defaults: backend, file name, version policy, batching and instances.
 
-Does no I/O: callers pass the names of files.  The server calls :func:`complete` when it reads a model, and
+Does no I/O: callers pass the names of files. The server calls :func:`complete` when it reads a model, and
 :func:`merge_completion` when a backend has completed the rest after inspecting the model.
 """
 
@@ -71,7 +71,7 @@ _RECOGNISED: Final = (
     _Recognised("model.py", "python", ""),
 )
 
-#: Files of ``conch convert`` take precedence over Triton's own; plain checkpoint files come last.
+#: The manifest of ``conch convert``; it takes precedence over the files above, which precede plain checkpoint files.
 _CONVERTED: Final = "conch.json"
 _CHECKPOINT: Final = ("model.json", "config.json")
 #: Backends with model files that are programs.
@@ -90,8 +90,8 @@ def complete(
 ) -> ModelConfig:
     """Return a completed copy of ``config`` for the model in directory ``name``.
 
-    ``artefacts`` are the names in the first version directory, and ``gpus`` the ids of usable devices.  ``preference``
-    overrides that of the backend.  ``python_based`` means that a Python-based backend runs the model.  Raises
+    ``artefacts`` are the names in the first version directory, and ``gpus`` the ids of usable devices. ``preference``
+    overrides that of the backend. ``python_based`` means that a Python-based backend runs the model. Raises
     INVALID_ARG if the backend cannot be determined.
     """
     completed = copied(config)
@@ -205,7 +205,7 @@ def _prefer_full_batches(sizes: list[int], max_batch_size: int) -> None:
 
 
 def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference: InstancePreference = ANY) -> None:
-    """Fill the instance groups in place: names, kinds, counts and devices.  ``gpus`` are the ids of usable devices."""
+    """Fill the instance groups in place: names, kinds, counts and devices. ``gpus`` are the ids of usable devices."""
     if scheduler(config) == "ensemble_scheduling" or is_remote(config):
         return
     if not config.instance_group:
@@ -233,7 +233,7 @@ def complete_ensemble(config: ModelConfig, members: Iterable[ModelConfig]) -> No
 def merge_completion(config: ModelConfig, completion: ModelConfig) -> None:
     """Merge fields that a backend completed in place: batch size, tensors, scheduler, transaction policy.
 
-    Parameters are added only if the configuration lacks them.  Raises INVALID_ARG if the backend changes the configured
+    Parameters are added only if the configuration lacks them. Raises INVALID_ARG if the backend changes the configured
     scheduler.
     """
     before, after = scheduler(config), scheduler(completion)

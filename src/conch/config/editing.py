@@ -1,6 +1,6 @@
 """Edits fields of a ``config.pbtxt`` and preserves the rest of its text, including comments.
 
-Changes are nested mappings of fields, named as in ``GET …/config``.  Used by ``conch analyze``.
+Changes are nested mappings of fields, named as in ``GET …/config``. Used by ``conch analyze``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BY_PLACE: Final = "inference.ModelConfig.instance_group"
 def merge(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
     """Return a copy of ``config`` with ``changes``: messages by field, parameters by key, lists as a whole.
 
-    None removes a field or a parameter; instance groups are matched by position.  Raises INVALID_ARG for an unknown
+    None removes a field or a parameter; instance groups are matched by position. Raises INVALID_ARG for an unknown
     field or an invalid value.
     """
     merged = copied(config)
@@ -36,7 +36,7 @@ def merge(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
 def edit(text: str, changes: Mapping[str, Any], source: str = "config.pbtxt") -> str:
     """Return the text of a configuration with ``changes``; ``source`` is its path, for messages.
 
-    Changed values are replaced in place; new fields are added at the end of their message.  Raises as :func:`merge` and
+    Changed values are replaced in place; new fields are added at the end of their message. Raises as :func:`merge` and
     :func:`conch.config.pbtxt.parse` do.
     """
     before = pbtxt.parse(text, source)

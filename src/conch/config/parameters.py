@@ -1,7 +1,7 @@
 """The names that a model's ``parameters`` may have under a backend, and the errors for other names.
 
-Each backend of conch declares its parameters once, as a :class:`ParameterTable`.  Workers check a configuration against
-it when they load the model, ``conch check`` does so in advance, and a test compares it with the documentation.  Needs
+Each backend of conch declares its parameters once, as a :class:`ParameterTable`. Workers check a configuration against
+it when they load the model, ``conch check`` does so in advance, and a test compares it with the documentation. Needs
 only the standard library.
 """
 
@@ -33,8 +33,8 @@ class Parameter:
 class ParameterTable:
     """The names that a model's ``parameters`` may have under one backend.
 
-    ``declared`` names are documented.  ``accepted`` names are aliases, and names that repositories written for Triton's
-    backend of this name contain.  Names with ``prefix`` are passed to a library unchanged.  A ``strict`` table refuses
+    ``declared`` names are documented. ``accepted`` names are aliases, and names that repositories written for Triton's
+    backend of this name contain. Names with ``prefix`` are passed to a library unchanged. A ``strict`` table refuses
     every other name; any other table refuses only likely misspellings, because Triton allows users to store their own
     data in the parameters.
     """
@@ -68,7 +68,7 @@ class ParameterTable:
         return None
 
     def check(self, names: Iterable[str]) -> list[str]:
-        """Return the names without effect, sorted, for the log.  Raises INVALID_ARG for a refused name."""
+        """Return the names without effect, sorted, for the log. Raises INVALID_ARG for a refused name."""
         unknown = self.unknown(names)
         for name in unknown:
             problem = self.problem(name)

@@ -14,7 +14,7 @@ from conch.config.problem import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
 from conch.errors import nearest, one_line
 
-# Hints for syntax errors.  They depend only on the parser's message and the text at its position.
+# Hints for syntax errors. They depend only on the parser's message and the text at its position.
 
 
 _UNKNOWN_FIELD: Final = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
@@ -142,7 +142,7 @@ TOKEN: Final = re.compile(
 def parse(text: str, source: str) -> ModelConfig:
     """Parse the text of a configuration; ``source`` is the file's path, for messages.
 
-    Raises :class:`ConfigError` with line, column and, for a misspelt name, the nearest known one.  An unfilled ``${…}``
+    Raises :class:`ConfigError` with line, column and, for a misspelt name, the nearest known one. An unfilled ``${…}``
     of a template is named in the error.
     """
     config = ModelConfig()

@@ -37,7 +37,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_small(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a file.  Raises OSError as :func:`open_regular` does, and for more than ``most`` bytes."""
+    """Read a file. Raises OSError as :func:`open_regular` does, and for more than ``most`` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -46,7 +46,7 @@ def read_small(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
-    """Read a JSON file.  Raises OSError as :func:`read_small` does, and ValueError for invalid JSON."""
+    """Read a JSON file. Raises OSError as :func:`read_small` does, and ValueError for invalid JSON."""
     content = read_small(path, most)
     try:
         return json.loads(content)

@@ -111,9 +111,9 @@ class RemoteUrl:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """The parsed parameters of a remote model.  Times are in seconds; a ``timeout`` of 0 means no limit.
+    """The parsed parameters of a remote model. Times are in seconds; a ``timeout`` of 0 means no limit.
 
-    A ``version`` of -1 means any, ``SAME_VERSION`` that of the local model.  File names are as written, absolute or
+    A ``version`` of -1 means any, ``SAME_VERSION`` that of the local model. File names are as written, absolute or
     relative to the model's directory.
     """
 
@@ -167,7 +167,7 @@ def take_over(config: ModelConfig, theirs: ModelConfig) -> None:
 
 
 def read_url(text: str) -> RemoteUrl:
-    """Parse a server's address.  Raises INVALID_ARG for an unusable one."""
+    """Parse a server's address. Raises INVALID_ARG for an unusable one."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -200,7 +200,7 @@ def check_urls(urls: Iterable[str], *, decoupled: bool, model: str) -> None:
 
 
 def read_remote(config: ModelConfig) -> RemoteSettings:
-    """Parse the parameters of a remote model.  Raises INVALID_ARG for the first error."""
+    """Parse the parameters of a remote model. Raises INVALID_ARG for the first error."""
     PARAMETERS.check(parameters(config))
     refuse(field_problems(config))
     reader = _ParameterReader(config)

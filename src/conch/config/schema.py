@@ -1,6 +1,6 @@
 """The configuration message and the names of its enums.
 
-The message class comes from ``tritonclient``, maintained by the owner of the protocol.  The server and tools use this
+The message class comes from ``tritonclient``, maintained by the owner of the protocol. The server and tools use this
 module, workers never do.
 """
 
@@ -106,7 +106,7 @@ def implementation(config: ModelConfig) -> str:
 def unknown_enum_value(message: Any) -> str:
     """Return ``field: number`` of the first enum in a message with an unknown number, else ``""``.
 
-    Protobuf parsers accept any number for an enum.  Code that reads a configuration refuses unknown ones with this
+    Protobuf parsers accept any number for an enum. Code that reads a configuration refuses unknown ones with this
     function, so that later code need not handle them.
     """
     for field, value in message.ListFields():

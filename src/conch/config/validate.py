@@ -1,9 +1,9 @@
 """All checks of a configuration, in the order in which loading makes them.
 
 ``validate`` runs when a model is read from its repository, before its versions are listed; ``validate_written`` runs
-instead where no backend completes configurations.  ``validate_io``, ``validate_states`` and ``validate_instances`` run
-when a version is loaded, after the backend has completed the configuration.  ``validate_ensemble`` runs once the
-configurations of the steps' models are known.  Each function raises the first :class:`Problem`; the underlying
+instead where no backend completes configurations. ``validate_io``, ``validate_states`` and ``validate_instances`` run
+when a version is loaded, after the backend has completed the configuration. ``validate_ensemble`` runs once the
+configurations of the steps' models are known. Each function raises the first :class:`Problem`; the underlying
 ``…_problems`` generators yield all.
 """
 

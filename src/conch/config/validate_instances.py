@@ -49,7 +49,7 @@ _REQUEST = "[request id: <id_unknown>] "
 
 
 def warmup_problems(config: ModelConfig) -> Problems:
-    """Yield errors in warmup samples that need no file access.  Samples of batch size 0 never run."""
+    """Yield errors in warmup samples that need no file access. Samples of batch size 0 never run."""
     sequences = config.sequence_batching
     inputs = [tensor.name for tensor in config.input]
     if inputs:

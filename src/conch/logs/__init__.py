@@ -91,7 +91,10 @@ _ESCAPES: Final = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Writes the lines that ``settings`` allow to their log file, or to standard error.  Raises OSError."""
+    """Writes the lines that ``settings`` allow to their log file, or to standard error.
+
+    Raises OSError if the log file cannot be opened.
+    """
 
     def __init__(self, settings: LogSettings) -> None:
         self.path = settings.log_file
@@ -120,7 +123,7 @@ class _Handler(logging.StreamHandler[Any]):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Give the reader of the log time to take the last lines; called when the process ends."""
+        """Wait for a limited time until the log's reader has taken the last lines; called when the process ends."""
         if self._sink is not None:
             self._sink.flush(_LAST_SECONDS)
 

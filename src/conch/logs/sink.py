@@ -1,7 +1,7 @@
 """Writes log lines without ever blocking on the reader.
 
 If a pipe, a terminal or a socket is full, lines are buffered up to a limit, and a thread writes them when there is
-room again.  Lines beyond the limit, or for a full disk, are counted, and the log reports how many were lost.  While
+room again. Lines beyond the limit, or for a full disk, are counted, and the log reports how many were lost. While
 there is room, the thread that logs a line also writes it, so that nothing is lost if the process dies.
 """
 
@@ -40,7 +40,7 @@ class Target(Protocol):
 
 
 class Sink:
-    """Buffers the lines for one target.  Thread-safe; ``notice`` makes the line that reports lost lines."""
+    """Buffers the lines for one target. Thread-safe; ``notice`` makes the line that reports lost lines."""
 
     def __init__(self, target: Target, notice: Callable[[int], bytes]) -> None:
         self._target = target
@@ -155,7 +155,7 @@ def target_of(stream: Any) -> Target:
 
 
 def open_log_file(path: str) -> int:
-    """Return a descriptor that appends to a file, which may be a pipe without a reader.  Raises OSError."""
+    """Return a descriptor that appends to a file, which may be a pipe without a reader. Raises OSError."""
     flags = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         return os.open(path, flags | os.O_WRONLY, 0o666)

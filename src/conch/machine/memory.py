@@ -18,7 +18,7 @@ _UNLIMITED: Final = 1 << 60
 class FreeMemory:
     """The memory that this process and its children may still use, and the total (bytes).
 
-    ``available`` includes memory that the kernel can reclaim at once, such as its file cache.  If a control group sets
+    ``available`` includes memory that the kernel can reclaim at once, such as its file cache. If a control group sets
     a lower limit than the machine, the values are the group's, and ``limited`` is True.
     """
 

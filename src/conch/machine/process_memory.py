@@ -1,6 +1,6 @@
 """Memory of processes on the host and on NVIDIA GPUs.
 
-Reads ``/proc`` and queries the driver; reads no disk.  ``resident_bytes`` takes microseconds.  A ``ProcessReader``
+Reads ``/proc`` and queries the driver; reads no disk. ``resident_bytes`` takes microseconds. A ``ProcessReader``
 makes the kernel walk all pages of a process, which takes milliseconds per gigabyte, so the server calls it in a thread.
 """
 
@@ -45,8 +45,8 @@ class ProcessMemory:
     """Memory of a group of processes (bytes).
 
     ``host`` is their proportional share (Pss): private pages, and a part of each page that other processes map too,
-    such as a page of a library or a weight file.  The sum over all processes is the memory that they really use.
-    ``shared`` is the part of ``host`` in shared memory.  ``gpus`` is keyed by the driver's GPU number.
+    such as a page of a library or a weight file. The sum over all processes is the memory that they really use.
+    ``shared`` is the part of ``host`` in shared memory. ``gpus`` is keyed by the driver's GPU number.
     """
 
     host: int = 0
@@ -57,7 +57,7 @@ class ProcessMemory:
 class ProcessReader:
     """Reads the memory of processes and all their descendants.
 
-    GPUs are read if ``nvidia-ml-py`` and a driver are installed.  In a container with a driver that uses the host's
+    GPUs are read if ``nvidia-ml-py`` and a driver are installed. In a container with a driver that uses the host's
     process ids, the processes are not found and GPU memory is omitted.
     """
 

@@ -1,8 +1,8 @@
 """Finds the code of a model's backend: a built-in backend, or a ``model.py`` in a backend directory.
 
-A Python-based backend is a directory ``NAME/`` with a ``model.py`` that runs every model with ``backend: "NAME"``.  The
-version directories of such a model hold only data.  Calls read disks, so the server makes them in threads, when it
-reads and when it loads a model; ``conch check`` uses them too.  Messages are Triton's where Triton has them.
+A Python-based backend is a directory ``NAME/`` with a ``model.py`` that runs every model with ``backend: "NAME"``. The
+version directories of such a model hold only data. Calls read disks, so the server makes them in threads, when it
+reads and when it loads a model; ``conch check`` uses them too. Messages are Triton's where Triton has them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENVIRONMENT_ARCHIVE: Final = "pb_exec_env_model.py.tar.gz"
 class BackendDirectories:
     """The backend directories, in search order; ``first`` is the value of ``--backend-directory``, if given.
 
-    A backend in ``first`` takes precedence over the server's own backends.  Triton's usual directory comes last and is
+    A backend in ``first`` takes precedence over the server's own backends. Triton's usual directory comes last and is
     searched only without ``first``.
     """
 
@@ -78,7 +78,7 @@ class BackendDirectories:
     def check(self, config: ModelConfig, directory: Path, version: int) -> None:
         """Check that this server can run the backend and ``runtime`` of a completed configuration.
 
-        ``directory`` is the model's directory.  Raises INVALID_ARG.
+        ``directory`` is the model's directory. Raises INVALID_ARG.
         """
         if is_ensemble(config) or not config.backend:
             return
@@ -162,5 +162,5 @@ USUAL_PLACES: Final = BackendDirectories()
 
 
 def _library(backend: str) -> str:
-    """The name of a backend's shared library."""
+    """Return the name of a backend's shared library."""
     return f"libtriton_{backend}.so"

@@ -28,7 +28,7 @@ class Changes:
 
 @dataclass
 class Watch:
-    """Compares a repository with its state at the previous poll.  The first poll reports every model as added.
+    """Compares a repository with its state at the previous poll. The first poll reports every model as added.
 
     If the repository cannot be read, the poll reports no changes and logs one warning.
     """
@@ -39,10 +39,10 @@ class Watch:
     _problem: str = ""
 
     def look(self, external: Mapping[str, ExternalFiles] = MappingProxyType({})) -> Changes:
-        """Return the changes since the last call.  A model that becomes ambiguous, or unique again, is modified.
+        """Return the changes since the last call. A model that becomes ambiguous, or unique again, is modified.
 
         A model is also modified if its external files have changed since they were loaded; ``external`` maps models to
-        those files.  Each change is reported once.
+        those files. Each change is reported once.
         """
         try:
             now = self.repository.fingerprints()

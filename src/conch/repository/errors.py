@@ -6,7 +6,7 @@ import re
 
 from conch.errors import Code, ConchError
 
-#: Matches an absolute path of several parts, but not one in a URL or an endpoint.  The first alternatives match text
+#: Matches an absolute path of several parts, but not one in a URL or an endpoint. The first alternatives match text
 #: that stays unchanged: frames of a model's traceback, and the paths in Triton's messages about backends.
 _PATHS = re.compile(
     r"""^[ ]{2}.+[(]\d+[)]:[ ].*$ | \b(?:searched:|escapes[ ]backend[ ]directory)(?:[ ]'[^'\n]*')+

@@ -38,9 +38,9 @@ class Fingerprint:
 
 
 def take_fingerprint(directory: Path, config_name: str | None = None) -> Fingerprint:
-    """Return the fingerprint of a directory's current files.  Follows links; ignores hidden files and ``__pycache__``.
+    """Return the fingerprint of a directory's current files. Follows links; ignores hidden files and ``__pycache__``.
 
-    Without ``config_name`` the directory ``configs`` is ignored too.  Raises OSError for more than ``MOST_FILES``
+    Without ``config_name`` the directory ``configs`` is ignored too. Raises OSError for more than ``MOST_FILES``
     files.
     """
     return fingerprint_of(take_stamps(directory), directories_in(directory), config_name)

@@ -12,7 +12,7 @@ from conch import __version__
 from conch.config.schema import ModelConfig
 from conch.repository.fingerprint import take_fingerprint, take_stamps
 
-#: Files up to this size (bytes) are hashed.  Larger files, usually weights, are identified by size and modification
+#: Files up to this size (bytes) are hashed. Larger files, usually weights, are identified by size and modification
 #: time.
 MOST_BYTES_READ: Final = 1 << 20
 
@@ -50,10 +50,10 @@ def identity_of(
     facts: Mapping[str, str],
     dependencies: Iterable[Dependency] = (),
 ) -> Identity:
-    """Return the identity of a version with this configuration.  Blocks.
+    """Return the identity of a version with this configuration. Blocks.
 
-    ``directories`` are the model's directory and that of its Python-based backend, if it has one.  ``began`` is the
-    time at which its load began (ns since the epoch).  ``facts`` are further dependencies of responses, by name.  Two
+    ``directories`` are the model's directory and that of its Python-based backend, if it has one. ``began`` is the
+    time at which its load began (ns since the epoch). ``facts`` are further dependencies of responses, by name. Two
     servers have the same identity if their small files are equal and their large files have equal sizes and times.
     """
     digest = hashlib.blake2b(config.SerializeToString(deterministic=True), digest_size=16)
@@ -90,7 +90,7 @@ def joint_identity(identity: Identity, steps: Iterable[tuple[str, Identity]]) ->
 
 
 def _file(path: Path, name: str, began: int) -> bytes:
-    """Return a digest of a file under its ``name``.  Raises OSError for a file changed after the load ``began``."""
+    """Return a digest of a file under its ``name``. Raises OSError for a file changed after the load ``began``."""
     status = path.stat()
     if status.st_ctime_ns > began:
         raise OSError(errno.EAGAIN, "a file that changed while the model was being loaded", str(path))

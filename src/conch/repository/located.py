@@ -22,7 +22,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Located:
-    """The location of a model.  If ``inventory`` is None, the directory is complete.  ``copy`` keeps a copy in use."""
+    """The location of a model. If ``inventory`` is None, the directory is complete. ``copy`` keeps a copy in use."""
 
     directory: Path
     inventory: Inventory | None = None

@@ -1,4 +1,4 @@
-"""Reads a model directory: configuration, versions, artefacts and labels.  Blocks, because it reads disks."""
+"""Reads a model directory: configuration, versions, artefacts and labels. Blocks, because it reads disks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CONFIG_FILE = "config.pbtxt"
 class ModelFiles:
     """The contents of a model directory.
 
-    ``config`` is the configuration as written (empty without a file) and ``config_path`` its file.  ``versions`` are
-    all version directories, ascending; 1 for a remote model without any.  ``artefacts`` are the names in the
-    alphabetically first version.  ``warnings`` are lines for the log.  ``backend_directory`` is the directory of the
-    Python-based backend that runs the model, None for any other backend.  ``namespace`` is the model's repository,
-    where names may be ambiguous.  ``fingerprint`` is set for files read from a listing.  ``copy`` keeps the copy of
+    ``config`` is the configuration as written (empty without a file) and ``config_path`` its file. ``versions`` are
+    all version directories, ascending; 1 for a remote model without any. ``artefacts`` are the names in the
+    alphabetically first version. ``warnings`` are lines for the log. ``backend_directory`` is the directory of the
+    Python-based backend that runs the model, None for any other backend. ``namespace`` is the model's repository,
+    where names may be ambiguous. ``fingerprint`` is set for files read from a listing. ``copy`` keeps the copy of
     files from a store in use; callers must hold a reference to it while they use the files.
     """
 

@@ -1,6 +1,6 @@
 """Keys of models inside the server, where several repositories may use the same name (``--model-namespacing``).
 
-A key is the model's name, or with namespacing ``<repository>::<name>``, as in Triton's log.  Clients use names only.
+A key is the model's name, or with namespacing ``<repository>::<name>``, as in Triton's log. Clients use names only.
 """
 
 from __future__ import annotations

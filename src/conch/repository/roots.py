@@ -23,7 +23,7 @@ Place = Path | StoreUrl
 
 
 class Root(Protocol):
-    """One repository location.  Its methods block; all except :meth:`known`, :meth:`shown` and :meth:`close` do I/O."""
+    """One repository location. Its methods block; all except :meth:`known`, :meth:`shown` and :meth:`close` do I/O."""
 
     def names(self) -> list[str]:
         """Return the names of the models."""
@@ -51,7 +51,7 @@ class Root(Protocol):
 
 
 class DirectoryRoot:
-    """A local directory.  Raises INVALID_ARG if it is not a repository."""
+    """A local directory. Raises INVALID_ARG if it is not a repository."""
 
     def __init__(self, path: Path) -> None:
         problem = repository_problem(path)
@@ -97,7 +97,7 @@ class DirectoryRoot:
 
 
 def read_place(text: str | os.PathLike[str]) -> Place:
-    """Parse a repository location.  Raises INVALID_ARG for an unsupported URL."""
+    """Parse a repository location. Raises INVALID_ARG for an unsupported URL."""
     text = os.fspath(text)
     return parse_url(text) if is_url(text) else Path(text)
 

@@ -32,7 +32,7 @@ LOG = logging.getLogger("conch")
 
 #: The maximum number of models that a message lists.
 _NAMED = 5
-#: The maximum number of models that are read concurrently.  Each model in a store downloads several files at a time.
+#: The maximum number of models that are read concurrently. Each model in a store downloads several files at a time.
 _DESCRIBED = 4
 #: The maximum number of other concurrent operations on the repository locations.
 _LOOKS = 8
@@ -46,12 +46,12 @@ class ModelRepository:
     """All repository locations as one repository: directories, and repositories in object stores.
 
     ``config_name`` selects ``configs/<config_name>.pbtxt`` instead of ``config.pbtxt`` for models that have it.
-    ``backends`` are the directories of Python-based backends.  ``given`` maps names to model directories elsewhere; the
-    code that adds an entry removes it.  With ``namespacing``, models in several locations may have the same name;
+    ``backends`` are the directories of Python-based backends. ``given`` maps names to model directories elsewhere; the
+    code that adds an entry removes it. With ``namespacing``, models in several locations may have the same name;
     ``naming`` makes their keys, and every parameter ``name`` of this class is a key.
 
     Models in stores are copied to ``cache``, or to the user's cache if it is empty; with ``whole``, copies contain all
-    versions.  Raises INVALID_ARG for a directory that is not a repository.  Stores are not contacted before first use.
+    versions. Raises INVALID_ARG for a directory that is not a repository. Stores are not contacted before first use.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ModelRepository:
     def names(self) -> list[str]:
         """Return the name of each model once, sorted, including names that are not unique.
 
-        With namespacing, they are keys, sorted by location and then by name.  For an unreadable store, the names are
+        With namespacing, they are keys, sorted by location and then by name. For an unreadable store, the names are
         those of the last listing; raises UNAVAILABLE or INVALID_ARG if there is none.
         """
         if self.namespacing:
@@ -165,7 +165,7 @@ class ModelRepository:
     def members(self, config: ModelConfig, ensemble: str) -> dict[str, str]:
         """Return the keys of an ensemble's steps by model name.
 
-        A model of the ensemble's own repository takes precedence.  A step that is missing, or ambiguous among other
+        A model of the ensemble's own repository takes precedence. A step that is missing, or ambiguous among other
         repositories, gets a key that no model has.
         """
         if not self.namespacing:

@@ -1,6 +1,6 @@
 """Temporary repositories for a single model, removed when the server ends.
 
-``conch serve MODEL`` and ``conch.Server(MODEL)`` create one before the server starts.  The backend reads the
+``conch serve MODEL`` and ``conch.Server(MODEL)`` create one before the server starts. The backend reads the
 checkpoint; this module only chooses the model's name and location.
 """
 
@@ -37,7 +37,7 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
     """Create a repository with only ``model``, and yield it with the model's name; removed on exit.
 
     ``model`` is an id on the Hub, a checkpoint folder or a .gguf, .onnx or .xml file; ``values`` are written to
-    ``model.json``.  Raises INVALID_ARG for anything else.
+    ``model.json``. Raises INVALID_ARG for anything else.
     """
     with TemporaryFolder() as repository:
         path = Path(model).expanduser()

@@ -1,6 +1,6 @@
 """Finds the weight files of a model version and their size before the model is loaded.
 
-Reads directories and ``model.json``, but not the weights.  The server calls it in a thread.
+Reads directories and ``model.json``, but not the weights. The server calls it in a thread.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _of_torch(file: Path) -> bool:
 
 
 def _model_file(version_directory: Path) -> dict[str, object]:
-    """Return the parameters in ``model.json``, empty without the file.  Raises ValueError for invalid JSON."""
+    """Return the parameters in ``model.json``, empty without the file. Raises ValueError for invalid JSON."""
     file = version_directory / "model.json"
     document = read_json(file) if file.is_file() else {}
     return document if isinstance(document, dict) else {}

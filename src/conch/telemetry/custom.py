@@ -1,6 +1,6 @@
 """Custom metrics of models: families and series with the same name and labels are shared between workers.
 
-A family or a series exists as long as a worker holds it.  Runs on the event loop.
+A family or a series exists as long as a worker holds it. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CustomFamily:
 
 
 class CustomMetrics:
-    """All custom families.  ``types`` are the types of server families that models may extend, by name."""
+    """All custom families. ``types`` are the types of server families that models may extend, by name."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
@@ -135,11 +135,11 @@ class MetricsHolder:
         self._series: dict[int, tuple[int, CustomFamily, Labels]] = {}
 
     def add_family(self, id: int, name: str, description: str, kind: Kind) -> None:
-        """Add a family.  Raises INTERNAL, with Triton's texts, for an invalid name or a conflicting type."""
+        """Add a family. Raises INTERNAL, with Triton's texts, for an invalid name or a conflicting type."""
         self._families[id] = self._metrics.hold_family(name, description, kind)
 
     def add_series(self, id: int, family: int, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
-        """Add a series.  Raises INTERNAL for invalid labels."""
+        """Add a series. Raises INTERNAL for invalid labels."""
         of = self._families[family]
         self._series[id] = family, of, self._metrics.hold_series(of, labels, bounds)
 

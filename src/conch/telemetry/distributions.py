@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, nan
 from time import monotonic
 
-#: Quantiles of a summary cover at most this many seconds and this many observations.  That is enough for the 0.999
+#: Quantiles of a summary cover at most this many seconds and this many observations. That is enough for the 0.999
 #: quantile, while the seven summaries of a busy model render in about 3 ms.
 SUMMARY_SECONDS = 60.0
 SUMMARY_OBSERVATIONS = 4096
@@ -48,7 +48,7 @@ class Histogram:
 
 
 class Summary:
-    """Count and sum of all observations, and exact quantiles of recent ones.  ``clock`` returns seconds."""
+    """Count and sum of all observations, and exact quantiles of recent ones. ``clock`` returns seconds."""
 
     __slots__ = ("_clock", "_recent", "count", "sum")
 

@@ -1,6 +1,6 @@
 """Prometheus text format, version 0.0.4.
 
-Implemented here because ``prometheus_client`` always appends ``_total`` to counter names, which Triton does not.  Used
+Implemented here because ``prometheus_client`` always appends ``_total`` to counter names, which Triton does not. Used
 by the registry and by collectors of families; does no I/O.
 """
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Source(Generic[T]):
-    """A source of samples.  Models for which ``get`` returns None are omitted."""
+    """A source of samples. Models for which ``get`` returns None are omitted."""
 
     def __init__(self, get: Callable[[Registered], T | None]) -> None:
         self._get = get
@@ -305,7 +305,7 @@ HISTOGRAMS: Final[Table] = dict((
         _first_response.histogram(lambda histogram: histogram)),
 ))
 
-#: Included with ``summary_latencies=true``.  Triton omits the request summary for models with a response cache.
+#: Included with ``summary_latencies=true``. Triton omits the request summary for models with a response cache.
 SUMMARIES: Final[Table] = dict((
     _summary("nv_inference_request_summary_us",
         "Summary of inference request duration in microseconds (includes cached requests)",

@@ -1,6 +1,6 @@
 """The memory of models.
 
-``ModelStatistics`` keeps a ``ModelMemory``, which the statistics extension and the metrics page report.  The ledger
+``ModelStatistics`` keeps a ``ModelMemory``, which the statistics extension and the metrics page report. The ledger
 (``conch.server.models.memory``) measures it.
 """
 
@@ -21,7 +21,7 @@ class ModelMemory:
     ``shared_regions`` is the memory shared between the server and the workers, for large tensors.
     ``gpus`` is the workers' memory on each GPU, by the driver's number.
 
-    These three add up to the total.  The others are parts of it: ``weights`` is the size of the weight files, 0 if
+    These three add up to the total. The others are parts of it: ``weights`` is the size of the weight files, 0 if
     unknown; ``kv_cache`` is the memory that generation uses in its KV cache, if the engine reports it.
     """
 
@@ -60,7 +60,7 @@ class ModelMemory:
     def sentence(self) -> str:
         """Return a log text such as ``412 MiB: workers 380 MiB, shared regions 32 MiB``.
 
-        Parts of the total follow it in brackets: ``412 MiB (including weights 90 MiB): workers …``.  Weight files
+        Parts of the total follow it in brackets: ``412 MiB (including weights 90 MiB): workers …``. Weight files
         larger than the total are omitted, because the worker does not hold them in memory unchanged.
         """
         whole = mebibytes(self.host) + (f" and {mebibytes(self.gpu)} of GPU memory" if self.gpu else "")

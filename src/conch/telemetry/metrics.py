@@ -1,8 +1,8 @@
 """The metrics page, and the registry of its content.
 
-:mod:`conch.app` makes one ``Registry``.  The server takes the ``ModelStatistics`` of each model version from it,
+:mod:`conch.app` makes one ``Registry``. The server takes the ``ModelStatistics`` of each model version from it,
 registers them when the version starts serving and unregisters them when it has ended; the metrics port renders the
-page.  Everything runs on the event loop.  Values are read when the page is rendered, so recording does not depend on
+page. Everything runs on the event loop. Values are read when the page is rendered, so recording does not depend on
 the page.
 """
 
@@ -63,7 +63,7 @@ class _Polled:
 
 
 class CpuGauges(_Polled):
-    """Gauges of CPU and memory.  Utilization is the average since the previous reading, at first since the start."""
+    """Gauges of CPU and memory. Utilization is the average since the previous reading, at first since the start."""
 
     def __init__(self, interval: float, clock: Callable[[], float] = monotonic, psutil: Any = None) -> None:
         super().__init__(interval, clock)
@@ -158,7 +158,7 @@ class MetricsConfig:
     def parse(cls, settings: Mapping[str, str]) -> MetricsConfig:
         """Parse the option's keys and values; unknown keys are ignored, as in Triton.
 
-        Raises INVALID_ARG for quantiles not of the form ``<quantile>:<error>,...``.  The errors are unused, because
+        Raises INVALID_ARG for quantiles not of the form ``<quantile>:<error>,...``. The errors are unused, because
         quantiles are exact.
         """
         return cls(

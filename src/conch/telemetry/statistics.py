@@ -1,8 +1,8 @@
 """Statistics of one model version, for the statistics extension and the metrics page.
 
 Each loaded version has a ``ModelStatistics``, which its model and its scheduler call on the event loop, at least once
-per request.  Front ends read ``snapshot()``, the metrics page reads the numbers.  Recording is integer arithmetic
-without locks.  All durations are nanoseconds.
+per request. Front ends read ``snapshot()``, the metrics page reads the numbers. Recording is integer arithmetic
+without locks. All durations are nanoseconds.
 
 Counting rules (observed in Triton 2.51):
 - a request that the backend completed, even with an error response of its own, is a success;
@@ -70,7 +70,7 @@ class Generation:
         """Add a worker's report of its last step; an empty report means that the worker has ended.
 
         Current values are ``running`` and ``waiting`` (sequences), ``used`` and ``capacity`` (tokens of KV cache, 0:
-        unlimited), and ``bytes`` of that cache.  The other values cover the time since the last report: ``prompt`` and
+        unlimited), and ``bytes`` of that cache. The other values cover the time since the last report: ``prompt`` and
         ``generated`` (tokens), ``preempted`` (sequences), ``queries`` and ``hits`` (tokens of the prefix cache),
         ``first`` (seconds from the arrival of a request to its first token), ``gaps`` (pairs: seconds between two
         tokens, number of occurrences), ``ended`` (for each request: the finish reason of each sequence; seconds in
@@ -195,7 +195,7 @@ class Work:
         self.tokens_per_execution.observe(work.get("padded", 0))
 
 
-#: The number of responses per request with statistics of their own; later responses count as the last of these.  Triton
+#: The number of responses per request with statistics of their own; later responses count as the last of these. Triton
 #: has no limit, so a client can make its memory and its statistics page grow without end.
 MAX_RESPONSES: Final = 1000
 
@@ -275,7 +275,7 @@ class ModelStatistics:
     """The statistics of one model version; they start at zero with every load.
 
     ``summaries`` and ``first_response`` are set only if the server's configuration enables them; ``clock`` returns
-    nanoseconds since the epoch.  The dispatcher sets ``queue``, whose length is the number of pending requests; the
+    nanoseconds since the epoch. The dispatcher sets ``queue``, whose length is the number of pending requests; the
     loader sets ``load_ns``, and the memory ledger sets ``memory``.
     """
 

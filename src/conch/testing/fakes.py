@@ -18,7 +18,7 @@ FakeModel = Callable[..., Mapping[str, Any] | Iterable[Mapping[str, Any]]]
 class FakeModels:
     """Serves BLS calls as the server does; see :class:`conch.workers.host.bls.BlsServer`.
 
-    A ConchError or TritonModelException of a function becomes the error of its response.  Any other exception is a
+    A ConchError or TritonModelException of a function becomes the error of its response. Any other exception is a
     mistake in the test, and is also passed to ``on_mistake``.
     """
 

@@ -28,8 +28,8 @@ class ModelImports:
     """The modules of the model in ``directory``, which is its backend's for a Python-based backend.
 
     Its directories precede all others on the path, because a namespace package such as ``1`` is searched along the
-    whole path, to which pytest adds the directory of every test.  At most one model's modules are active at a time:
-    those of the model entered last.  Its runtime's services, such as its logger, work until :meth:`forget`, also in
+    whole path, to which pytest adds the directory of every test. At most one model's modules are active at a time:
+    those of the model entered last. Its runtime's services, such as its logger, work until :meth:`forget`, also in
     threads that outlive its requests, unless another model has been entered since.
     """
 
@@ -56,7 +56,7 @@ class ModelImports:
             self.leave()
 
     def enter(self) -> None:
-        """Activate the model's modules, from any thread.  Each call needs a call of :meth:`leave`."""
+        """Activate the model's modules, from any thread. Each call needs a call of :meth:`leave`."""
         with self._lock:
             if self._entered:
                 self._entered[-1]._take_away()

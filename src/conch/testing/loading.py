@@ -28,9 +28,9 @@ def load(
 ) -> ModelUnderTest:
     """Load the model in the directory ``path`` and initialize it; use as a context manager, or close it.
 
-    ``models`` are functions that stand in for other models, by name.  They get inputs as arrays by name and return
+    ``models`` are functions that stand in for other models, by name. They get inputs as arrays by name and return
     outputs by name, or any number of such mappings if called as decoupled models; another loaded model works too.
-    ``parameters`` override those of the configuration, ``version`` overrides its policy.  ``timeout`` limits the wait
+    ``parameters`` override those of the configuration, ``version`` overrides its policy. ``timeout`` limits the wait
     for a response (s) after ``execute`` has returned.
 
     Raises the model's exceptions, and :class:`conch.errors.ConchError` for a model that the server would not load.

@@ -1,4 +1,4 @@
-"""A model that runs in a test's process: its requests, its responses, and its end."""
+"""Models that run in a test's process, with their requests and responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from conch.testing.tensors import input_tensors
 class ModelRequest:
     """A request with more than inputs; inputs are arrays, lists or texts, by name.
 
-    ``outputs`` are the requested ones, all by default; ``timeout`` is in microseconds.  The client of a ``cancelled``
+    ``outputs`` are the requested ones, all by default; ``timeout`` is in microseconds. The client of a ``cancelled``
     request has disconnected before the model runs.
     """
 
@@ -83,9 +83,9 @@ Request = ModelRequest | Mapping[str, Any]
 
 
 class ModelUnderTest:
-    """A loaded model.  Call it with its inputs by name; created by :func:`conch.testing.load`.
+    """A loaded model. Call it with its inputs by name; created by :func:`conch.testing.load`.
 
-    Methods raise the model's exceptions with their own tracebacks.  They raise ConchError, with the server's messages,
+    Methods raise the model's exceptions with their own tracebacks. They raise ConchError, with the server's messages,
     for requests that the server would refuse and for responses that do not fit the configuration.
     """
 

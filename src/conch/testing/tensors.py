@@ -17,8 +17,8 @@ from conch.tensors import WireTensor
 def input_tensors(signature: ModelSignature, values: Mapping[str, Any]) -> dict[str, WireTensor]:
     """Return the tensors of a request; invalid ones are left to the server's checks.
 
-    An array keeps its shape and type.  Lists, texts and numbers are converted to the declared type; raises INVALID_ARG
-    if that would change their values.  They may omit the batch dimension and trailing dimensions of 1.
+    An array keeps its shape and type. Lists, texts and numbers are converted to the declared type; raises INVALID_ARG
+    if that would change their values. They may omit the batch dimension and trailing dimensions of 1.
     """
     plain = {
         name: value for name, value in values.items() if name in signature.inputs and not isinstance(value, np.ndarray)

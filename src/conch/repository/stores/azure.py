@@ -23,7 +23,7 @@ _KINDS: Final = ("managed_identity", "default")
 
 
 def open_azure(url: StoreUrl, environment: Mapping[str, str]) -> FilesystemStore:
-    """Open the repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
+    """Open the repository at ``url``. Raises UNSUPPORTED without the extra, and as ``credential`` does."""
     arguments, secrets = azure_arguments(url, environment)
     adlfs = extras.load(f"model repository {url}", "adlfs")
     if arguments.pop("managed", False):
@@ -42,7 +42,7 @@ def open_azure(url: StoreUrl, environment: Mapping[str, str]) -> FilesystemStore
 def azure_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the arguments of ``adlfs.AzureBlobFileSystem``, and the secrets among them.
 
-    ``managed`` requests a managed identity, with ``client_id`` for a user-assigned one.  Raises INVALID_ARG for a kind
+    ``managed`` requests a managed identity, with ``client_id`` for a user-assigned one. Raises INVALID_ARG for a kind
     of authentication that Triton does not have.
     """
     entry = credential(url, environment)

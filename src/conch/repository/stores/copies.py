@@ -1,4 +1,4 @@
-"""Copies of one model in the cache.  A copy is visible only when it is complete, and never changes afterwards.
+"""Copies of one model in the cache. A copy is visible only when it is complete, and never changes afterwards.
 
     <model>/lock                   held while a copy is made, so that two servers do not download the same model
     <model>/new/                   the copy in progress
@@ -40,7 +40,7 @@ _PATIENCE: Final = 0.2
 
 
 class Copy:
-    """A complete copy; ``directory`` is the model's directory.  The copy is in use while this object is referenced."""
+    """A complete copy; ``directory`` is the model's directory. The copy is in use while this object is referenced."""
 
     def __init__(self, home: Path, record: Mapping[str, Any], lock: int) -> None:
         self.directory = home / home.parent.name
@@ -95,14 +95,14 @@ class ModelCopies:
             os.close(fd)
 
     def scratch(self) -> Path:
-        """Create an empty temporary folder, which exists until a copy is made.  Call while locked."""
+        """Create an empty temporary folder, which exists until a copy is made. Call while locked."""
         new = self.folder / _NEW
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         return new
 
     def usable(self) -> Iterator[Copy]:
-        """Yield the complete copies, newest first; each stays while it is referenced.  Call while locked."""
+        """Yield the complete copies, newest first; each stays while it is referenced. Call while locked."""
         for home in sorted(_homes(self.folder), key=lambda home: -int(home.name)):
             copy = _open(home)
             if copy is not None:
@@ -135,13 +135,13 @@ class ModelCopies:
         return copy
 
     def discard(self, copy: Copy) -> None:
-        """Remove a copy of files that changed while they were copied.  Call while locked."""
+        """Remove a copy of files that changed while they were copied. Call while locked."""
         home = copy.directory.parent
         (home / _RECORD).unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
 
     def prefer(self, copy: Copy) -> None:
-        """Keep ``copy`` and remove unused other copies.  Call while locked."""
+        """Keep ``copy`` and remove unused other copies. Call while locked."""
         kept = copy.directory.parent
         for home in _homes(self.folder):
             if home != kept:
@@ -222,7 +222,7 @@ def _remove_unused(home: Path) -> bool:
 
 
 def _release(home: Path, lock: int, owner: int) -> None:
-    """Release a copy.  A replaced copy is removed in a thread, because removing takes too long for the caller."""
+    """Release a copy. A replaced copy is removed in a thread, because removing takes too long for the caller."""
     os.close(lock)
     if os.getpid() != owner or not _is_replaced(home):
         return

@@ -1,4 +1,4 @@
-"""Credentials for stores, from Triton's credentials file or the environment.  Messages never contain them."""
+"""Credentials for stores, from Triton's credentials file or the environment. Messages never contain them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOUNTS: Final = {
 def credential(url: StoreUrl, environment: Mapping[str, str]) -> Any:
     """Return the entry of the credentials file for ``url``: the one with the longest name that is a prefix of the URL.
 
-    None if the environment names no such file, or for the Hub.  Raises INVALID_ARG if the file is unreadable or has no
+    None if the environment names no such file, or for the Hub. Raises INVALID_ARG if the file is unreadable or has no
     matching entry.
     """
     named = environment.get(_FILE, "")
@@ -45,7 +45,7 @@ def credential(url: StoreUrl, environment: Mapping[str, str]) -> Any:
 
 
 def fields(entry: Any, url: StoreUrl, *names: str) -> dict[str, str]:
-    """Return the non-empty strings of an entry of the file, by name.  Raises INVALID_ARG for a malformed entry."""
+    """Return the non-empty strings of an entry of the file, by name. Raises INVALID_ARG for a malformed entry."""
     if not isinstance(entry, dict) or not all(isinstance(entry.get(name, ""), str) for name in names):
         raise invalid(f"{_FILE}: the entry for {url} must be an object with {', '.join(names)}")
     return {name: entry[name] for name in names if entry.get(name)}

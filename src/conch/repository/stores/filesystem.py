@@ -20,7 +20,7 @@ class FilesystemStore:
     """Files below ``root`` in ``filesystem``, which must not cache listings.
 
     ``stamp`` and ``digest`` read an entry of a listing; ``credentials`` names the settings to check when access is
-    denied.  ``fetching`` are further arguments of ``get_file``.
+    denied. ``fetching`` are further arguments of ``get_file``.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from conch.repository.stores.urls import StoreUrl
 
 
 def open_gs(url: StoreUrl, environment: Mapping[str, str]) -> FilesystemStore:
-    """Open the repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
+    """Open the repository at ``url``. Raises UNSUPPORTED without the extra, and as ``credential`` does."""
     arguments = gs_arguments(url, environment)
     gcsfs = extras.load(f"model repository {url}", "gcsfs")
     # gcsfs warns at each call that it may not read the kind of the bucket, which is not needed here.

@@ -23,7 +23,7 @@ _SECONDS: Final = 30
 
 
 def open_hub(url: StoreUrl, environment: Mapping[str, str]) -> HubStore:
-    """Open the repository at ``url``.  Raises UNSUPPORTED without the extra."""
+    """Open the repository at ``url``. Raises UNSUPPORTED without the extra."""
     hub = extras.load(f"model repository {url}", "huggingface_hub", extra="stores")
     bars = extras.load(f"model repository {url}", "huggingface_hub.utils", extra="stores")
     for group in _BARS:  # conch logs progress itself
@@ -51,7 +51,7 @@ class HubStore:
         return [file for path, file in files if path.startswith(wanted)]
 
     def _listed(self) -> list[tuple[str, RemoteFile]]:
-        """List the files on the Hub by path.  Later downloads use the commit of this listing."""
+        """List the files on the Hub by path. Later downloads use the commit of this listing."""
         info = self._hub.HfApi(token=self._token).model_info(
             self._url.bucket, revision=self._revision, files_metadata=True, timeout=_SECONDS
         )
@@ -67,7 +67,7 @@ class HubStore:
         return files
 
     def _cached(self) -> list[tuple[str, RemoteFile]]:
-        """List the files in the Hub's cache by path.  The cache names each file by the Hub's digest of its content."""
+        """List the files in the Hub's cache by path. The cache names each file by the Hub's digest of its content."""
         try:
             folder = Path(self._hub.snapshot_download(self._url.bucket, revision=self._revision, local_files_only=True))
         except self._hub.errors.LocalEntryNotFoundError:

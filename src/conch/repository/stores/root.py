@@ -1,6 +1,6 @@
 """A repository in a store: names and fingerprints come from listings, and models are copied when needed.
 
-Its methods block, and any thread may call them.  If the store cannot be read, loaded models keep serving, and the
+Its methods block, and any thread may call them. If the store cannot be read, loaded models keep serving, and the
 models are those of the last listing.
 """
 
@@ -100,7 +100,7 @@ _MODULES: Final = {
 
 
 def open_store(url: StoreUrl, environment: Mapping[str, str] = os.environ) -> Store:
-    """Open the store at ``url``.  Raises UNSUPPORTED without the extra, INVALID_ARG for unusable credentials."""
+    """Open the store at ``url``. Raises UNSUPPORTED without the extra, INVALID_ARG for unusable credentials."""
     module, function = _MODULES[url.scheme]
     opener: Open = getattr(import_module(module), function)
     return opener(url, environment)
@@ -129,7 +129,7 @@ class Fetcher:
     def copy(
         self, model: StoredModel, copies: ModelCopies, config_name: str | None, override: ModelConfig | None
     ) -> tuple[Copy, bool, Inventory]:
-        """Return a copy of a model, whether it is new, and the model's inventory.  Call while ``copies`` are locked."""
+        """Return a copy of a model, whether it is new, and the model's inventory. Call while ``copies`` are locked."""
         existing = list(copies.usable())
         config = self._config(model, copies, existing, config_name) if override is None else override
         versions = read_versions(model.directories).found
@@ -268,7 +268,7 @@ class StoreRoot:
         return {name: model.fingerprint(config_name) for name, model in self._look().items()}
 
     def fingerprint(self, name: str, config_name: str | None) -> Fingerprint:
-        """Return the fingerprint of a model.  Raises UNAVAILABLE or INVALID_ARG if it cannot be read."""
+        """Return the fingerprint of a model. Raises UNAVAILABLE or INVALID_ARG if it cannot be read."""
         return self._model(name).fingerprint(config_name)
 
     def has(self, name: str) -> bool:

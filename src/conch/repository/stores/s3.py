@@ -25,7 +25,7 @@ _MD5: Final = re.compile(r"[0-9a-f]{32}")
 
 
 def open_s3(url: StoreUrl, environment: Mapping[str, str]) -> S3Store:
-    """Open the repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
+    """Open the repository at ``url``. Raises UNSUPPORTED without the extra, and as ``credential`` does."""
     arguments, secrets = s3_arguments(url, environment)
     s3fs = extras.load(f"model repository {url}", "s3fs")
     filesystem = s3fs.S3FileSystem(**arguments, skip_instance_cache=True, use_listings_cache=False)

@@ -1,4 +1,4 @@
-"""The interface of a store: listing files and copying one.  Each kind of store implements it in its own module."""
+"""The interface of a store: listing files and copying one. Each kind of store implements it in its own module."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Arrived = Callable[[int], None]
 class RemoteFile:
     """One file of a store.
 
-    ``path`` is relative to the repository and uses slashes; a trailing slash marks a directory.  ``stamp`` changes with
-    the content (an ETag, a generation).  ``modified`` is in seconds since 1970, 0 if unknown. ``digest`` is
+    ``path`` is relative to the repository and uses slashes; a trailing slash marks a directory. ``stamp`` changes with
+    the content (an ETag, a generation). ``modified`` is in seconds since 1970, 0 if unknown. ``digest`` is
     ``<algorithm>:<hexadecimal>`` of the content, empty if unknown.
     """
 
@@ -35,7 +35,7 @@ class RemoteFile:
 
 
 class Store(Protocol):
-    """A repository in a store.  Calls block and are thread-safe.
+    """A repository in a store. Calls block and are thread-safe.
 
     They raise the exceptions of the store's library; :meth:`explain` converts those into readable errors.
     """

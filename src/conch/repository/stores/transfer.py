@@ -60,7 +60,7 @@ class Transfer:
         self._given_up = threading.Event()
 
     def run(self) -> None:
-        """Copy all files; raises the error of the first that fails.  Blocks."""
+        """Copy all files; raises the error of the first that fails. Blocks."""
         count = len(self._files)
         LOG.info("downloading %s: %d file%s, %s", self._what, count, "s" * (count != 1), in_units(self._total))
         futures = [self._pool.submit(lambda file=file: self.fetch(file)) for file in self._files]  # type: ignore[misc]
@@ -118,7 +118,7 @@ class Transfer:
             raise unavailable(f"the download of {self._what} was given up")
 
     def _verify(self, file: RemoteFile, part: Path) -> None:
-        """Check a copy against the listing and flush it to disk.  Raises UNAVAILABLE if it differs."""
+        """Check a copy against the listing and flush it to disk. Raises UNAVAILABLE if it differs."""
         size = part.stat().st_size
         if size != file.size:
             raise unavailable(f"{file.path} has arrived with {size} bytes instead of {file.size}")

@@ -29,7 +29,7 @@ _MOST_CHARACTERS: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """The URL of a repository in a store.  ``text`` appears in messages and contains no credentials.
+    """The URL of a repository in a store. ``text`` appears in messages and contains no credentials.
 
     ``bucket`` is the container in Azure and ``organisation/name`` on the Hub; ``prefix`` has no leading or trailing
     slash. ``endpoint`` is set for S3 servers other than Amazon's.
@@ -53,7 +53,7 @@ def is_url(text: str) -> bool:
 
 
 def parse_url(text: str) -> StoreUrl:
-    """Parse a repository's URL.  Raises INVALID_ARG, with a message that does not repeat possible secrets."""
+    """Parse a repository's URL. Raises INVALID_ARG, with a message that does not repeat possible secrets."""
     match = _URL.fullmatch(text)
     if match is None or len(text) > _MOST_CHARACTERS:
         raise invalid(f"model repository {text[:80]!r} is not a URL: give {_forms()}")

@@ -1,8 +1,8 @@
 """Sends traces to an OpenTelemetry collector with OpenTelemetry's Python SDK (extra ``opentelemetry``).
 
 Spans have Triton's structure: ``InferRequest`` for the front end, below it one span per model, with the model's name,
-and below that ``compute``.  They are created when a trace has ended and put into the SDK's queue; its thread sends
-them.  A slow or unreachable collector loses spans, but does not delay requests.
+and below that ``compute``. They are created when a trace has ended and put into the SDK's queue; its thread sends
+them. A slow or unreachable collector loses spans, but does not delay requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trace files in Triton's format: arrays of JSON objects, each about one request.
 
-Settings with the same file name share a ``TraceFile``.  A single thread writes the traces in order, never the event
+Settings with the same file name share a ``TraceFile``. A single thread writes the traces in order, never the event
 loop.
 """
 
@@ -22,7 +22,7 @@ from conch.threads import LastingExecutor
 def data_text(tensor: WireTensor) -> str:
     """Format the elements with commas between them: numbers as C++ prints them, strings in quotes.
 
-    Empty for FP16 and BF16, as in Triton.  Invalid UTF-8 is shown as replacement characters.
+    Empty for FP16 and BF16, as in Triton. Invalid UTF-8 is shown as replacement characters.
     """
     if tensor.datatype == "BYTES":
         try:

@@ -1,8 +1,8 @@
 """Records the events of a traced request and of the child requests that its model or ensemble makes.
 
-A front end calls :class:`~conch.telemetry.tracing.tracing.Tracing` to begin a trace.  The model that accepts the
+A front end calls :class:`~conch.telemetry.tracing.tracing.Tracing` to begin a trace. The model that accepts the
 request then calls :meth:`TracedRequest.accepted`, which replaces the callbacks that it observes, so that requests
-without a trace cost nothing.  The worker's times are read from the request's ``times`` when it ends.
+without a trace cost nothing. The worker's times are read from the request's ``times`` when it ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TraceContext(NamedTuple):
 class TracedRequest:
     """The part of a trace for one request.
 
-    ``parent`` is None for a client's request.  ``span`` and ``compute_span`` are OpenTelemetry span ids.
+    ``parent`` is None for a client's request. ``span`` and ``compute_span`` are OpenTelemetry span ids.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """Trace settings, global and per model, and the selection of requests to trace.
 
-The application makes one ``Tracing`` from the options.  Front ends first check ``on``, the only cost of disabled
-tracing, and begin traces with :meth:`Tracing.begin`.  Clients read and change the settings.
+The application makes one ``Tracing`` from the options. Front ends first check ``on``, the only cost of disabled
+tracing, and begin traces with :meth:`Tracing.begin`. Clients read and change the settings.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Sampling:
 
 
 class Tracing:
-    """The trace settings of a server.  ``sink`` receives the traces; the default comes from ``startup``.
+    """The trace settings of a server. ``sink`` receives the traces; the default comes from ``startup``.
 
     Raises UNSUPPORTED if a collector is configured and OpenTelemetry is not installed.
     """
@@ -143,7 +143,7 @@ class Tracing:
     def update(self, model: str, changes: TraceChanges) -> None:
         """Change the setting of a model, or with an empty name the global one and models' fields that fall back to it.
 
-        A field that is None is cleared.  Raises INVALID_ARG, and changes nothing, for values that enable tracing but
+        A field that is None is cleared. Raises INVALID_ARG, and changes nothing, for values that enable tracing but
         cannot trace.
         """
         if model:
@@ -161,7 +161,7 @@ class Tracing:
         self.on = any(tracer.active for tracer in (self._global, *self._of_models.values()))
 
     def close(self) -> None:
-        """Write kept traces and finish the files.  Call when no request is in flight, not on the event loop."""
+        """Write kept traces and finish the files. Call when no request is in flight, not on the event loop."""
         for sampling in (self._global, *self._of_models.values()):
             sampling.retire()
         self._sink.close()

@@ -24,7 +24,7 @@ BATCHES: Final = (
 
 @dataclass(frozen=True)
 class TraceValues:
-    """One setting.  ``level`` contains names of :data:`LEVELS`, empty for OFF.  A ``count`` of -1 means unlimited."""
+    """One setting. ``level`` contains names of :data:`LEVELS`, empty for OFF. A ``count`` of -1 means unlimited."""
 
     level: tuple[str, ...] = ()
     rate: int = 1000

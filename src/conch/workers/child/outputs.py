@@ -1,7 +1,7 @@
 """Warns if outputs differ from those that the model's configuration declares.
 
-An output may be undeclared or missing, or have another datatype, shape or number of rows.  On the wire, everything is
-as in Triton: undeclared outputs are dropped, all others are sent as the model returned them, without an error.  Used by
+An output may be undeclared or missing, or have another datatype, shape or number of rows. On the wire, everything is
+as in Triton: undeclared outputs are dropped, all others are sent as the model returned them, without an error. Used by
 all backends, in any thread of a worker, and by the server for remote models.
 """
 
@@ -46,7 +46,7 @@ class OutputWatch:
     def look(self, outputs: Sequence[Output], wanted: Set[str], whole: bool, rows: int | None) -> None:
         """Check a response to a request with ``rows`` rows for the outputs ``wanted``.
 
-        ``whole``: warn of missing outputs. ``rows`` is None if the response may have any number of rows.
+        Warns of missing outputs only if ``whole`` is set. ``rows`` is None if the response may have any number of rows.
         """
         declared = self.declared
         for name, datatype, shape, _ in outputs:
@@ -100,7 +100,7 @@ class OutputWatch:
             )
 
     def _fits(self, name: str, shape: Sequence[int]) -> bool:
-        """Whether an output has the declared dimensions, apart from the batch dimension."""
+        """Return whether an output has the declared dimensions, apart from the batch dimension."""
         dims = self._dims.get(name)
         if dims is None:
             return True

@@ -30,7 +30,7 @@ class Elsewhere(Protocol):
     """Destination of outputs that are not sent to the client in a message, such as shared memory regions."""
 
     def lends(self, name: str) -> bool:
-        """Whether the sender may have written an output there itself."""
+        """Return whether the sender may have written an output there itself."""
 
     def put(self, name: str, data: memoryview) -> bool:
         """Write an output there; return False if it belongs in the message."""
