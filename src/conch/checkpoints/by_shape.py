@@ -1,7 +1,7 @@
-"""Selection between two variants by the shape of a batch: ``by_shape`` in ``conch.json``.
+"""Selects between two variants by the shape of a batch: ``by_shape`` in ``conch.json``.
 
-Pure functions.  ``conch convert`` measures the gains.  The backend loads both variants and selects the faster one for
-each run.
+Pure functions. ``conch convert`` measures the gains; the backend loads both variants and runs the faster one for each
+shape.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST_GAIN: Final = 1.05
 class Gain:
     """The speedup of a variant over ``auto`` for ``batch`` sequences of ``tokens`` tokens each.
 
-    1 if the difference is within the variation of the measurements.
+    It is 1 if the difference is within the variation of the measurements.
     """
 
     batch: int
@@ -35,10 +35,10 @@ class Gain:
 class Companion:
     """The variant that is loaded in addition to ``auto`` and runs the shapes for which it is faster.
 
-    ``gains`` has a gain for each combination of measured batch size and length.  ``overall`` is the speedup of both
-    variants together over ``auto`` alone.  ``memory_bytes`` is the resident memory of a process with both (0: not
-    measured).  ``agreement`` compares the outputs of the two variants: ``cosine_min`` and ``argmax``, None if not
-    meaningful.  Raises ValueError if ``gains`` is not a complete table.
+    ``gains`` has a gain for each combination of measured batch size and length. ``overall`` is the speedup of both
+    variants together over ``auto`` alone. ``memory_bytes`` is the resident memory of a process with both (0: not
+    measured). ``agreement`` compares the outputs of the two variants: ``cosine_min`` and ``argmax``, None if not
+    meaningful. Raises ValueError if ``gains`` is not a complete table.
     """
 
     variant: str
@@ -78,7 +78,7 @@ class ShapeTable:
             raise ValueError("a table by shape needs a number for each batch size with each length")
 
     def at(self, rows: int, tokens: int) -> float:
-        """Return the number at a shape: interpolated in the logarithms of all three, or the nearest one outside."""
+        """Return the number at a shape: interpolated on logarithmic scales, or the nearest number outside the table."""
         (top, bottom, down), (left, right, across) = _between(self._batches, rows), _between(self._lengths, tokens)
         above, below = (
             self._logs[batch, left] * (1 - across) + self._logs[batch, right] * across for batch in (top, bottom)

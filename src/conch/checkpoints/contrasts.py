@@ -29,7 +29,7 @@ class Contrasts:
     """The differences of a variant.
 
     ``differences`` is a sorted sample of a few hundred values, of texts or tokens, with the original distribution;
-    ``measure`` describes them.  ``worst`` has the texts with the largest differences, the worst first.
+    ``measure`` describes them. ``worst`` has the texts with the largest differences, the worst first.
     """
 
     measure: str
@@ -38,7 +38,7 @@ class Contrasts:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Contrasts:
-        """Parse the contrasts of a manifest.  Raises built-in exceptions for an invalid structure."""
+        """Parse the contrasts of a manifest. Raises built-in exceptions for an invalid structure."""
         worst = tuple(
             Contrast(
                 str(entry["text"]), str(entry["reference"]), str(entry["variant"]), float(entry["difference"]),

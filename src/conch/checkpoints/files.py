@@ -43,7 +43,7 @@ def graph_file(folder: Path, engine: str) -> Path | None:
 def engines_of(folder: Path) -> tuple[str, ...]:
     """Return the engines for which the folder has weights, best first.
 
-    A graph next to ``config.json`` precedes PyTorch weights.  A graph in a subfolder, which is common on the Hub,
+    A graph next to ``config.json`` precedes PyTorch weights. A graph in a subfolder, which is common on the Hub,
     follows them.
     """
     graphs = {engine: graph for engine in _GRAPHS if (graph := graph_file(folder, engine)) is not None}

@@ -39,7 +39,7 @@ _DEFAULT_CLASSES: Final = 2
 def labels_of(config: Mapping[str, Any], path: str) -> list[str] | None:
     """Return the labels by class index: ``LABEL_0`` … for classes without names, None for a model without classes.
 
-    ``path`` is the file name in errors.  Raises INVALID_ARG if the indices have gaps, or if ``num_labels`` or
+    ``path`` is the file name in errors. Raises INVALID_ARG if the indices have gaps, or if ``num_labels`` or
     ``label2id`` contradict them.
     """
     count = config.get("num_labels")
@@ -138,7 +138,7 @@ def max_length_of(
 ) -> int:
     """Return the maximum length of a text in tokens: ``requested`` (0: none), or the lowest limit in the files.
 
-    For a model that ``generates`` text the limit is ``positions``.  Raises INVALID_ARG if ``requested`` exceeds the
+    For a model that ``generates`` text the limit is ``positions``. Raises INVALID_ARG if ``requested`` exceeds the
     positions of a model without relative positions.
     """
     if requested:
@@ -158,14 +158,13 @@ def max_length_of(
 class Checkpoint:
     """A checkpoint: a folder with ``config.json`` and its other files, or a GGUF file.
 
-    ``source`` is the user's name of the model; ``revision`` is its commit on the Hub, or empty.  ``config`` is
-    config.json, or the equivalent from a GGUF file.  ``options`` are the effective options; ``model.json`` provides
-    defaults.  ``task`` is the name of a transformers pipeline, ``labels`` the classes by index or None.
-    ``max_length`` is the maximum length of a text and ``positions`` the number of positions of the network, in tokens
-    (0: unlimited).  ``manifest`` is the verified conch.json, ``variant`` the selected variant, and ``gguf`` the parsed
-    GGUF file, None for a folder.  ``version_directory`` is the directory in the model repository: ``directory`` itself
-    or the directory that refers to it; None outside a repository.  ``warning`` describes ignored parts of
-    ``model.json``, or is empty.
+    ``source`` is the user's name of the model; ``revision`` is its commit on the Hub, or empty. ``config`` is
+    config.json, or the equivalent from a GGUF file. ``options`` are the effective options; ``model.json`` provides
+    defaults. ``task`` is the name of a transformers pipeline, ``labels`` the classes by index or None. ``max_length``
+    is the maximum length of a text and ``positions`` the number of positions of the network, in tokens (0: unlimited).
+    ``manifest`` is the verified conch.json, ``variant`` the selected variant, and ``gguf`` the parsed GGUF file, None
+    for a folder. ``version_directory`` is the directory in the model repository: ``directory`` itself or the directory
+    that refers to it; None outside a repository. ``warning`` describes ignored parts of ``model.json``, or is empty.
     """
 
     directory: Path
@@ -196,7 +195,7 @@ class Checkpoint:
     ) -> Checkpoint:
         """Open the checkpoint of a version directory: its own files, or those that its options or ``model.json`` name.
 
-        Any folder with a checkpoint is accepted.  ``model_file`` replaces the content of ``model.json``.  Raises
+        Any folder with a checkpoint is accepted. ``model_file`` replaces the content of ``model.json``. Raises
         INVALID_ARG for files that are missing, inconsistent or differ from ``conch.json``, and the errors of
         :func:`hub.resolve`.
         """
@@ -301,7 +300,7 @@ class Checkpoint:
 
     @property
     def openvino_problem(self) -> str:
-        """Why engine ``openvino`` cannot serve the GGUF file; empty where it can, and for a folder."""
+        """Why engine ``openvino`` cannot serve the GGUF file; empty if it can, and for a folder."""
         if self.gguf is None:
             return ""
         return openvino_problem(self.gguf, str(self.config.get("model_type", "")), bool(self.options.adapters))
@@ -361,7 +360,7 @@ class Checkpoint:
         return replace(self.options, engine="torch") if engine == "transformers" else self.options
 
     def _task(self) -> str:
-        """Return the task from the options, the manifest or the files.  Raises INVALID_ARG if none determines it."""
+        """Return the task from the options, the manifest or the files. Raises INVALID_ARG if none determines it."""
         if self.gguf is not None and not self.options.task:
             return TEXT_GENERATION
         if self.options.task:

@@ -1,6 +1,6 @@
-"""Locates a model's files in the version directory, in another folder, or on the Hugging Face Hub (through its cache).
+"""Locates a checkpoint in the version directory, in another folder, or on the Hugging Face Hub (through its cache).
 
-Runs in workers and in ``conch convert``.  Imports ``huggingface_hub`` only for models from the Hub.
+Runs in workers and in ``conch convert``. Imports ``huggingface_hub`` only for models from the Hub.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conch.config.reading import read_json
 from conch.errors import ConchError, invalid, unavailable
 
 MODEL_FILE: Final = "model.json"
-#: A prefix of paths in parameters that stands for the model's directory.
+#: A prefix of paths in parameters that denotes the model's directory.
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -54,7 +54,7 @@ _OTHER: Final = (
 class Location:
     """The location of a checkpoint.
 
-    ``source`` is the name that the user gave; ``revision`` is the commit on the Hub, or empty.  ``gguf`` is the file in
+    ``source`` is the name that the user gave; ``revision`` is the commit on the Hub, or empty. ``gguf`` is the file in
     ``folder`` that contains the model, None for a checkpoint of several files.
     """
 
@@ -65,7 +65,7 @@ class Location:
 
 
 def read_model_file(version_directory: Path) -> dict[str, Any]:
-    """Return the content of ``model.json``, empty without one.  Raises INVALID_ARG if it is not a JSON object."""
+    """Return the content of ``model.json``, empty without one. Raises INVALID_ARG if it is not a JSON object."""
     path = version_directory / MODEL_FILE
     try:
         document = read_json(path)
@@ -81,7 +81,7 @@ def read_model_file(version_directory: Path) -> dict[str, Any]:
 def resolve(version_directory: Path, options: Options) -> Location:
     """Locate the checkpoint of a version, downloading it from the Hub if necessary.
 
-    ``options`` are the effective options, including those of ``model.json``.  Raises INVALID_ARG for a model that does
+    ``options`` are the effective options, including those of ``model.json``. Raises INVALID_ARG for a model that does
     not exist or is not accessible, UNAVAILABLE if the Hub cannot be reached and the cache has no copy.
     """
     model = options.model
@@ -131,7 +131,7 @@ def local_path(version_directory: Path, model: str) -> Path | None:
 def named_path(parameter: str, text: str, version_directory: Path, checkpoint: Path) -> Path:
     """Return the file or folder in a parameter, relative to the version's, the model's or the checkpoint's directory.
 
-    The path may begin with ``$$TRITON_MODEL_DIRECTORY``.  Raises INVALID_ARG for a path that does not exist.
+    The path may begin with ``$$TRITON_MODEL_DIRECTORY``. Raises INVALID_ARG for a path that does not exist.
     """
     try:
         path = _expanded(version_directory, text)

@@ -54,10 +54,10 @@ class Variant:
     """A variant of a converted model: an engine with a precision.
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` is its file in the folder, empty for the
-    checkpoint itself.  ``agreement`` has the parity figures of each output, and of the task under ``task``;
-    ``reasons`` has the reasons, with figures, why the parity check failed.  ``disk_bytes`` is the size of its files;
-    ``memory_bytes`` is the resident memory of a process that runs only this variant (0: not measured).  ``contrasts``
-    has texts for which outputs differ.  ``kept`` is true if its files are in the folder; a variant without files keeps
+    checkpoint itself. ``agreement`` has the figures of the parity check by output, and those of the task under
+    ``task``; ``reasons`` explains, with figures, why the check failed. ``disk_bytes`` is the size of its files;
+    ``memory_bytes`` is the resident memory of a process that runs only this variant (0: not measured). ``contrasts``
+    has texts for which outputs differ. ``kept`` is true if its files are in the folder; a variant without files keeps
     its figures but has no path and cannot serve.
     """
 
@@ -82,11 +82,11 @@ class Variant:
 
     @property
     def usable(self) -> bool:
-        """Whether it may serve: its files are present, and it passed the parity check or was forced (``--force``)."""
+        """Whether the variant may serve: it has files, and it passed the parity check or was forced (``--force``)."""
         return self.kept and (self.passed or self.forced)
 
     def files(self, names: Iterable[str]) -> set[str]:
-        """Return its own files among ``names``: a folder, a graph with its weights, or the checkpoint's weights."""
+        """Return the variant's files among ``names``: a folder, a graph with weights, or the checkpoint's weights."""
         graph = PurePosixPath(self.path)
         if not self.path and self.engine != "torch":
             return set()
@@ -109,10 +109,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a ``conch.json``.  ``auto`` names the variant that serves; ``created`` is UTC in ISO 8601.
+    """The content of a ``conch.json``. ``auto`` names the variant that serves; ``created`` is UTC in ISO 8601.
 
-    ``by_shape`` is a second variant for the shapes where it is faster than ``auto``; ``choice`` has the reasons for the
-    choice as sentences.  ``machine`` describes the machine of the measurements and its load; ``warnings`` are the
+    ``by_shape`` is a second variant for the shapes where it is faster than ``auto``; ``choice`` explains the choice of
+    ``auto`` in sentences. ``machine`` describes the machine of the measurements and its load; ``warnings`` are the
     limits of the verdict.
     """
 
@@ -132,7 +132,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """Read the manifest of a folder; returns None without one.  Raises INVALID_ARG for an invalid manifest."""
+        """Read the manifest of a folder; returns None without one. Raises INVALID_ARG for an invalid manifest."""
         path = folder / FILENAME
         try:
             document = read_json(path)
@@ -168,7 +168,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Manifest:
-        """Parse a manifest from JSON; ignores unknown keys.  Raises built-in exceptions for an invalid structure."""
+        """Parse a manifest from JSON; ignores unknown keys. Raises built-in exceptions for an invalid structure."""
         values = _known(cls, document)
         _check_texts("manifest", values, "task", "auto")
         values["source"] = Source(**_known(Source, document["source"]))
@@ -213,7 +213,7 @@ class Manifest:
             aside.unlink(missing_ok=True)
 
     def verify(self, folder: Path) -> None:
-        """Verify the hashes of all listed files.  Raises INVALID_ARG, naming the first missing or modified file."""
+        """Verify the hashes of all listed files. Raises INVALID_ARG, naming the first missing or modified file."""
         # Hashing releases the interpreter lock, so threads run in parallel.
         with ThreadPoolExecutor(max_workers=4) as pool:
             for name, digest in zip(self.files, pool.map(lambda name: _hash(folder, name), self.files), strict=True):
@@ -226,7 +226,10 @@ class Manifest:
                     )
 
     def keeping(self, names: Collection[str]) -> Manifest:
-        """Return the manifest of a folder with only the files of the variants ``names``; others keep their figures."""
+        """Return the manifest for a folder that has only the files of the variants ``names``.
+
+        Other variants keep their figures.
+        """
         kept = [variant for variant in self.variants if variant.name in names]
         needed = {file for variant in kept for file in variant.files(self.files)}
         others = {file for variant in self.variants if variant not in kept for file in variant.files(self.files)}
@@ -238,7 +241,7 @@ class Manifest:
         return replace(self, variants=variants, files=files)
 
     def variant(self, name: str) -> Variant:
-        """Return a variant by name.  Raises INVALID_ARG if it does not exist, has no files, or is not usable."""
+        """Return a variant by name. Raises INVALID_ARG if it does not exist, has no files, or is not usable."""
         variant = next((variant for variant in self.variants if variant.name == name), None)
         if variant is None:
             known = ", ".join(variant.name for variant in self.variants if variant.usable)
@@ -259,7 +262,7 @@ class Manifest:
     def select(self, name: str = "", engine: str = "auto") -> Variant:
         """Select a variant: ``name`` if given, else ``auto`` or, for a given engine, its fastest usable variant.
 
-        For an engine, ``auto`` takes precedence if it is one of its variants.  Raises INVALID_ARG if there is no such
+        For an engine, ``auto`` takes precedence if it is one of its variants. Raises INVALID_ARG if there is no such
         variant, or if ``name`` runs on another engine.
         """
         if name:
@@ -284,8 +287,8 @@ class Manifest:
 def hashes(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
     """Return the hashes (``sha256:…``) of files in ``folder`` by name; by default of all files except ``conch.json``.
 
-    Names are relative with ``/`` as separator, and sorted.  Raises INVALID_ARG for a file that is missing or outside
-    the folder.
+    Names are relative with ``/`` as separator, and sorted. Raises INVALID_ARG for a file that is missing or outside the
+    folder.
     """
     if names is None:
         names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

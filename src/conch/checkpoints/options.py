@@ -17,11 +17,11 @@ from conch.errors import ConchError, invalid
 #: Engines for tasks with a single forward pass; each loads its own kind of files.
 ENGINES: Final = ("torch", "onnxruntime", "openvino")
 #: Engines that generate text, with the kind of files that each loads: ``torch`` stands for a checkpoint's own weights,
-#: ``openvino`` for an export.  As an engine name, ``torch`` is an alias of ``transformers`` for text generation.
+#: ``openvino`` for an export. As an engine name, ``torch`` is an alias of ``transformers`` for text generation.
 TEXT_ENGINES: Final[Mapping[str, str]] = {"openvino": "openvino", "transformers": "torch", "vllm": "torch"}
 
-#: The default limit of a text in bytes: at least ``_LEAST_TEXT``, or ``_TOKEN_BYTES`` per token of the model, far more
-#: than natural text has.
+#: The default limit of a text (bytes): ``_TOKEN_BYTES`` per token of the model, far more than natural text has, but at
+#: least ``_LEAST_TEXT``.
 _LEAST_TEXT: Final = 1 << 20
 _TOKEN_BYTES: Final = 32
 
@@ -131,13 +131,13 @@ class Options:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Options:
-        """Parse the ``parameters`` of a configuration (JSON).  Raises INVALID_ARG, naming the parameter."""
+        """Parse the ``parameters`` of a configuration (JSON). Raises INVALID_ARG, naming the parameter."""
         parameters = config.get("parameters") or {}
         return cls.from_values({name: value.get("string_value", "") for name, value in parameters.items()})
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Options:
-        """Parse ``values``, which are texts or JSON.  Raises INVALID_ARG, naming the parameter."""
+        """Parse ``values``, which are texts or JSON. Raises INVALID_ARG, naming the parameter."""
         texts = {name: _text(name, value) for name, value in values.items() if value is not None}
         typed = {name: _PARSERS[name](name, text) for name, text in texts.items() if name in _PARSERS}
         extra = {name: text for name, text in texts.items() if name not in _PARSERS}
@@ -162,7 +162,7 @@ class Options:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """Folders of LoRA adapters by name, parameter ``lora_modules``.  Raises INVALID_ARG, naming it."""
+        """Folders of LoRA adapters by name, parameter ``lora_modules``. Raises INVALID_ARG, naming it."""
         text = self.text("lora_modules") or "{}"
         try:
             document = json.loads(text)
@@ -175,7 +175,8 @@ class Options:
     def text_limit(self, tokens: int) -> int:
         """Return the maximum length of a text in bytes for a model that accepts ``tokens`` tokens.
 
-        The vocabulary gives no such limit, because an unknown word of any length may be a single token.
+        The limit does not follow from the vocabulary, because a single token may represent an unknown word of any
+        length.
         """
         return self.max_text_bytes or max(_LEAST_TEXT, _TOKEN_BYTES * tokens)
 
@@ -184,11 +185,11 @@ class Options:
         return self.extra.get(name, default)
 
     def integer(self, name: str, default: int = 0) -> int:
-        """Return a parameter of ``extra`` as a non-negative integer.  Raises INVALID_ARG, naming it."""
+        """Return a parameter of ``extra`` as a non-negative integer. Raises INVALID_ARG, naming it."""
         return _integer(name, self.extra[name]) if name in self.extra else default
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """Return a parameter of ``extra`` as a finite number.  Raises INVALID_ARG, naming it."""
+        """Return a parameter of ``extra`` as a finite number. Raises INVALID_ARG, naming it."""
         if name not in self.extra:
             return default
         try:
@@ -200,7 +201,7 @@ class Options:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return a parameter of ``extra`` as a boolean.  Raises INVALID_ARG, naming it."""
+        """Return a parameter of ``extra`` as a boolean. Raises INVALID_ARG, naming it."""
         return _boolean(name, self.extra[name]) if name in self.extra else default
 
 
@@ -215,7 +216,7 @@ def _text(name: str, value: Any) -> str:
         case str() | int() | float():
             return str(value).strip()
         case dict() | list() if name not in _PARSERS:
-            return json.dumps(value)  # config.pbtxt can only give it as text
+            return json.dumps(value)  # config.pbtxt has only text values
     raise invalid(f"parameter '{name}' must be a text, a number or a truth value, not {type(value).__name__}")
 
 

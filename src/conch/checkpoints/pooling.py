@@ -1,6 +1,6 @@
 """Pools token vectors to one vector per text, as configured by the modules of sentence-transformers.
 
-Source: sentence-transformers' ``modules.json`` and the ``config.json`` of each module.  Runs in workers; reads the
+Source: sentence-transformers' ``modules.json`` and the ``config.json`` of each module. Runs in workers; reads the
 weights of ``Dense`` modules with safetensors, or with torch if they are pickled.
 """
 
@@ -53,7 +53,7 @@ class PoolingPlan:
     def read(cls, checkpoint: Checkpoint, options: Options) -> PoolingPlan:
         """Read the plan of a checkpoint; the options ``pooling`` and ``normalize`` override it.
 
-        Without modules the plan is mean pooling without normalisation.  Raises INVALID_ARG or UNSUPPORTED, naming the
+        Without modules the plan is mean pooling without normalisation. Raises INVALID_ARG or UNSUPPORTED, naming the
         module.
         """
         plan = cls()
@@ -61,7 +61,7 @@ class PoolingPlan:
         for module in checkpoint.modules():
             plan.modules = True
             plan._add(checkpoint, str(module.get("type", "")).rpartition(".")[2], str(module.get("path", "")))
-        # As in sentence-transformers: truncate after all modules, and normalise again only if requested.
+        # As in sentence-transformers: truncate after all modules, and normalise again only if ``normalize`` is set.
         truncated = _truncate_dim(checkpoint) if plan.modules else 0
         if truncated:
             plan.steps.append(("Truncate", str(truncated)))
@@ -133,7 +133,7 @@ def _step(checkpoint: Checkpoint, kind: str, value: str) -> Step:
 
 
 def _truncate_dim(checkpoint: Checkpoint) -> int:
-    """Return the checkpoint's ``truncate_dim``, 0 without one.  Raises INVALID_ARG unless it is a positive integer."""
+    """Return the checkpoint's ``truncate_dim``, 0 without one. Raises INVALID_ARG unless it is a positive integer."""
     size = (checkpoint.json("config_sentence_transformers.json") or {}).get("truncate_dim")
     if size is None:
         return 0

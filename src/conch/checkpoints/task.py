@@ -1,6 +1,6 @@
 """Determines the task of a checkpoint from the content of its files.
 
-Pure functions, used by folder.py.  Task names are those of transformers' pipelines.
+Pure functions, used by folder.py. Task names are those of transformers' pipelines.
 """
 
 from __future__ import annotations

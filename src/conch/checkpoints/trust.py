@@ -1,7 +1,7 @@
-"""Restricts the settings of a ``model.json`` that lies in a checkpoint's own folder.
+"""Restricts the settings of a ``model.json`` in a checkpoint's own folder.
 
-Used by ``Checkpoint.open``.  The publisher of a checkpoint may have written any file in its folder.  Running its code
-and reading other files of the machine therefore require ``config.pbtxt`` or the command line.
+Used by ``Checkpoint.open``. The publisher of a checkpoint may have written any file in its folder. Therefore only
+``config.pbtxt`` and the command line can allow the checkpoint's code to run, or other files of the machine to be read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def is_checkpoint_folder(version_directory: Path) -> bool:
 
 
 def counted(document: Mapping[str, Any], version_directory: Path) -> tuple[dict[str, Any], str]:
-    """Return the effective content of a version's ``model.json``, and a warning about ignored content, or "".
+    """Return the effective content of a version's ``model.json``, and a warning about ignored content (empty: none).
 
-    A ``model.json`` outside a checkpoint's folder is unrestricted.  Raises INVALID_ARG for one inside a checkpoint's
+    A ``model.json`` outside a checkpoint's folder is unrestricted. Raises INVALID_ARG for one inside a checkpoint's
     folder that names files outside the folder.
     """
     values = dict(document)
@@ -63,7 +63,7 @@ def _names_own_folder(model: Any, version_directory: Path) -> bool:
 
 
 def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the parameters that name files, with the names in them."""
+    """Yield the parameters that name files, each with its file names."""
     for name in _PATHS:
         value = values.get(name)
         if name == "lora_modules" and isinstance(value, str):

@@ -1,10 +1,10 @@
 """Declarations of the sampling parameters.
 
 Each field of :class:`SamplingParams` declares a parameter: its name (as in vLLM's ``SamplingParams`` if it exists
-there), type, neutral default, names in other protocols, and the required engine feature.  The request readers, the
-tensors of the text and TensorRT-LLM I/O formats, OpenAI's members, the checks of engine features and the table in
-docs/generation.md are derived from these declarations.  To add a parameter, add a field here and implement it in each
-engine.
+there), type, neutral default, names in other protocols, and the required engine feature. The request readers, the
+tensors of the text and TensorRT-LLM I/O formats, the members of OpenAI's API, the checks of engine features and the
+table in docs/generation.md are derived from these declarations. To add a parameter, add a field here and implement it
+in each engine.
 
 Pure functions; imported by the server's front ends and by workers.
 """
@@ -56,11 +56,11 @@ STRUCTURED_OUTPUTS: Final = frozenset(Feature[kind.upper()] for kind in KINDS)
 class SamplingParameter:
     """The declaration of a sampling parameter.
 
-    ``neutral`` is the value without effect (None: there is none).  ``aliases`` are further names in
-    ``sampling_parameters``; ``forms`` are further names with values of another type.  ``text_input`` is the name of its
+    ``neutral`` is the value without effect (None: there is none). ``aliases`` are further names in
+    ``sampling_parameters``; ``forms`` are further names with values of another type. ``text_input`` is the name of its
     input in the text I/O format, and ``inflight_inputs`` are the names of its inputs in the in-flight batcher's
-    ``tensorrt_llm``; both have the datatype of ``type``.  ``openai`` specifies whether it is a member of OpenAI's API,
-    conch's extension of that API, or absent.  A value other than ``neutral`` requires ``feature``, or the features that
+    ``tensorrt_llm``; both have the datatype of ``type``. ``openai`` specifies whether it is a member of OpenAI's API,
+    conch's extension of that API, or absent. A value other than ``neutral`` requires ``feature``, or the features that
     ``feature``, a function, returns for the value.
     """
 
@@ -99,7 +99,7 @@ _RESPONSE_FORMAT: Final = Document("OpenAI's object", response_format)
 class SamplingParams:
     """The parameters that determine how the tokens of a sequence are chosen and when it ends.
 
-    Engines ignore the fields about text, such as ``stop`` and ``bad_words`` (which they get as token ids).  In the
+    Engines ignore the fields about text, such as ``stop`` and ``bad_words`` (which they get as token ids). In the
     parameters that an engine gets, ``n`` is 1 except for beam search.
     """
 
@@ -199,7 +199,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = _parameter(
         Integer(1), None, "keep only this many tokens of the end of the prompt"
     )
-    #: ``bad_words`` as token ids, a sequence for each spelling of a word; set by the owner of the tokenizer.
+    #: ``bad_words`` as token ids, one sequence per spelling of a word; the code that has the tokenizer sets them.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def make_greedy(self) -> None:

@@ -18,7 +18,7 @@ KINDS: Final = ("json", "regex", "grammar", "choice")
 #: The in-flight batcher's names of the kinds it supports, in ``guided_decoding_guide_type``.
 GUIDE_TYPES: Final[Mapping[str, str]] = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
 
-#: Limits of structures, because compiling them delays all other requests of an engine.
+#: Limits of structures, because compiling a large one delays all other requests of an engine.
 MAX_LENGTH: Final = 1 << 18
 MAX_CHOICES: Final = 1024
 MAX_DEPTH: Final = 64
@@ -37,18 +37,18 @@ class Structure:
     text: str
 
 
-#: Brackets and escaped characters.
+#: Matches brackets, and escaped characters, which do not count as brackets.
 _BRACKETS: Final = re.compile(r"\\.|[()]", re.DOTALL)
 _ANY_OBJECT: Final = Structure("json", '{"type": "object"}')
 
 
 def json_of(name: str, value: Any) -> Any:
-    """Return ``value``, parsed as JSON if it is a text.  Raises INVALID_ARG for a text that is not JSON."""
+    """Return ``value``, parsed as JSON if it is a text. Raises INVALID_ARG for a text that is not JSON."""
     return parsed(f"'{name}'", value) if isinstance(value, str) else value
 
 
 def parsed(what: str, text: str) -> Any:
-    """Parse a JSON text.  Raises INVALID_ARG if it is not JSON; ``what`` is its name in the error."""
+    """Parse a JSON text. Raises INVALID_ARG if it is not JSON; ``what`` is its name in the error."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -86,7 +86,7 @@ def response_format(name: str, value: Any) -> Structure | None:
 
 
 def structure_of(kind: str, content: Any, name: str) -> Structure:
-    """Create a structure of one of ``KINDS`` from a JSON value or its text.  Raises INVALID_ARG, naming ``name``."""
+    """Create a structure of one of ``KINDS`` from a JSON value or its text. Raises INVALID_ARG, naming ``name``."""
     if kind == "json":
         schema = json_of(name, content)
         if not isinstance(schema, dict | bool):

@@ -1,7 +1,7 @@
 """Value types of sampling parameters: parse and validate values from JSON, text or tensors.
 
-Pure functions.  ``read`` gets the name of the parameter and a label for messages, such as ``input 'beam_width'``; it
-raises INVALID_ARG, naming either.
+Pure functions. ``read`` gets the name of the parameter and a label for messages, such as ``input 'beam_width'``; it
+raises INVALID_ARG with one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conch.errors import ConchError, invalid
 from conch.sampling.structures import json_of
 
 INT32: Final = 2**31 - 1
-#: The limit of the absolute value of a bias, from OpenAI's API.
+#: The maximum absolute value of a bias, as in OpenAI's API.
 _BIAS: Final = 100
 _MAX_BIASES: Final = 1024
 MAX_STOP_TOKENS: Final = 128
@@ -38,7 +38,7 @@ class ValueType(Protocol):
     def dims(self) -> tuple[int, ...]: ...
 
     def read(self, name: str, value: Any, label: str) -> Any:
-        """Convert ``value`` to its type.  Raises INVALID_ARG for an invalid value."""
+        """Convert ``value`` to its type. Raises INVALID_ARG for an invalid value."""
 
 
 def _wrong(label: str, value: Any, wanted: str) -> ConchError:

@@ -1,7 +1,7 @@
 """The engine ``vllm``: runs vLLM's ``LLMEngine`` step by step in the worker.
 
-Requires the package vllm (0.11 or later), which is imported when a model is opened.  vLLM manages the batch, the KV
-cache, preemption and prefix caching; this module translates requests and results.  Beam search is not supported.
+Requires the package vllm (0.11 or later), which is imported when a model is opened. vLLM manages the batch, the KV
+cache, preemption and prefix caching; this module translates requests and results. Beam search is not supported.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def open(spec: EngineSpec) -> GenerationEngine:
 
 @dataclass(slots=True)
 class _Unfinished:
-    """An unfinished request: how many alternatives to each token it wants, and the structure of its output."""
+    """An unfinished request: the number of alternatives per token that it requests, and the structure of its output."""
 
     alternatives: int
     structure: Structure | None

@@ -48,8 +48,8 @@ class _Compilation:
 class Compilations:
     """The queue of structures that an engine compiles.
 
-    ``seconds`` limits each structure to the processor time that all cores have in that time.  ``processor_time``
-    returns the processor time of the compiling threads; ``clock`` is the clock of the deadlines.
+    ``seconds`` limits each structure to the processor time that all cores have in that time. ``processor_time`` returns
+    the processor time of the compiling threads; ``clock`` is the clock of the deadlines.
     """
 
     def __init__(

@@ -36,12 +36,12 @@ class EngineSpec:
     """The model that an engine is to load, and how to run it.
 
     ``directory`` is a checkpoint's folder or an OpenVINO export, ``gguf`` a file in it that holds the weights.
-    ``config`` is config.json, or its equivalent from a GGUF file.  ``device`` is ``cpu`` or ``cuda``, ``device_id`` the
-    number of a GPU, ``threads`` the number of cores.  ``dtype`` is ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+    ``config`` is config.json, or its equivalent from a GGUF file. ``device`` is ``cpu`` or ``cuda``, ``device_id`` the
+    number of a GPU, ``threads`` the number of cores. ``dtype`` is ``auto``, ``float32``, ``bfloat16`` or ``float16``.
     ``context`` is the length limit of a sequence with its prompt, ``cache_tokens`` the size of the KV cache, and
-    ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine.  ``adapters``
+    ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine. ``adapters``
     are folders of LoRA adapters by name, ``draft`` is the folder of a draft model for speculative decoding.
-    ``arguments`` go to the engine's library unchanged (vLLM's engine arguments, for example).  ``tokenizer`` is only
+    ``arguments`` go to the engine's library unchanged (vLLM's engine arguments, for example). ``tokenizer`` is only
     needed for structured output.
     """
 
@@ -86,8 +86,11 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """The natural log-probability and the rank (1: most likely, 0: unknown) of a sampled token; ``top`` holds the most
-    likely tokens at this position with their log-probabilities, best first."""
+    """The natural log-probability of a sampled token, its rank, and the most likely tokens at its position.
+
+    ``rank`` is 1 for the most likely token and 0 if unknown. ``top`` has token ids with their log-probabilities, best
+    first.
+    """
 
     logprob: float
     rank: int = 0

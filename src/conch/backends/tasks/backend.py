@@ -1,7 +1,7 @@
 """The backend ``huggingface``: runs the task of a checkpoint on batches of requests.
 
-A thread that does not compute prepares queued requests (``prepare``).  The server then starts them by serial number,
-without sending their inputs again.
+An idle thread prepares queued requests (``prepare``). The server then starts them by serial number, without sending
+their inputs again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def make_task(checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> Task:
-    """Create the task of a checkpoint, ready to serve.  Raises the errors of the constructor of :class:`Task`."""
+    """Create the task of a checkpoint, ready to serve. Raises the errors of the constructor of :class:`Task`."""
     return task_class(checkpoint.task)(checkpoint, options, open_engine)
 
 
@@ -68,7 +68,7 @@ def describe_task(checkpoint: Checkpoint, options: Options) -> TaskDescription:
     return task_class(checkpoint.task).describe(checkpoint, options)
 
 
-#: Bytes.  Decoding larger inputs takes longer than waking another thread.
+#: Size (bytes) above which decoding an input takes longer than waking another thread.
 LONG_BYTES: Final = 8192
 
 
@@ -89,7 +89,7 @@ class HuggingFaceBackend(BatchBackend):
         return json.dumps(complete_config(self.config, describe_task(self._checkpoint, self._checkpoint.options)))
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
-        """The modules that ``load`` imports for ``instance``, and the environment variables that it sets first."""
+        """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
         engine, _, _ = choose(self._checkpoint, self._checkpoint.options)
         return (TRANSFORMERS, self._variables(instance)) if engine == "torch" else ((), {})
 
@@ -217,8 +217,8 @@ class EngineOpener:
 class PreparedRequests:
     """Prepared requests that have neither run nor been dropped.
 
-    Messages arrive in order, but several threads handle them.  The thread that runs a request waits for the thread
-    that prepares it; a drop may arrive before preparation ends.
+    Messages arrive in order, but several threads handle them. The thread that runs a request waits for the thread that
+    prepares it; a drop may arrive before preparation ends.
     """
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class PreparedRequests:
                 self._dropped.add(serial)
 
     def request(self, serial: int) -> Request:
-        """Wait until the request with this serial number is prepared and return it, without removing it."""
+        """Wait until the request with this serial number is prepared; return it without removing it."""
         with self._changed:
             self._changed.wait_for(lambda: serial in self._known)
             return self._known[serial][0]

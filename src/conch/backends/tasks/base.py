@@ -1,7 +1,7 @@
-"""The base class of tasks: their tensors, and the two steps of a request, ``prepare`` and ``execute``.
+"""The base class of tasks: a task has tensors and processes a request in two steps, ``prepare`` and ``execute``.
 
-The two steps run concurrently.  The thread that receives a request calls ``prepare``; the threads of the instances
-call ``execute``.
+The steps of different requests run concurrently: the thread that receives a request calls ``prepare``, the threads of
+the instances call ``execute``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from conch.inference import TensorSpec
 
 
 class PreparedRequest:
-    """A decoded request that is ready to run; tasks subclass it to hold their inputs.
+    """A decoded request that is ready to run; tasks subclass it to store their inputs.
 
-    ``length`` is the length of its longest sequence: tokens for text, frames for sound, 1 for images.  The server's
+    ``length`` is the length of its longest sequence: tokens for text, frames for audio, 1 for images. The server's
     scheduler groups requests by ``length`` and ``sequence_count``.
     """
 
@@ -35,10 +35,10 @@ class PreparedRequest:
 
 @dataclass
 class ExecutionWork:
-    """The work of one execution: tokens without and with padding, sequences, runs of the engine.
+    """Counts and times of one execution: tokens without and with padding, sequences, and runs of the engine.
 
-    Times are in nanoseconds.  ``prepare_ns`` is the time that the worker spent preparing requests since the last
-    execution; ``waited_ns`` is the part of it within this execution.  ``arrange_ns`` is spent dividing and padding
+    Times are in nanoseconds. ``prepare_ns`` is the time that the worker spent preparing requests since the last
+    execution; ``waited_ns`` is the part of it that delayed this execution. ``arrange_ns`` is spent dividing and padding
     sequences, ``engine_ns`` in the network, and ``answer_ns`` converting its outputs to responses.
     """
 
@@ -61,7 +61,7 @@ class ExecutionWork:
 
 
 def library_failure(what: str, error: Exception, *, of_request: bool = False) -> ConchError:
-    """Return the error for a request in which a library raised ``error``.
+    """Return the error of a request during which a library raised ``error``.
 
     INVALID_ARG for a ValueError or with ``of_request`` (the request caused the error); otherwise INTERNAL.
     """
@@ -69,7 +69,7 @@ def library_failure(what: str, error: Exception, *, of_request: bool = False) ->
     return kind(f"{what} failed: {one_line(error)}")
 
 
-#: Loads the network with a class of transformers (``AutoModel`` …), which determines its head.
+#: Loads the network with a class of transformers (``AutoModel`` …); the class determines the head.
 OpenEngine = Callable[[str], NetworkEngine]
 
 
@@ -90,7 +90,7 @@ class Task(ABC):
 
     @abstractmethod
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        """Load the task.  Tasks whose network runs in an engine call ``open_engine`` once.
+        """Load the task. Tasks whose network runs in an engine call ``open_engine`` once.
 
         Raises INVALID_ARG for a checkpoint that lacks files or weights of the task, and the errors of ``open_engine``.
         """
@@ -105,12 +105,12 @@ class Task(ABC):
 
     @property
     def limits(self) -> dict[str, int | str]:
-        """The limits of a run and of a sequence by name, reported to the operator."""
+        """The limits of a run and of a sequence by name, reported as runtime facts."""
         return {}
 
     @abstractmethod
     def prepare(self, request: Request) -> PreparedRequest:
-        """Check and decode a request: tokenise text, decode audio or an image.  Raises INVALID_ARG."""
+        """Check and decode a request: tokenise text, decode audio or an image. Raises INVALID_ARG."""
 
     @abstractmethod
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:

@@ -39,7 +39,7 @@ def generation_arguments(
 ) -> dict[str, Any]:
     """Return the inputs ``names`` that ``request`` contains, as arguments of ``generate``.
 
-    ``most_tokens`` is the number of tokens that the model can generate; 0 means no limit.  Raises INVALID_ARG, naming
+    ``most_tokens`` is the number of tokens that the model can generate; 0 means no limit. Raises INVALID_ARG, naming
     the input, for a value out of range.
     """
     given: dict[str, Any] = {}

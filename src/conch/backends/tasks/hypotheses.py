@@ -1,7 +1,7 @@
 """Hypotheses of zero-shot classification (a template filled with each label) and their limits.
 
-Used by the tasks for text, images and sound as requests arrive.  The limits exist because the input is multiplied:
-each label gets a copy of the template and, in text classification, of the text.
+Used by the tasks for text, images and audio, on the thread that receives a request. The limits exist because a request
+multiplies its input: each label has its own copy of the template and, in text classification, of the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_CHARACTERS: Final = 64 << 20
 
 
 def max_labels(options: Options) -> int:
-    """Return the maximum number of labels per row.  Raises INVALID_ARG for a limit of 0."""
+    """Return the maximum number of labels per row. Raises INVALID_ARG for a limit of 0."""
     limit = options.integer("max_candidate_labels", MAX_LABELS)
     if not limit:
         raise invalid("parameter 'max_candidate_labels' is 0; it must be 1 at least")

@@ -16,7 +16,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, one_line
 
-#: Tokens that a pipeline generates in the check at load.
+#: Maximum number of tokens that a pipeline generates in the check at load.
 EXAMPLE_TOKENS: Final = 2
 
 
@@ -75,7 +75,7 @@ def load_model(head: str, checkpoint: Checkpoint, options: Options, device: str)
 
 
 def _written(model: Any) -> Any:
-    """Return the logits of an encoder-decoder for its first few tokens."""
+    """Return the logits of an encoder-decoder for a few tokens."""
     import torch
 
     ids = example_ids(model.config).to(model.device)
@@ -103,8 +103,8 @@ def load_pipeline(task: str, checkpoint: Checkpoint, options: Options, device: s
 def require_pipeline_tensors(pipeline: Any, checkpoint: Checkpoint, example: Callable[[], Any]) -> None:
     """Raise INVALID_ARG if the outputs of ``pipeline`` depend on weights that the checkpoint lacks.
 
-    ``example`` calls the pipeline with an example input.  The outputs of the network are compared too, because the
-    pipeline's result may be empty (no object detected).  A network without a head is exempt: pipelines ignore some of
+    ``example`` calls the pipeline with an example input. The outputs of the network are compared too, because the
+    pipeline's result may be empty (no object detected). A network without a head is exempt: pipelines ignore some of
     its outputs.
     """
     model = pipeline.model
@@ -141,7 +141,7 @@ def _has_head(model: Any) -> bool:
 
 
 def load_tokenizer(checkpoint: Checkpoint, options: Options) -> Any:
-    """Load the tokenizer through transformers.  The tokenizer is not thread-safe."""
+    """Load the tokenizer through transformers. The tokenizer is not thread-safe."""
     with loading(checkpoint, "tokenizer"):
         from transformers import AutoTokenizer
 

@@ -1,6 +1,6 @@
 """Decodes audio and image files; limits are checked before decoding.
 
-Called by tasks on the thread that receives a request.  An input is the content of a file, raw or in base64 (also as a
+Called by tasks on the thread that receives a request. An input is the content of a file, raw or in base64 (also as a
 ``data:`` URI); it is never treated as a URL or a path.
 """
 
@@ -34,11 +34,12 @@ MAX_CHANNELS: Final = 32
 #: Defaults of the parameters ``max_audio_seconds`` and ``max_image_pixels``.
 MAX_SECONDS: Final = 3600
 MAX_PIXELS: Final = 64_000_000
-#: All recordings or images of a request together may have this many times the limit of one.
+#: Limit for all recordings or images of a request together, as a multiple of the limit of one.
 TOGETHER: Final = 4
-#: Hz.  At higher rates the maximum length shrinks in proportion, because memory grows with the number of samples.
+#: Sampling rate (Hz) above which the maximum length shrinks in proportion, because memory grows with the number of
+#: samples.
 _USUAL_RATE: Final = 48_000
-#: The maximum aspect ratio of an image.  Processors scale the shorter side to a fixed size, so the longer side of a
+#: The maximum aspect ratio of an image. Processors scale the shorter side to a fixed size, so the longer side of a
 #: narrow strip would fill the memory.
 _MAX_ASPECT: Final = 100
 
@@ -56,7 +57,7 @@ _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _DATA_URI: Final = re.compile(rb"data:[\w.+-]*/?[\w.+-]*(?:;[\w.+-]+=[^;,]*)*;base64,")
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\s]*={0,2}\s*")
 
-#: Samples.  soundfile reports at least this length for a FLAC stream of unknown length.
+#: Minimum length (samples) that soundfile reports for a FLAC stream of unknown length.
 _UNKNOWN: Final = 1 << 62
 #: Samples per read while decoding.
 _BLOCK: Final = 1 << 20
@@ -73,20 +74,19 @@ def require_images(task: str) -> None:
 
 
 def max_seconds(options: Options) -> int:
-    """Return the maximum length of a recording in seconds.  Raises INVALID_ARG for a limit of 0."""
+    """Return the maximum length of a recording in seconds. Raises INVALID_ARG for a limit of 0."""
     return _limit(options, "max_audio_seconds", MAX_SECONDS)
 
 
 def max_pixels(options: Options) -> int:
-    """Return the maximum number of pixels of an image.  Raises INVALID_ARG for a limit of 0."""
+    """Return the maximum number of pixels of an image. Raises INVALID_ARG for a limit of 0."""
     return _limit(options, "max_image_pixels", MAX_PIXELS)
 
 
 def shortest(config: Any) -> int:
-    """Return the minimum number of samples for a network.
+    """Return the minimum number of samples that a network needs; 1 for a network that reads features.
 
-    A network that begins with convolutions over samples needs several; a network that reads features needs 1.
-    ``config`` is transformers' configuration.
+    A network that begins with convolutions over samples needs several. ``config`` is transformers' configuration.
     """
     layers = zip(getattr(config, "conv_kernel", ()), getattr(config, "conv_stride", ()), strict=False)
     needed = int(getattr(config, "squeeze_factor", 1))  # SEW joins this many frames
@@ -149,8 +149,8 @@ def file_bytes(data: bytes, name: str, row: int) -> bytes:
 def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "audio", row: int = 0) -> Samples:
     """Decode a WAV, FLAC or OGG file to mono samples at ``rate`` Hz, ``[samples]``.
 
-    Channels are averaged.  Raises INVALID_ARG, naming the input and the row, for a file in another format or one that
-    is damaged, empty, or longer than ``seconds``.
+    Channels are averaged. Raises INVALID_ARG, naming the input and the row, for a file in another format or one that is
+    damaged, empty, or longer than ``seconds``.
     """
     soundfile = extras.load("reading sound", "soundfile")
     data = file_bytes(data, name, row)

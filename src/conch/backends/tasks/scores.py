@@ -36,7 +36,7 @@ def apply(function: str, logits: Array) -> Array:
 
 
 def checked_function(value: Any) -> str:
-    """Return ``value``.  Raises INVALID_ARG unless it is one of ``FUNCTIONS``."""
+    """Return ``value``. Raises INVALID_ARG unless it is one of ``FUNCTIONS``."""
     if value not in FUNCTIONS:
         raise invalid(f"{FUNCTION} is '{value}'; it must be one of {', '.join(FUNCTIONS)}")
     return str(value)
@@ -66,7 +66,7 @@ def best_first(labels: Sequence[str], scores: Array, k: int | None) -> tuple[Str
 
 
 def checked_top_k(value: Any, most: int) -> int:
-    """Return ``top_k``, limited to ``most``.  Raises INVALID_ARG unless it is a positive integer."""
+    """Return ``top_k``, limited to ``most``. Raises INVALID_ARG unless it is a positive integer."""
     try:
         k = int(value)
     except (TypeError, ValueError):

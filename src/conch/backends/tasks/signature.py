@@ -1,4 +1,4 @@
-"""Completes a model configuration with the tensors of its task.  Runs in workers when a model is loaded."""
+"""Completes a model configuration with the tensors of its task. Runs in workers when a model is loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The task ``automatic-speech-recognition``: Whisper, CTC models and other models of transformers' pipeline.
 
-Audio is decoded, resampled and converted to features as it arrives.  The pipeline's three steps (``preprocess``,
+Audio is decoded, resampled and converted to features as it arrives. The pipeline's three steps (``preprocess``,
 ``forward``, ``postprocess``) are called separately, so that chunks of several requests run as one batch.
 """
 
@@ -32,9 +32,9 @@ from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, one_line
 from conch.inference import TensorSpec
 
-#: Seconds.  The default chunk of a model without windows of its own; a sixth of it overlaps on each side.
+#: Default chunk length (s) of models without windows of their own; a sixth of it overlaps on each side.
 CHUNK_SECONDS: Final = 30
-#: Seconds.  The minimum of ``chunk_length_s``; some networks need more than a shorter chunk for one frame.
+#: Minimum of ``chunk_length_s`` (s); in some networks, a shorter chunk is less than a frame.
 SHORT: Final = 0.1
 #: The maximum number of chunks in one run.
 BATCH_CHUNKS: Final = 16
@@ -77,7 +77,7 @@ class _Recording:
 
 
 class PreparedSpeech(PreparedRequest):
-    """The recordings of a request.  ``length`` is the approximate number of encoder frames of the longest chunk."""
+    """The recordings of a request. ``length`` is the approximate number of encoder frames of the longest chunk."""
 
     __slots__ = ("recordings",)
 
@@ -90,15 +90,15 @@ class PreparedSpeech(PreparedRequest):
 class SpeechRecognition(Task):
     """Input ``audio`` STRING [1] (a WAV, FLAC or OGG file) or ``samples`` FP32 [-1] (mono, between -1 and 1).
 
-    ``samples`` are at ``sampling_rate`` Hz (INT32 [1], default 16000).  Outputs are ``text_output`` STRING [1] and
-    ``chunks`` STRING [1], JSON ``[{"text", "start", "end"}]`` in seconds.  ``chunks`` is empty unless
+    ``samples`` are at ``sampling_rate`` Hz (INT32 [1], default 16000). Outputs are ``text_output`` STRING [1] and
+    ``chunks`` STRING [1], JSON ``[{"text", "start", "end"}]`` in seconds. ``chunks`` is empty unless
     ``return_timestamps`` is ``segment``, ``word`` or ``char``; the model determines which of them are available.
     ``language`` and ``task`` (``transcribe``, ``translate``) are for multilingual Whisper models.
 
-    Whisper transcribes long recordings window by window; each window begins where the last segment ended.  Other
-    models read overlapping chunks.  The parameter ``chunk_length_s`` sets the chunk length (default 30 seconds) and
-    makes Whisper read chunks too, which is faster on a GPU but less exact at the chunk borders.  ``max_audio_seconds``
-    limits the length of a recording.
+    Whisper transcribes long recordings window by window; each window begins where the last segment ended. Other models
+    read overlapping chunks. The parameter ``chunk_length_s`` sets the chunk length (default 30 seconds) and makes
+    Whisper read chunks too, which is faster on a GPU but less exact at the chunk borders. ``max_audio_seconds`` limits
+    the length of a recording.
     """
 
     @classmethod
@@ -166,7 +166,7 @@ class SpeechRecognition(Task):
         return recording
 
     def _windows(self, recording: _Recording) -> bool:
-        """Whether Whisper reads the recording window by window; such a recording runs alone."""
+        """Whether Whisper transcribes the recording window by window; such a recording runs alone."""
         return 0 < self._window < recording.seconds * self._rate and not self._chunk
 
     def _timestamps(self, request: Request) -> bool | str:
@@ -230,8 +230,8 @@ class SpeechRecognition(Task):
     def _pipeline_for(self, timestamps: bool | str) -> Any:
         """Return the pipeline; for Whisper's word timestamps, a copy that shares the weights.
 
-        transformers derives word timestamps from the attention and switches the model to an implementation that
-        returns it.  On a shared model this would change the computation of other threads.
+        transformers derives word timestamps from the attention and switches the model to an implementation that returns
+        it. On a shared model this would change the computation of other threads.
         """
         if timestamps != "word" or self._kind != "seq2seq_whisper":
             return self._pipeline
@@ -261,7 +261,7 @@ class SpeechRecognition(Task):
 
 
 def _raw(samples: media.Samples, rate: int) -> dict[str, Any]:
-    """Return the pipeline's input for samples; a new dict per call, because the pipeline modifies it."""
+    """Return the pipeline's input for samples, a new dictionary because the pipeline modifies it."""
     return {"raw": samples, "sampling_rate": rate}
 
 

@@ -1,7 +1,7 @@
-"""The task ``image-classification``: image files to labels with scores, on any engine.
+"""The task ``image-classification``: returns the labels of images with their scores, on any engine.
 
-Images are decoded and preprocessed as they arrive, with Pillow, numpy and the checkpoint's image processor.
-torchvision is not used, so results do not depend on whether it is installed.
+Images are decoded and preprocessed on arrival, with Pillow, numpy and the checkpoint's image processor. torchvision is
+not used, so that results do not depend on whether it is installed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ImageClassification(Task):
         )
 
     def prepare(self, request: Request) -> PreparedImages:
-        """Decode, resize and normalise the images.  Raises INVALID_ARG for an input that is not an image."""
+        """Decode, resize and normalise the images. Raises INVALID_ARG for an input that is not an image."""
         images = media.images(request.files("image"), pixels=self._pixels)
         if not images:
             raise invalid("the request has no rows")

@@ -39,7 +39,7 @@ class Blocks:
 
 
 def read_blocks(rows: Bytes, kind: int) -> Blocks:
-    """Blocks of the bytes ``[rows, bytes]`` of a matrix, whose type is in ``DECODERS``."""
+    """Decode the bytes ``[rows, bytes]`` of a matrix whose type ``kind`` is in ``DECODERS``."""
     decode = DECODERS[type_name(kind)]
     numbers, scales, minima, bits = decode(np.ascontiguousarray(rows).reshape(len(rows), -1, block_bytes(kind)))
     groups = (len(rows), -1)
@@ -94,7 +94,7 @@ def _q6_k(blocks: Bytes) -> tuple[Any, ...]:
     return numbers.reshape(*numbers.shape[:-1], 16, 16), scales, -32 * scales, 8
 
 
-#: By the type's name.
+#: Decoders by type name.
 DECODERS: Final[Mapping[str, Callable[[Bytes], tuple[Any, ...]]]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
 }  # fmt: skip
@@ -107,9 +107,12 @@ _TENSORS: Final = re.compile(
 
 
 def openvino_problem(file: GgufFile, model_type: str, adapters: bool) -> str:
-    """Why engine ``openvino`` cannot serve a file with a model of this type, and LoRA adapters; empty where it can."""
+    """Return why engine ``openvino`` cannot serve a file with a model of this type; empty if it can.
+
+    With ``adapters``, the model also has LoRA adapters.
+    """
     if adapters:
-        # GenAI does not find their layers in the model that it makes of such a file.
+        # GenAI does not find the layers of adapters in a graph that it builds from a GGUF file.
         return "OpenVINO GenAI ignores LoRA adapters of a GGUF file"
     if model_type not in _MODELS:
         return f"OpenVINO GenAI reads GGUF files of {', '.join(_MODELS)}, not of '{model_type}'"

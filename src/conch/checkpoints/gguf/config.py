@@ -8,7 +8,7 @@ from typing import Any, Final
 from conch.checkpoints.gguf.reader import GgufFile
 from conch.errors import invalid
 
-#: Names in transformers of llama.cpp's architectures: model_type and the class of the language model.
+#: Names of architectures in transformers, ``model_type`` and the class of the language model, by llama.cpp's name.
 _ARCHITECTURES: Final[Mapping[str, tuple[str, str]]] = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
@@ -59,7 +59,7 @@ _TOKENS: Final[Mapping[str, str]] = {
 def config_of(file: GgufFile) -> dict[str, Any]:
     """Return the content of config.json for the model in a GGUF file.
 
-    An unknown architecture keeps llama.cpp's name.  Raises INVALID_ARG for a file without a model or without required
+    An unknown architecture keeps llama.cpp's name. Raises INVALID_ARG for a file without a model or without required
     metadata.
     """
     name = file.text("general.architecture")
@@ -92,7 +92,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def rope_scaling(file: GgufFile) -> tuple[str, float]:
-    """How a file's model scales its rotary frequencies (``none``, ``linear``, ``yarn``, ``longrope``), and the factor.
+    """Return the type of rotary frequency scaling (``none``, ``linear``, ``yarn``, ``longrope``) and its factor.
 
     Source of the defaults: llama.cpp's llama-model.cpp.
     """

@@ -1,6 +1,6 @@
 """Reads the metadata and tensor locations of GGUF files when a checkpoint is opened.
 
-Files are untrusted: all sizes are checked against the size of the file before memory is allocated.  Source of the
+Files are untrusted: all sizes are checked against the size of the file before memory is allocated. Source of the
 layout: ggml's docs/gguf.md.
 """
 
@@ -29,7 +29,7 @@ _FLOAT32: Final = 6
 _SCALARS: Final[Mapping[int, str]] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT32: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-#: Types of tensors in ggml: the name, the numbers in a block, and its bytes.
+#: ggml's tensor types: the name, the numbers per block and the bytes per block.
 _TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
@@ -41,7 +41,7 @@ _TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
 _UNQUANTISED: Final = ("F32", "F16", "BF16")
-#: More than any model has; reading as many takes seconds, not hours.
+#: Limits that no model reaches, so that a malicious file takes seconds to read and not hours.
 _MOST_ENTRIES: Final = 100_000
 _MOST_TEXTS: Final = 8_000_000
 _MOST_DIMENSIONS: Final = 4
@@ -50,7 +50,7 @@ _DEFAULT_ALIGNMENT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The location of a tensor: ``shape`` in numpy's order, ``offset`` in the file and ``size``, both in bytes."""
+    """The location of a tensor: ``shape`` in numpy's order; ``offset`` in the file and ``size`` in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The ``metadata`` of a file (lists of numbers are numpy arrays) and its ``tensors`` by name."""
+    """A parsed file: its ``metadata``, with lists of numbers as numpy arrays, and its ``tensors`` by name."""
 
     path: Path
     version: int
@@ -70,42 +70,42 @@ class GgufFile:
 
     @property
     def quantised(self) -> bool:
-        """Whether a matrix among the tensors is in a form of fewer than 16 bits a number."""
+        """Whether the file has a matrix of a type other than F32, F16 and BF16."""
         return any(
             type_name(tensor.type) not in _UNQUANTISED for tensor in self.tensors.values() if len(tensor.shape) > 1
         )
 
     def text(self, key: str, default: str = "") -> str:
-        """Return a text in the metadata.  Raises INVALID_ARG, naming the key, for another type."""
+        """Return a text in the metadata. Raises INVALID_ARG, naming the key, for another type."""
         value: str = self._typed(key, default, str, "a text")
         return value
 
     def integer(self, key: str, default: int = -1) -> int:
-        """Return an integer in the metadata.  Raises INVALID_ARG, naming the key, for another type."""
+        """Return an integer in the metadata. Raises INVALID_ARG, naming the key, for another type."""
         value: int = self._typed(key, default, int, "a whole number")
         return value
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """A number of the metadata, as ``text``."""
+        """Return a number in the metadata. Raises INVALID_ARG, naming the key, for another type."""
         value = self.metadata.get(key, default)
         if type(value) not in (int, float):
             raise invalid(f"{self.path}: {key} must be a number")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a boolean in the metadata.  Raises INVALID_ARG, naming the key, for another type."""
+        """Return a boolean in the metadata. Raises INVALID_ARG, naming the key, for another type."""
         value: bool = self._typed(key, default, bool, "true or false")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """Return a list of texts in the metadata, empty without one.  Raises INVALID_ARG for another type."""
+        """Return a list of texts in the metadata, empty without one. Raises INVALID_ARG for another type."""
         value: list[str] = self._typed(key, [], list, "a list of texts")
         if value and not isinstance(value[0], str):
             raise invalid(f"{self.path}: {key} must be a list of texts")
         return value
 
     def numbers(self, key: str) -> list[Any]:
-        """Return a list of numbers in the metadata, empty without one.  Raises INVALID_ARG for another type."""
+        """Return a list of numbers in the metadata, empty without one. Raises INVALID_ARG for another type."""
         value = self.metadata.get(key)
         if value is None:
             return []
@@ -121,17 +121,17 @@ class GgufFile:
 
 
 def type_name(kind: int) -> str:
-    """The name of a type of tensors in ggml."""
+    """Return ggml's name for a tensor type."""
     return _TYPES[kind][0]
 
 
 def block_bytes(kind: int) -> int:
-    """The size of a block of a type of tensors."""
+    """Return the size of a block of a tensor type (bytes)."""
     return _TYPES[kind][2]
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the metadata and tensor locations of a file.  Raises INVALID_ARG if it is invalid or truncated."""
+    """Read the metadata and tensor locations of a file. Raises INVALID_ARG if it is invalid or truncated."""
     try:
         return _read(path)
     except OSError as error:
@@ -214,7 +214,7 @@ class _Reader:
         if kind not in _SCALARS:
             raise self._wrong(f"a value is of type {kind}")
         value = self._unpack(_SCALARS[kind])
-        # The shortest decimal, such as 1e-05, instead of the exact value of the 32-bit float.
+        # The shortest decimal that rounds to the 32-bit float (1e-05), as in a config.json, not its exact value.
         return float(str(np.float32(value))) if kind == _FLOAT32 else value
 
     def _list(self, kind: int) -> Any:
@@ -234,7 +234,7 @@ class _Reader:
         return self._taken(self._count("Q", 1)).decode("utf-8", "replace")
 
     def _count(self, form: str, width: int) -> int:
-        """Read a number of elements.  Raises INVALID_ARG if the file is too short for ``width`` bytes per element."""
+        """Read a number of elements. Raises INVALID_ARG if the file is too short for ``width`` bytes per element."""
         count: int = self._unpack(form)
         if count * width > self._size - self._at:
             raise self._cut()

@@ -1,7 +1,7 @@
 """The chat template of a model: renders messages to the prompt format that the model was trained on.
 
-The thread that reads requests renders templates.  Templates come from checkpoints and are untrusted, so they run in
-jinja2's sandbox.  They get the same variables as in transformers.
+The thread that reads requests renders templates. Templates come from checkpoints and are untrusted, so they run in
+jinja2's sandbox. They get the same variables as in transformers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ChatTemplate:
     def render(self, messages: Any, tools: Any = None, **variables: Any) -> str:
         """Render a conversation, followed by the beginning of the assistant's message.
 
-        ``variables`` are passed to the template, except ``chat_template``, which selects a template by name.  Raises
+        ``variables`` are passed to the template, except ``chat_template``, which selects a template by name. Raises
         INVALID_ARG for invalid messages, for messages that the template rejects, and for tools if the template ignores
         them.
         """
@@ -123,7 +123,7 @@ def templates_of(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """Read the templates in a jinja file, or in a JSON file with ``chat_template``.  Raises INVALID_ARG."""
+    """Read the templates in a jinja file, or in a JSON file with ``chat_template``. Raises INVALID_ARG."""
     text = _read(path)
     if path.suffix != ".json":
         return {_DEFAULT: text}

@@ -1,4 +1,4 @@
-"""The jinja2 sandbox of chat templates, with limits.  Imported when the first template is compiled."""
+"""The jinja2 sandbox of chat templates, with limits. Imported when the first template is compiled."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def bounded_filters(filters: Mapping[str, Callable[..., Any]]) -> dict[str, Call
 
 
 def check_call(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Charge for the result of a method of a text or number before the call.  Raises :class:`TooMuch`."""
+    """Charge for the result of a method of a text or number before the call. Raises :class:`TooMuch`."""
     tick()
     name = getattr(called, "__name__", "")
     own = getattr(called, "__self__", None)

@@ -2,7 +2,7 @@
 
 jinja2's sandbox prevents access to Python, but allows unlimited nested loops, multiplied texts and nested lists.
 ``chat_environment.py`` therefore calls this module in every loop iteration and before every operation that enlarges a
-text.  Limits apply per thread.
+text. Limits apply per thread.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def tick() -> None:
 
 
 def charge(characters: float) -> None:
-    """Charge for a text before it is created.  Raises :class:`TooMuch` if it exceeds a limit."""
+    """Charge for a text before it is created. Raises :class:`TooMuch` if it exceeds a limit."""
     _rendering.left -= characters  # type: ignore[assignment]
     if characters > MAX_TEXT or _rendering.left < 0:
         raise TooMuch(f"it makes texts of more than {MAX_TEXT} characters, or {MAX_ALL_TEXT} in all")
@@ -69,7 +69,7 @@ def charge(characters: float) -> None:
 
 
 def size_of(value: Any) -> int:
-    """Estimate the characters of ``value`` as text; a nested list counts each time that it occurs."""
+    """Estimate the number of characters of ``value`` as text; a nested list counts at each occurrence."""
     if isinstance(value, str | bytes):
         return len(value)
     if not isinstance(value, list | tuple | dict | set):

@@ -15,8 +15,8 @@ from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.tokenizer import CHUNK, Ids, TextTokenizer, Tokens, Truncation, refused
 
-# Functions that combine the encodings of two texts.  They allow a text that is part of many pairs to be tokenised once;
-# the library itself tokenises both texts of each pair.
+# These functions combine the encodings of two texts, so that a text in many pairs is tokenised once. The library itself
+# tokenises both texts of each pair.
 
 
 def kept_lengths(first: int, second: int, room: int, truncation: Truncation) -> tuple[int, int] | None:

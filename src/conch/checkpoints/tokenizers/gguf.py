@@ -1,8 +1,8 @@
 """Converts the tokenizer in a GGUF file to a tokenizer of ``tokenizers``.
 
-A file contains the vocabulary and the merges, but only the name of the rule that splits text before merging.  The
-rules are defined in llama.cpp (``src/llama-vocab.cpp``), the source of the expressions and flags below.
-docs/decisions/0009 explains why transformers' reader is not used.
+A file contains the vocabulary and the merges, but only the name of the rule that splits text before merging. The rules
+are defined in llama.cpp (``src/llama-vocab.cpp``), the source of the expressions and flags below. docs/decisions/0009
+explains why transformers' reader is not used.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie"), (_GPT4O,)),
 }  # fmt: skip
-#: Rules of models that ignore the merges for a piece of text that is a token, and whose texts begin with a BOS token by
-#: default.
+#: Rules of models that use a piece of text as one token if the vocabulary has it, without applying merges. By default,
+#: their texts begin with a BOS token.
 _LIKE_LLAMA3: Final = frozenset({*_LLAMA3_NAMES, "tekken"})
 #: Rules of models that first normalise text to NFC.
 _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
@@ -71,7 +71,7 @@ _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
 def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, extra: str = "") -> FastTokenizer:
     """Open the tokenizer of a GGUF file; ``templates`` replaces its chat templates.
 
-    ``extra`` is the pip extra of the engine.  Raises INVALID_ARG for a file that cannot be read, UNSUPPORTED if
+    ``extra`` is the pip extra of the engine. Raises INVALID_ARG for a file that cannot be read, UNSUPPORTED if
     ``tokenizers`` is not installed.
     """
     path = file.path
@@ -115,7 +115,7 @@ def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, ext
 
 
 def _token(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
-    """Return the id of a token with a role, or None.  Raises INVALID_ARG for an id outside the vocabulary."""
+    """Return the id of a token with a role, or None. Raises INVALID_ARG for an id outside the vocabulary."""
     id = file.integer(f"tokenizer.ggml.{key}")
     if id >= len(tokens):
         raise invalid(f"{file.path}: tokenizer.ggml.{key} is {id}, and there are {len(tokens)} tokens")

@@ -1,4 +1,4 @@
-"""Encodes texts as inputs of an encoder network; enforces that none is empty or too long.
+"""Encodes texts as inputs of an encoder network, and rejects texts that are empty or too long.
 
 Used by encoder tasks, on the thread that receives a request, and by ``conch convert``.
 """
@@ -18,8 +18,8 @@ from conch.errors import ConchError, invalid
 class InputEncoder:
     """Encodes texts with ``tokenizer`` for a network that accepts at most ``max_length`` tokens.
 
-    ``types`` is true if the network gets token types.  Longer texts are rejected if ``refuse`` is true, otherwise
-    truncated.  Raises INVALID_ARG for a ``max_length`` without room for text.
+    ``types`` is true if the network gets token types. Longer texts are rejected if ``refuse`` is true, otherwise
+    truncated. Raises INVALID_ARG for a ``max_length`` without room for text.
     """
 
     def __init__(self, tokenizer: TextTokenizer, max_length: int, *, types: bool = True, refuse: bool = False) -> None:
@@ -42,9 +42,9 @@ class InputEncoder:
     ) -> tuple[list[Tokens], int]:
         """Encode each text, or pair of texts; returns the tokens and the number of rows that were truncated.
 
-        ``names`` are the input names in errors, and ``per_row`` is the number of texts per row.  ``offsets`` applies
-        only to single texts.  Raises INVALID_ARG for a text without tokens, and for a text that is too long and must
-        not or cannot be truncated.
+        ``names`` are the input names in errors, and ``per_row`` is the number of texts per row. ``offsets`` applies
+        only to single texts. Raises INVALID_ARG for a text without tokens, and for a text that is too long and must not
+        or cannot be truncated.
         """
         first, second = f"input '{names[0]}'", f"input '{names[1]}'"
         limit = self.max_length
@@ -85,7 +85,7 @@ class InputEncoder:
 
 
 def no_room(length: int, special: int, *, pair: bool = False) -> ConchError:
-    """Return the error for a maximum of ``length`` tokens that ``special`` special tokens use up."""
+    """Return the error for a maximum ``length`` that leaves no tokens besides ``special`` special tokens."""
     return invalid(
         f"max_length is {length}, and the tokenizer puts {special} special tokens around "
         f"{'a pair of texts' if pair else 'a text'}: set parameter 'max_length' to {special + 1 + pair} at least"
@@ -93,9 +93,9 @@ def no_room(length: int, special: int, *, pair: bool = False) -> ConchError:
 
 
 def open_encoder(checkpoint: Checkpoint, options: Options, original: Any = None) -> InputEncoder:
-    """Open the tokenizer of a checkpoint for its network.  Raises the errors of ``open_tokenizer``.
+    """Open the tokenizer of a checkpoint for its network. Raises the errors of ``open_tokenizer``.
 
-    ``original`` is the same tokenizer loaded by transformers.  Its class may specify that the network gets no token
+    ``original`` is the same tokenizer loaded by transformers. Its class may specify that the network gets no token
     types, which tokenizer_config.json may omit.
     """
     tokenizer = open_tokenizer(checkpoint)

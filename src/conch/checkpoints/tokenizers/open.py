@@ -1,7 +1,7 @@
 """Opens the tokenizer of a checkpoint: from tokenizer.json, from a GGUF file, or else through transformers.
 
-Used by workers when a model is loaded, and by ``conch convert``.  ``tokenizers`` and transformers are imported only if
-a checkpoint needs them.
+Used by workers when a model is loaded, and by ``conch convert``. ``tokenizers`` and transformers are imported only if a
+checkpoint needs them.
 """
 
 from __future__ import annotations

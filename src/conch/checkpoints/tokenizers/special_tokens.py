@@ -1,8 +1,7 @@
 """The special tokens of a tokenizer: their ids, and which of them are added around a text.
 
-Used when a tokenizer is opened.  Applies tokenizer_config.json in the same way as transformers, without importing it.
-As in transformers, ``add_bos_token`` has no effect with a tokenizer.json, which itself defines the tokens around a
-text.
+Used when a tokenizer is opened. Applies tokenizer_config.json in the same way as transformers, without importing it. As
+in transformers, ``add_bos_token`` has no effect with a tokenizer.json, which itself defines the tokens around a text.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class SpecialTokens:
     ) -> SpecialTokens:
         """Create special tokens from their ``texts``; ``id_of`` returns the id of a text.
 
-        ``eos_ids`` replace the id of ``eos_token``.  Without a ``pad_token``, the first valid id in ``pad_ids`` is the
+        ``eos_ids`` replace the id of ``eos_token``. Without a ``pad_token``, the first valid id in ``pad_ids`` is the
         padding token.
         """
         ids = {role: id for role, text in texts.items() if (id := id_of(text)) is not None}
@@ -70,7 +69,7 @@ def texts_by_role(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def add_missing(fast: Any, settings: Mapping[str, Any]) -> frozenset[int]:
-    """Add tokens that are in tokenizer_config.json but not in tokenizer.json; returns the ids of all special tokens.
+    """Add the tokens of tokenizer_config.json that tokenizer.json lacks; returns the ids of all special tokens.
 
     ``fast`` is a tokenizer of ``tokenizers``; its existing tokens keep their flags, unless they become special.
     """

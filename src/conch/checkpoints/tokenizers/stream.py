@@ -1,8 +1,7 @@
 """Incremental detokenizers: convert token ids to text as they arrive, with the same result as decoding all at once.
 
-Runs in a worker's engine thread, for every sequence at every step.  If the tokenizer's decoder works token by token, as
-is usual for generative models, the text of a token comes from a table.  Otherwise the last few tokens are decoded
-again.
+Runs in a worker's engine thread, for every sequence at every step. If the tokenizer's decoder works token by token, as
+is usual for generative models, the text of a token comes from a table. Otherwise the last few tokens are decoded again.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Final
 
-#: Decoded before a token in place of the preceding text; no decoder changes it.
+#: Replaces the preceding text when a token is decoded on its own; no decoder changes it.
 _ANCHOR: Final = "a"
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
 #: Decoders of ``tokenizers`` that decode each token independently, except for the first one.
 _SINGLE: Final = frozenset({"ByteFallback", "Metaspace", "Replace", "WordPiece"})
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
-#: The maximum number of bytes in a character; that many tokens contain at least one whole character.
+#: The maximum number of bytes in a character; this many tokens contain at least one whole character.
 _LONGEST_CHARACTER: Final = 4
 
 
 class TextStream(ABC):
-    """The detokenizer of a sequence.  The texts returned by ``add`` and ``flush`` join to the text of all ids."""
+    """The detokenizer of a sequence. The texts returned by ``add`` and ``flush`` join to the text of all ids."""
 
     __slots__ = ()
 
@@ -44,7 +43,7 @@ Token = Callable[[int], str | None]
 
 
 class BytePieces(dict[int, bytes]):
-    """The bytes of each token of a byte-level BPE tokenizer; filled as tokens occur.  Thread-safe."""
+    """The bytes of each token of a byte-level BPE tokenizer; filled as tokens occur. Thread-safe."""
 
     def __init__(self, token: Token) -> None:
         self._token = token
@@ -61,16 +60,16 @@ class BytePieces(dict[int, bytes]):
 
 
 class TokenKind(Enum):
-    """Kinds of tokens without a text of their own: a single byte, or a hidden token."""
+    """Kinds of tokens without text: a single byte of a character, or a hidden token."""
 
     BYTE = 1
     HIDDEN = 2
 
 
 class TextPieces(dict[int, str | TokenKind]):
-    """The text of each token except the first of a sequence; filled as tokens occur.  Thread-safe.
+    """The text of each token except the first of a sequence; filled as tokens occur. Thread-safe.
 
-    ``decode`` converts tokens to text.  The first token of a text is decoded separately because it may lose its space.
+    ``decode`` converts tokens to text. The first token of a text is decoded separately because it may lose its space.
     """
 
     def __init__(self, token: Token, decode: Callable[[list[str]], str], *, byte_fallback: bool) -> None:
@@ -117,7 +116,7 @@ class ByteStream(TextStream):
 
 
 class PieceStream(TextStream):
-    """The detokenizer of SentencePiece and similar tokenizers: tokens are texts, or single bytes of other characters.
+    """The detokenizer of SentencePiece and similar tokenizers, whose tokens are texts or single bytes.
 
     Consecutive bytes are held back until another token arrives, because one invalid byte makes all of them U+FFFD.
     """
@@ -154,7 +153,10 @@ class PieceStream(TextStream):
 
 
 class WindowStream(TextStream):
-    """The detokenizer of other tokenizers: decodes the tokens since the last complete character again, with context."""
+    """The detokenizer of other tokenizers.
+
+    At each new token, decodes the tokens since the last complete character again, together with the tokens before them.
+    """
 
     __slots__ = ("_decode", "_read", "_window")
 

@@ -15,11 +15,12 @@ from conch.checkpoints.tokenizers.stream import bytes_of
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import one_line, unsupported
 
-#: Tokens are decoded between these texts, so that none is the first or last of its text.
+#: Texts around a token that is decoded, so that it is never the first or last token.
 _BEFORE, _AFTER = "a", "b"
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>", re.ASCII)
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
-#: Texts for checking the result, with characters of one to four bytes: the bytes of their tokens must join to the text.
+#: Texts that check the result: the bytes of their tokens must join to the text. Their characters have one to four
+#: bytes.
 _EXAMPLES: Final = (
     '{"name": "Größe", "sizes": [1, -2.5e3],\n\t"of": {"東京": null, "ok": true}}',
     "yes, it's 12:30 \N{SPIRAL SHELL} \N{FAMILY}\r\n\n  - a_b = (c | d) * 10;",
@@ -37,7 +38,7 @@ class TokenBytes:
     special_ids: frozenset[int]
 
     def difference(self, others: Mapping[int, bytes]) -> str:
-        """Describe a difference to another table of tokens by id; empty without one.  Ignores special tokens."""
+        """Describe a difference to another table of tokens by id; empty without one. Ignores special tokens."""
         for id, expected in enumerate(self.tokens):
             token = others.get(id, expected)
             if token != expected and expected and id not in self.special_ids:
@@ -46,7 +47,7 @@ class TokenBytes:
 
 
 def token_bytes(tokenizer: TextTokenizer) -> TokenBytes:
-    """Return the bytes of all tokens.  Raises UNSUPPORTED for a tokenizer whose tokens have no independent text."""
+    """Return the bytes of all tokens. Raises UNSUPPORTED for a tokenizer whose tokens have no independent text."""
     fast = tokenizer.fast
     if fast is None:
         raise unsupported("the tokenizer is written in Python")
@@ -101,6 +102,6 @@ def _decoded(tokenizer: TextTokenizer, sequences: Sequence[list[int]]) -> list[s
 
 
 def _spelt(name: str) -> bytes:
-    """Return the bytes that the name of a token represents; they may be an incomplete character."""
+    """Return the bytes that the name of a token represents; they may end within a character."""
     byte = _BYTE.fullmatch(name)
     return bytes.fromhex(byte[1]) if byte else bytes_of(name)

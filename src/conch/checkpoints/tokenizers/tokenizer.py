@@ -1,6 +1,6 @@
 """The tokenizer interface for tasks, language models and ``conch convert``.
 
-In a worker, one thread encodes requests while other threads decode.  An open tokenizer therefore never changes:
+In a worker, one thread encodes requests while other threads decode. An open tokenizer therefore never changes:
 truncation and padding are off, and callers request truncation in each call.
 """
 
@@ -29,7 +29,7 @@ Ids = npt.NDArray[np.int64]
 class Tokens:
     """A token sequence for a network: INT64 ``ids`` and ``types`` of the same length.
 
-    ``types`` is None if all are 0.  ``length`` is the length before truncation.  If requested, ``offsets`` has the
+    ``types`` is None if all are 0. ``length`` is the length before truncation. If requested, ``offsets`` has the
     character range (start, end) of each token, and ``special`` is 1 for tokens that are not part of the text.
     """
 
@@ -46,8 +46,8 @@ class Tokens:
 class TextTokenizer(ABC):
     """Converts texts and conversations to token ids, and token ids to text.
 
-    ``vocabulary`` is the number of tokens, including added tokens.  ``types`` is true if the network gets token types
-    (``token_type_ids``).  ``fast`` is the tokenizer of ``tokenizers``; None for a tokenizer written in Python, which
+    ``vocabulary`` is the number of tokens, including added tokens. ``types`` is true if the network gets token types
+    (``token_type_ids``). ``fast`` is the tokenizer of ``tokenizers``; None for a tokenizer written in Python, which
     does not support offsets.
     """
 
@@ -68,7 +68,7 @@ class TextTokenizer(ABC):
     def encode_texts(
         self, texts: Sequence[str], limit: int, *, types: bool = False, offsets: bool = False, name: str = "the text"
     ) -> Iterator[Tokens]:
-        """Encode each text with special tokens, truncated to ``limit`` tokens.  Raises INVALID_ARG, naming ``name``."""
+        """Encode each text with special tokens, truncated to ``limit`` tokens. Raises INVALID_ARG, naming ``name``."""
 
     @abstractmethod
     def encode_pairs(
@@ -83,8 +83,8 @@ class TextTokenizer(ABC):
     ) -> Iterator[Tokens]:
         """Encode each pair with special tokens, truncated to ``limit`` tokens.
 
-        A pair is not truncated if only the first text may be and the second alone is too long.  Raises INVALID_ARG for
-        a text that cannot be tokenised, naming it from ``names``.
+        A pair is not truncated if only the first text may be and the second alone is too long. Raises INVALID_ARG for a
+        text that cannot be tokenised, naming it from ``names``.
         """
 
     @abstractmethod
@@ -128,7 +128,7 @@ class TextTokenizer(ABC):
 def refused(error: BaseException, name: str) -> ConchError:
     """Return INVALID_ARG for a text that cannot be tokenised; ``name`` is the text's name in the message.
 
-    Callers catch BaseException, because a Rust panic is not an Exception and must fail only one request.  Raises
+    Callers catch BaseException, because a Rust panic is not an Exception and must fail only one request. Raises
     KeyboardInterrupt and SystemExit again.
     """
     if isinstance(error, KeyboardInterrupt | SystemExit):

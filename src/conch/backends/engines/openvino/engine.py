@@ -1,6 +1,6 @@
 """The engine over OpenVINO GenAI's continuous batching: queues and admits requests, and reports their progress.
 
-Runs in the worker, on the engine's thread.  GenAI schedules, batches, pages the KV cache and preempts.  Admission is
+Runs in the worker, on the engine's thread. GenAI schedules, batches, pages the KV cache and preempts. Admission is
 decided here, because GenAI has no priorities and rejects requests that do not fit at the moment.
 """
 
@@ -53,7 +53,7 @@ class PipelineRequest:
         width, prompt = self.request.sampling.beam_width, len(self.request.prompt)
         if width == 1:
             return -(-(prompt + len(self.tokens) + 1) // BLOCK)
-        # GenAI does not report the length of beams.  Beams share the full blocks of their prompt.
+        # GenAI does not report the length of beams. Beams share the full blocks of their prompt.
         return prompt // BLOCK + width * -(-(prompt % BLOCK + self.request.sampling.max_tokens) // BLOCK)
 
 
@@ -73,9 +73,9 @@ class PipelineBatch:
 
     @property
     def used(self) -> int:
-        """An upper bound of the blocks in use: the sum over requests or the pipeline's own figure if it is lower.
+        """An upper bound of the blocks in use: the sum over requests, or the pipeline's own figure if it is lower.
 
-        The pipeline counts shared prefixes once.
+        The pipeline's figure counts shared prefixes once.
         """
         most = sum(entry.blocks for entry in self.entries.values()) + self._cancelled
         return min(most, self._measured + self._admitted, self._blocks)
@@ -109,7 +109,7 @@ class PipelineBatch:
         return True
 
     def step(self) -> tuple[list[Progress], list[PipelineRequest]]:
-        """Compute a step.  Returns its progress and the requests that were preempted because the cache is full."""
+        """Compute a step. Returns its progress and the requests that were preempted because the cache is full."""
         self._advance()
         progress: list[Progress] = []
         preempted: list[PipelineRequest] = []
@@ -180,7 +180,7 @@ def _exhausted(entry: PipelineRequest) -> Progress:
     return Progress(entry.request.id, error=unavailable("the KV cache is too small for the sequence"))
 
 
-#: The default number of sequences in the batch and of tokens in a step.  A longer prompt chunk would delay the other
+#: The default number of sequences in the batch and of tokens in a step. A longer prompt chunk would delay the other
 #: sequences.
 SEQUENCES: Final = 48
 BATCHED: Final = 48
@@ -193,7 +193,7 @@ _FEATURES: Final = frozenset(
 class OpenVinoGenAIEngine(GenerationEngine):
     """Pipelines of OpenVINO GenAI: one for the model, and one per LoRA adapter, merged into the pipeline's weights.
 
-    The pipelines divide the KV cache equally and step in turn.  The usage lacks prefix hits and preemptions because
+    The pipelines divide the KV cache equally and step in turn. The usage lacks prefix hits and preemptions because
     GenAI does not report them.
     """
 

@@ -1,8 +1,8 @@
 """Corrects the weights in graphs that OpenVINO GenAI 2026.4 builds from GGUF files.
 
-GenAI represents a group of numbers q as s·(q − z), with a 16-bit s and an integer z.  This is inexact for Q4_1 and
-Q4_K, whose groups have arbitrary minima, so z is rarely an integer, and for Q4_K and Q6_K, whose scales are products
-that do not fit in 16 bits.  OpenVINO's CPU plug-in also accepts s and z in float32, which are exact.
+GenAI represents a group of numbers q as s·(q − z), with a 16-bit s and an integer z. This is inexact for Q4_1 and Q4_K,
+whose groups have arbitrary minima, so z is rarely an integer, and for Q4_K and Q6_K, whose scales are products that do
+not fit in 16 bits. OpenVINO's CPU plug-in also accepts s and z in float32, which are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conch.checkpoints.gguf.blocks import DECODERS, Blocks, read_blocks
 from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, type_name
 from conch.errors import ConchError, invalid
 
-#: A device that does not exist.  GenAI writes the graph before it compiles it, so this skips the compilation.
+#: A device that does not exist. GenAI writes the graph before it compiles it, so this skips the compilation.
 _NO_DEVICE: Final = "NONE"
 _GRAPH: Final = "openvino_model.xml"
 _FLOATS: Final[Mapping[str, Any]] = {"F32": np.float32, "F16": np.float16}
@@ -57,7 +57,7 @@ def write_graph(file: GgufFile, tokenizer: Any, scratch: Path) -> Path:
 
 
 def correct(model: Any, file: GgufFile) -> bool:
-    """Give the graph ``model`` the weights of the file.  Returns whether any weight has changed.
+    """Give the graph ``model`` the weights of the file. Returns whether any weight has changed.
 
     Raises INVALID_ARG if the quantised numbers of the graph differ from the file, or if the graph lacks a tensor.
     """
@@ -106,7 +106,7 @@ class _FileTensors:
     def blocks(self, numbers: npt.NDArray[np.uint8], bits: int, scales: Floats) -> Blocks:
         """Return the file's matrix with these numbers and approximately these scales.
 
-        Its rows are in the order of ``numbers``.  Raises INVALID_ARG if the file has no such matrix.
+        Its rows are in the order of ``numbers``. Raises INVALID_ARG if the file has no such matrix.
         """
         rows, groups, size = numbers.shape
         for tensor in self._by_first_row[numbers[0].tobytes()]:
@@ -163,7 +163,7 @@ class _GraphMatrix:
 
     @classmethod
     def of(cls, multiply: Any) -> _GraphMatrix | None:
-        """Return the matrix whose last product is ``multiply``, or None if it is another product."""
+        """Return the matrix whose last operation is ``multiply``, or None if it is another multiplication."""
         subtract, scales = (multiply.input_value(place).get_node() for place in (0, 1))
         if subtract.get_type_name() != "Subtract" or scales.get_type_name() != "Constant":
             return None
@@ -198,7 +198,7 @@ class _GraphMatrix:
 
 
 def _integers(constant: Any) -> tuple[npt.NDArray[np.uint8], int]:
-    """The integers of a constant of 4 or 8 bits, and their number of bits."""
+    """Return the integers of a constant of 4 or 8 bits, and their number of bits."""
     shape = tuple(constant.get_output_shape(0))
     held = np.frombuffer(constant.data.tobytes(), np.uint8)
     if constant.get_element_type().get_type_name() != "u4":
@@ -208,7 +208,7 @@ def _integers(constant: Any) -> tuple[npt.NDArray[np.uint8], int]:
 
 
 def _correct_floats(constant: Any, tensors: _FileTensors) -> bool:
-    """Give a constant of floats the values of the file's tensor that are the same in 16 bits."""
+    """Replace a constant of floats by the values of the file's tensor that equals it in 16 bits."""
     shape = tuple(constant.get_output_shape(0))
     if len(shape) < 2 or constant.get_element_type().get_type_name() not in ("f32", "f16"):
         return False

@@ -19,7 +19,7 @@ from conch.errors import invalid
 from conch.sampling.structures import Structure
 from conch.temporary import TemporaryFolder
 
-#: The numbers of tokens of the trials, and the processor time allowed per trial and per token, in seconds.
+#: The number of tokens of each trial, and the processor time (s) allowed per trial and per token.
 TRIALS: Final = (16, 64, 256)
 FIRST_SECONDS: Final = 0.5
 MASK_SECONDS: Final = 0.003
@@ -31,8 +31,8 @@ class GrammarValidator:
     """Compiles grammars in a pipeline over a minimal network and generates tokens with them.
 
     Masks are measured by the processor time of the threads that this pipeline starts (``processor_time``), so that a
-    busy machine does not make grammars appear slow.  Compiled grammars are stored in the tokenizer, which the model's
-    pipeline shares.  Only one thread at a time may use the validator; it does not block other threads.
+    busy machine does not make grammars appear slow. Compiled grammars are stored in the tokenizer, which the model's
+    pipeline shares. Only one thread at a time may use the validator; it does not block other threads.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, processor_time: Callable[[], float] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Builds the pipelines of the engine ``openvino`` and their tokenizer, which grammars require.  Runs in workers."""
+"""Builds the pipelines of the engine ``openvino`` and their tokenizer, which grammars require. Runs in workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conch.temporary import TemporaryFolder
 def lora(path: Path, graph: Path) -> Any:
     """Return GenAI's configuration of an adapter that is merged into the weights of ``graph`` at load.
 
-    ``path`` is a folder or file saved by PEFT.  Raises INVALID_ARG for an adapter that does not fit the graph.
+    ``path`` is a folder or file saved by PEFT. Raises INVALID_ARG for an adapter that does not fit the graph.
     """
     import openvino_genai
 
@@ -41,7 +41,7 @@ def lora(path: Path, graph: Path) -> Any:
 def _scale(file: Path) -> float:
     """Return the factor of an adapter's matrices from adapter_config.json: alpha / rank, or 1 without that file.
 
-    With rsLoRA the divisor is the square root of the rank.  Raises INVALID_ARG for unsupported options.
+    With rsLoRA the divisor is the square root of the rank. Raises INVALID_ARG for unsupported options.
     """
     beside = file.with_name("adapter_config.json")
     if not beside.is_file():
@@ -150,7 +150,7 @@ def _warn(spec: EngineSpec, problem: str) -> None:
 
 
 def write_tokenizer(checkpoint: Path, folder: Path, *, trust_remote_code: bool = False) -> None:
-    """Write the tokenizer of a checkpoint in OpenVINO format.  Raises the errors of transformers and OpenVINO."""
+    """Write the tokenizer of a checkpoint in OpenVINO format. Raises the errors of transformers and OpenVINO."""
     import openvino
     import openvino_tokenizers
     from transformers import AutoTokenizer

@@ -34,10 +34,10 @@ class Precision:
     def of(cls, spec: EngineSpec, capabilities: tuple[str, ...]) -> Precision:
         """Choose the formats for ``spec.dtype`` on a CPU with these ``capabilities`` (OpenVINO's names).
 
-        With ``auto``, quantised weights are multiplied in int8.  This decodes small batches 1.5 times as fast as bf16,
-        even with AMX, and agrees with float32 about as often.  Other weights use bf16 if the CPU supports it.  The
-        cache has 16 bits: greedy tokens were then equal to those of float32, unlike with OpenVINO's default of 8 bits.
-        Raises INVALID_ARG for an unsupported dtype.
+        With ``auto``, quantised weights are multiplied in int8. This decodes small batches 1.5 times as fast as bf16,
+        even with AMX, and agrees with float32 about as often. Other weights use bf16 if the CPU supports it. The cache
+        has 16 bits: greedy tokens were then equal to those of float32, unlike with OpenVINO's default of 8 bits. Raises
+        INVALID_ARG for an unsupported dtype.
         """
         if spec.dtype == "float32":
             return cls("f32", "f32", exact=True)

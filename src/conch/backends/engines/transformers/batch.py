@@ -13,7 +13,7 @@ from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
 
-#: The number of padding positions that is always allowed in a batch; a larger number must not exceed the tokens.
+#: The number of padding positions that is always allowed in a batch; above it, padding must not exceed the tokens.
 _PADDING: Final = 4096
 
 
@@ -21,9 +21,9 @@ _PADDING: Final = 4096
 class BatchRow:
     """An in-flight request: its parameters, its ``tokens`` including the prompt, and its batch (None while it waits).
 
-    ``rank`` orders waiting rows, lowest first: priority, then arrival.  ``max_length`` is the length limit including
-    the prompt; ``end_ids`` are the tokens that end the row.  ``generator`` is its random number generator, ``matcher``
-    the state of its grammar, and ``search`` the state of its beam search.
+    ``rank`` orders waiting rows, lowest first: priority, then arrival. ``max_length`` is the length limit including the
+    prompt; ``end_ids`` are the tokens that end the row. ``generator`` is its random number generator, ``matcher`` the
+    state of its grammar, and ``search`` the state of its beam search.
     """
 
     id: int

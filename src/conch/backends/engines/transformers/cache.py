@@ -1,8 +1,8 @@
 """The KV cache of the engine ``transformers``: rows of different lengths that end in the same column.
 
-Rows are padded on the left.  A step therefore writes one column for all rows, and distances between tokens are the
-same as without padding, so rotary, learned and ALiBi positions and sliding windows are correct.  Buffers have spare
-rows and columns, so that a step does not copy existing content.
+Rows are padded on the left. A step therefore writes one column for all rows, and distances between tokens are the same
+as without padding, so rotary, learned and ALiBi positions and sliding windows are correct. Buffers have spare rows and
+columns, so that a step does not copy existing content.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PaddedLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """The cache of a batch.  ``starts`` has the first column of each row; all rows end before column ``end``."""
+    """The cache of a batch. ``starts`` has the first column of each row; all rows end before column ``end``."""
 
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=partial(PaddedLayer, self))

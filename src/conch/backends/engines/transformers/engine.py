@@ -1,10 +1,10 @@
 """In-flight batching for models of transformers: requests join and leave the batch at every step.
 
-A step decodes one token for every running row, then prefills at most one chunk of prompts.  ``cache_tokens`` limits the
-tokens of rows, excluding the padding of batches (``batch.py``).  Before each step, cached prefixes are reduced to the
+A step decodes one token for every running row, then prefills at most one chunk of prompts. ``cache_tokens`` limits the
+tokens of rows, excluding the padding of batches (``batch.py``). Before each step, cached prefixes are reduced to the
 rest of that limit.
 
-The same code runs on the CPU and on a GPU.  transformers' own continuous batching has paged attention, but no beam
+The same code runs on the CPU and on a GPU. transformers' own continuous batching has paged attention, but no beam
 search, per-request seeds and penalties, or structured output, and its results are not exact for every architecture.
 """
 
@@ -92,7 +92,7 @@ _FIRST_ID: Final = -1
 def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[list[int]]) -> None:
     """Compare the engine's greedy tokens for a batch of ``prompts`` (token ids) with ``generate`` for each prompt.
 
-    Raises INVALID_ARG if tokens differ or ``generate`` fails.  Skips the comparison if a step takes longer than
+    Raises INVALID_ARG if tokens differ or ``generate`` fails. Skips the comparison if a step takes longer than
     ``SLOW_STEP``.
     """
     served = _served(engine, prompts)

@@ -19,18 +19,18 @@ from conch.errors import ConchError, invalid, one_line
 
 _logger = logging.getLogger(__name__)
 
-#: Flags of CPUs with bfloat16 multiplication; other CPUs are several times slower in bfloat16 than in float32.
+#: CPU flags of bfloat16 multiplication; without them, bfloat16 is several times slower than float32.
 _NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
-#: Where Linux lists the flags of the CPU.
+#: The file with the CPU flags, on Linux.
 CPUINFO: Final = Path("/proc/cpuinfo")
-#: The buffers with rotary frequencies; Gemma 3 has others for its sliding windows, which are not scaled.
+#: The buffers with rotary frequencies; the frequencies of Gemma 3's sliding windows are in others and are not scaled.
 _FREQUENCIES: Final = ("inv_freq", "full_attention_inv_freq")
-#: The context of a model without a limit of positions.
+#: The context (tokens) of a model with unlimited positions.
 _ENDLESS: Final = 2**31 - 1
 
 
 def load(spec: EngineSpec) -> DecoderNetwork:
-    """Load the model of a checkpoint, with its adapters, on its device.  Raises INVALID_ARG if it cannot be loaded."""
+    """Load the model of a checkpoint, with its adapters, on its device. Raises INVALID_ARG if it cannot be loaded."""
     transformers.utils.logging.disable_progress_bar()
     device = torch.device("cpu" if spec.device == "cpu" else f"{spec.device}:{spec.device_id}")
     try:
@@ -69,10 +69,10 @@ def _model(spec: EngineSpec) -> Any:
 
 
 def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
-    """Divide the frequencies by what a file has for it, which transformers 5 ignores.
+    """Divide the rotary frequencies by the divisors in a GGUF file, which transformers 5 ignores.
 
-    Files of Llama 3 models have a tensor with a divisor for each frequency, others have a factor.  Raises INVALID_ARG
-    for another scaling.
+    Files of Llama 3 models have a tensor with a divisor for each frequency, others have one factor. Raises INVALID_ARG
+    for another kind of scaling.
     """
     (scaling, factor), tensor = rope_scaling(file), file.tensors.get("rope_freqs.weight")
     if scaling not in ("none", "linear"):
@@ -100,7 +100,7 @@ def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
 
 
 def _scores(model: Any) -> Any:
-    """Return the logits of an example."""
+    """Return the logits of an example text."""
     with torch.inference_mode():
         return model.eval()(input_ids=example_ids(model.config)).logits
 

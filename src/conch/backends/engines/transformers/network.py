@@ -12,7 +12,10 @@ Tensor = Any
 
 
 def cache_argument(model: Any) -> str | None:
-    """The argument of a model's ``forward`` that takes a KV cache: ``cache`` since transformers 5.24."""
+    """Return the argument of a model's ``forward`` that takes a KV cache; None without one.
+
+    It is named ``cache`` since transformers 5.24.
+    """
     accepted = inspect.signature(model.forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in accepted), None)
 

@@ -21,9 +21,9 @@ _logger = logging.getLogger(__name__)
 _SHARED: Final = frozenset({"dynamic", "longrope"})
 #: Cache layers that a padded layer can replace; the mask implements sliding windows.
 _LAYERS: Final = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
-#: The lengths of the trial texts in tokens; effects of windows of a few tokens show with padding, too.
+#: The lengths of the trial texts in tokens; padding also reveals the effects of windows of a few tokens.
 _LENGTHS: Final = (10, 17, 5)
-#: The number of distinct tokens in the trial texts.  Repeated tokens reveal networks that choose among equal tokens by
+#: The number of distinct tokens in the trial texts. Repeated tokens reveal networks that choose among equal tokens by
 #: position.
 _DIFFERENT: Final = 6
 
@@ -32,8 +32,8 @@ _DIFFERENT: Final = 6
 class BatchSupport:
     """The batching that a network supports.
 
-    ``padding``: rows of different lengths may share a batch.  ``several_rows``: several rows may run alternately, each
-    with its own state.  ``beam_search``: the state of a row can be copied.
+    ``padding``: rows of different lengths may share a batch. ``several_rows``: several rows may run alternately, each
+    with its own state. ``beam_search``: the state of a row can be copied.
     """
 
     padding: bool

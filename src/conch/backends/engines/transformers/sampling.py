@@ -1,7 +1,7 @@
 """Chooses tokens from logits for all rows of a batch at once, with vLLM's semantics.
 
 The order is: structure, ``logit_bias``, bad words, ``min_tokens``, penalties; then temperature, ``min_p``, ``top_k``,
-``top_p``.  Log-probabilities are computed from the raw logits.
+``top_p``. Log-probabilities are computed from the raw logits.
 """
 
 from __future__ import annotations

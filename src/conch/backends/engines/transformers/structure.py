@@ -21,8 +21,8 @@ Tensor = Any
 
 _logger = logging.getLogger(__name__)
 
-#: Seconds of processor time: the limit per mask of a sequence, and the total excess allowed for all of its masks.
-#: Masks delay the other sequences of the batch.
+#: Processor time (s): the limit per mask of a sequence, and the total excess allowed for all of its masks. Masks delay
+#: the other sequences of the batch.
 USUAL_SECONDS: Final = 0.02
 OVERTIME_SECONDS: Final = 2.0
 
@@ -53,7 +53,7 @@ def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | Non
 class GrammarCompiler:
     """Compiles structures for a tokenizer with these ``tokens``.
 
-    llguidance copies ``tokens`` when the first structure is compiled.  Without them it would guess the text of tokens
+    llguidance copies ``tokens`` when the first structure is compiled. Without them it would guess the text of tokens
     from the tokenizer's decoder type, often wrongly.
     """
 
@@ -64,7 +64,7 @@ class GrammarCompiler:
     def compile(self, structure: Structure) -> Any:
         """Compile a structure to a matcher in its initial state, which is copied for each sequence.
 
-        May be called from any thread, one call at a time.  Raises INVALID_ARG for a structure that does not compile.
+        May be called from any thread, one call at a time. Raises INVALID_ARG for a structure that does not compile.
         """
         import llguidance
 

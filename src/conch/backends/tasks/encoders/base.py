@@ -95,7 +95,7 @@ class EncoderTask(Task):
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         """Extract the values for ``assemble``, one per sequence of a run.
 
-        Keep them small, because a request may have any number of sequences.
+        The values should be small, because a request may have any number of sequences.
         """
 
     @abstractmethod
@@ -142,7 +142,7 @@ class EncoderTask(Task):
             return PaddedBatch(sequences, requests, self.encoder.pad_id)
         longest = len(sequences[0].ids)
         rows, length = self.engine.padded_shape(len(sequences), longest)
-        # The network may have no positions beyond the maximum.
+        # The network may have no positions beyond the maximum length.
         shape = rows, min(length, max(longest, self.encoder.max_length))
         return PaddedBatch(sequences, requests, self.encoder.pad_id, shape)
 
@@ -188,7 +188,7 @@ def stacked(rows: Sequence[Array]) -> Array:
 
 
 def texts_of(request: Request, name: str) -> list[str]:
-    """Return one text per row.  Raises INVALID_ARG if the number of texts differs from the number of rows."""
+    """Return one text per row. Raises INVALID_ARG if the number of texts differs from the number of rows."""
     texts = request.texts(name)
     if len(texts) != request.rows:
         raise invalid(f"input '{name}' has {len(texts)} texts for {request.rows} rows; it takes one for each row")

@@ -59,7 +59,7 @@ class PaddedBatch:
     def arrays(self, wanted: Collection[str], *, types: bool) -> dict[str, Array]:
         """Return the network's inputs; ``wanted`` has the input names of the network.
 
-        ``types`` is true if the tokenizer produces token types.  Without them ``token_type_ids`` is omitted, because
+        ``types`` is true if the tokenizer produces token types. Without them ``token_type_ids`` is omitted, because
         zeros are not the default of every network.
         """
         arrays = {"input_ids": self.ids, "attention_mask": self.mask}

@@ -1,4 +1,4 @@
-"""The task ``feature-extraction``: from text to an embedding, with or without sentence-transformers modules."""
+"""The task ``feature-extraction``: computes the embedding of a text, with or without sentence-transformers modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task ``fill-mask``: from text with mask tokens to the most probable tokens in their place."""
+"""The task ``fill-mask``: predicts the most probable tokens for the mask tokens of a text."""
 
 from __future__ import annotations
 

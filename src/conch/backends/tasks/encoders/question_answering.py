@@ -1,7 +1,7 @@
-"""The task ``question-answering``: from a question and a context to the span of the context that answers it.
+"""The task ``question-answering``: finds the spans of a context that answer a question.
 
-Runs in workers.  Source: ``QuestionAnsweringPipeline`` of transformers 4 (removed in 5).  Results are equal, except
-for a word at the edge of a window: here it stays whole.
+Runs in workers. Source: ``QuestionAnsweringPipeline`` of transformers 4 (removed in 5). Results are equal, except that
+a word at the edge of a window stays whole here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from conch.inference import TensorSpec
 
 @dataclass(slots=True)
 class AnswerSpan:
-    """An answer: the characters of a context from ``start`` up to, not including, ``end``."""
+    """An answer: the characters of a context from ``start`` to ``end`` (exclusive)."""
 
     text: str
     score: float
@@ -40,9 +40,8 @@ class AnswerSpan:
 class Window:
     """A question with a part of its context: one sequence for the network.
 
-    Tokens from ``first`` up to, not including, ``last`` belong to the context.  Token ``index`` of the window is token
-    ``index + shift`` of ``encoding``, which has the whole context.  ``allowed`` marks the tokens that may begin or end
-    a span.
+    Tokens from ``first`` to ``last`` (exclusive) belong to the context. Token ``index`` of the window is token ``index
+    + shift`` of ``encoding``, which has the whole context. ``allowed`` marks the tokens that may begin or end a span.
     """
 
     tokens: Tokens
@@ -56,7 +55,7 @@ class Window:
 def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: InputEncoder) -> list[Window]:
     """Divide a question and its context into windows of at most ``length`` tokens that overlap by ``stride`` tokens.
 
-    ``encoding`` is the whole pair.  Raises INVALID_ARG if the question leaves too few tokens for the context.
+    ``encoding`` is the whole pair. Raises INVALID_ARG if the question leaves too few tokens for the context.
     """
     sequences = encoding.sequence_ids
     first = next((index for index, sequence in enumerate(sequences) if sequence == 1), -1)
@@ -72,7 +71,7 @@ def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Inp
             f"input 'question' leaves {max(room, 0)} of {length} tokens for the context in row {row}; "
             f"windows that overlap by doc_stride={stride} need more: shorten the question or set a smaller doc_stride"
         )
-    # A network marks a question without an answer by its first token.
+    # Networks point to their first token if the context has no answer.
     cls_id = encoder.tokenizer.special.cls_id
     start = ids == cls_id if cls_id is not None else np.zeros(len(ids), bool)
     found: list[Window] = []
@@ -93,8 +92,8 @@ def answers(
 ) -> list[AnswerSpan]:
     """Return the ``k`` best answers, best first.
 
-    ``read`` has the windows with their FP32 ``[length]`` start and end logits; ``longest`` is in tokens.  Spans with
-    the same text count as one answer whose score is the sum of theirs.
+    ``read`` has the windows with their FP32 ``[length]`` start and end logits; ``longest`` is in tokens. Spans with the
+    same text count as one answer, with the sum of their scores.
     """
     found: dict[str, AnswerSpan] = {}
     nothing = 1e6
@@ -103,7 +102,7 @@ def answers(
         end = _probabilities(end_logits, window.allowed)
         nothing = min(nothing, float(start[0] * end[0]))
         start[0] = end[0] = 0.0
-        # More than k, because several spans may lie in the same words.
+        # More than k, because several spans may cover the same words.
         for one, two, score in _spans(start, end, 2 * k + 10, longest, window.allowed):
             begin, stop = _characters(window, one, two)
             text = context[begin:stop]
@@ -164,7 +163,7 @@ _COUNTS: Final = {"max_answer_len": (15, 1), "doc_stride": (128, 0)}
 class QuestionAnswering(EncoderTask):
     """Returns the ``top_k`` best answers of each row; reads a long context in overlapping windows.
 
-    ``handle_impossible_answer`` allows the empty answer.  Rows with fewer answers than other rows are padded with empty
+    ``handle_impossible_answer`` allows the empty answer. Rows with fewer answers than other rows are padded with empty
     answers of score 0.
     """
 
@@ -253,7 +252,7 @@ class QuestionAnswering(EncoderTask):
 
 
 def checked_count(name: str, value: int, least: int) -> int:
-    """Return ``value``, a number of tokens.  Raises INVALID_ARG if it is out of range."""
+    """Return ``value``, a number of tokens. Raises INVALID_ARG if it is out of range."""
     if not least <= value <= MANY:
         raise invalid(f"{name} is {value}; it must be at least {least}")
     return int(value)

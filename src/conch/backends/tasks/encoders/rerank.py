@@ -1,4 +1,4 @@
-"""The task ``text-ranking`` (cross-encoders): from a query and a document to a score.
+"""The task ``text-ranking`` (cross-encoders): scores the relevance of a document to a query.
 
 Source of the defaults: sentence-transformers' CrossEncoder.
 """

@@ -1,4 +1,4 @@
-"""The task ``text-classification``: from a text or a pair of texts to labels with scores, best first."""
+"""The task ``text-classification``: returns the labels of a text or pair of texts with their scores, best first."""
 
 from __future__ import annotations
 

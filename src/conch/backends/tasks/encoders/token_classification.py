@@ -1,4 +1,4 @@
-"""The task ``token-classification``: from text to entities, one JSON document per row.
+"""The task ``token-classification``: finds the entities in a text; returns one JSON document per row.
 
 Source: ``TokenClassificationPipeline`` of transformers; results are equal.
 """
@@ -187,7 +187,7 @@ class TokenClassification(EncoderTask):
 
 
 def checked_strategy(value: str) -> str:
-    """Return ``value``.  Raises INVALID_ARG unless it is one of ``STRATEGIES``."""
+    """Return ``value``. Raises INVALID_ARG unless it is one of ``STRATEGIES``."""
     if value not in STRATEGIES:
         raise invalid(f"aggregation_strategy is '{value}'; it must be one of {', '.join(STRATEGIES)}")
     return value

@@ -1,7 +1,7 @@
-"""Checks of a network with example texts when its task is loaded: missing weights, and rows that may share a run.
+"""Checks a network with example texts when its task is loaded: missing weights, and rows that may share a run.
 
-Some networks have no attention mask, or a mask that leaks, so that padding changes their outputs.  Others fail on
-several rows.  No file of a checkpoint specifies this, so it is measured.
+In some networks padding changes the outputs, because they ignore the attention mask or apply it incompletely. Others
+fail on several rows. No file of a checkpoint specifies this, so it is measured.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.errors import invalid, one_line
 
-#: Two example texts.  In a batch with the long text, the row of the short text is mostly padding.
+#: Two example texts. In a batch with the long text, the row of the short text is mostly padding.
 SHORT: Final = "Where is the nearest library?"
 LONG: Final = (
     "A program takes a list of numbers and returns the even ones, 2 and 4 of 1 to 5, while the bus to the station is "
     "late and nobody knows why it is open in the morning."
 )
-#: Padding is considered a cause if it changes a row by more than this many times the effect of a second row.
+#: Padding counts as harmful if it changes a row by more than this many times the effect of a second row.
 _MORE: Final = 4.0
 
 
@@ -41,7 +41,7 @@ class Sharing(Enum):
 
 
 def strictest(found: Sequence[Sharing]) -> Sharing:
-    """Return the strictest of the results of several engines."""
+    """Return the strictest result of several engines."""
     return max(found, key=list(Sharing).index)
 
 
@@ -104,7 +104,7 @@ class Examples:
         return self._engine.run(self._arrays(sequences))
 
     def _moved(self, alone: Mapping[str, Array], sequences: Sequence[Tokens]) -> float:
-        """Return the change in the output of the short text in a run of two ``sequences``, relative to its maximum.
+        """Return the change in the output of the short text if two ``sequences`` share a run, relative to its maximum.
 
         Infinite if the two cannot run together.
         """

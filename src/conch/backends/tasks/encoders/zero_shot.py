@@ -25,7 +25,7 @@ TEMPLATE = "This example is {}."
 
 
 class ZeroShotClassification(EncoderTask):
-    """Returns the ``candidate_labels`` of each row, best first; each label becomes a hypothesis about the text."""
+    """Ranks the ``candidate_labels`` of each row, best first, by scoring a hypothesis about the text for each label."""
 
     head = "AutoModelForSequenceClassification"
     pair = True

@@ -10,11 +10,11 @@ from conch.errors import unsupported
 
 
 class NetworkEngine(ABC):
-    """A loaded network.  Several threads, one per instance, may call ``run`` concurrently.
+    """A loaded network. Several threads, one per instance, may call ``run`` concurrently.
 
     ``inputs`` are its input names (``input_ids``, ``attention_mask``, ``token_type_ids``, ``pixel_values`` …) and
     ``outputs`` its output names (``logits``, ``last_hidden_state``, ``start_logits``, ``end_logits`` …), as in
-    transformers.  ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``;
+    transformers. ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``;
     ``variant`` is the name of a converted variant in ``conch.json``.
     """
 
@@ -33,7 +33,7 @@ class NetworkEngine(ABC):
         return (self,)
 
     def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
-        """Return the shape to pad ``[rows, length]`` to; larger if new shapes slow the engine down."""
+        """Return the shape to which ``[rows, length]`` is padded; larger if new shapes slow the engine down."""
         return rows, length
 
     def require_outputs(self, names: Collection[str], source: str) -> None:

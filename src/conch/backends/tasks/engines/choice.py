@@ -22,8 +22,8 @@ _REMEMBERED: Final = 4096
 class EnginesByShape(NetworkEngine):
     """An engine that runs ``other`` if ``other_at(rows, tokens)`` is true, else ``usual``.
 
-    The choice depends only on the shape, so the same batch always gets the same outputs.  Name, precision and device
-    are those of ``usual``.  Raises INVALID_ARG if the outputs of the two engines differ in name.
+    The choice depends only on the shape, so the same batch always gets the same outputs. Name, precision and device are
+    those of ``usual``. Raises INVALID_ARG if the outputs of the two engines differ in name.
     """
 
     def __init__(self, usual: NetworkEngine, other: NetworkEngine, other_at: Callable[[int, int], bool]) -> None:
@@ -73,11 +73,11 @@ def open_engine(
 ) -> NetworkEngine:
     """Open the engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` concurrent threads.
 
-    ``head`` is the class of transformers that loads the network; only torch uses it.  The order of precedence is: the
-    variant or engine in the options, the verdict of ``conch convert`` (which may select between two variants by
-    shape), the files in the folder.  A verdict is measured on a CPU, so on a GPU the checkpoint's own weights take
-    precedence over it.  Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED if a library
-    is missing.  If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
+    ``head`` is the class of transformers that loads the network; only torch uses it. The order of precedence is: the
+    variant or engine in the options, the verdict of ``conch convert`` (which may select between two variants by shape),
+    the files in the folder. A verdict is measured on a CPU, so on a GPU the checkpoint's own weights take precedence
+    over it. Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED if a library is missing.
+    If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
     """
     name, precision, graph = choose(checkpoint, options, device)
     engine = _open(checkpoint, options, head, device, device_id, instances, name, precision, graph)

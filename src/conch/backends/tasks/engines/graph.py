@@ -39,7 +39,7 @@ class GraphEngine(NetworkEngine):
         }
 
     def _feeds(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the graph's inputs from ``arrays``, cast to its types.  Raises INTERNAL if an input is missing."""
+        """Return the graph's inputs from ``arrays``, cast to its types. Raises INTERNAL if an input is missing."""
         feeds = {}
         for name, dtype in self._dtypes.items():
             array = arrays.get(name)

@@ -13,8 +13,8 @@ from conch.machine.cores import pooled, usable_cores
 class OnnxRuntimeEngine(GraphEngine):
     """A graph for ``instances`` concurrent threads that share ``threads`` cores (0: all usable cores).
 
-    ``device`` is ``cpu`` or ``cuda``.  With ``tensorrt``, TensorRT builds the supported parts of the graph on first
-    use, in the engine's precision, and CUDA runs the rest.  Raises the errors of :class:`Session`.
+    ``device`` is ``cpu`` or ``cuda``. With ``tensorrt``, TensorRT builds the supported parts of the graph on first use,
+    in the engine's precision, and CUDA runs the rest. Raises the errors of :class:`Session`.
     """
 
     name = "onnxruntime"

@@ -11,7 +11,7 @@ from conch.backends.tasks.engines.graph import GraphEngine
 from conch.lengths import on_grid
 from conch.machine.cores import usable_cores
 
-#: The number of requests for a shape before it is compiled exactly, and the number of shapes that are counted.
+#: The number of requests for a shape after which it is not padded, and the maximum number of shapes that are counted.
 WORTH_COMPILING: Final = 32
 MOST_SHAPES: Final = 512
 
@@ -19,9 +19,9 @@ MOST_SHAPES: Final = 512
 class OpenVinoEngine(GraphEngine):
     """A graph for ``instances`` concurrent threads that share ``threads`` cores (0: all usable cores).
 
-    ``precision`` is that of the arithmetic (see :class:`CompileSettings`).  The first run of a new shape takes OpenVINO
-    15 ms, or up to 40 ms with several sequences, where a later run takes 2 ms.  ``padded_shape`` therefore rounds to a
-    small set of shapes, except for shapes that are requested often.  Raises the errors of :class:`CompiledGraph`.
+    ``precision`` is that of the arithmetic (see :class:`CompileSettings`). In OpenVINO, the first run of a new shape
+    takes 15 ms, or up to 40 ms with several sequences; later runs take 2 ms. ``padded_shape`` therefore rounds to a
+    small set of shapes, except for shapes that are requested often. Raises the errors of :class:`CompiledGraph`.
     """
 
     name = "openvino"

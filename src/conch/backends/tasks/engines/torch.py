@@ -29,8 +29,8 @@ _PRECISIONS: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 class TorchEngine(NetworkEngine):
     """The network of a checkpoint, loaded with transformers' class ``head``, for ``instances`` concurrent threads.
 
-    ``threads`` cores (0: all usable cores) are divided among the threads.  ``dtype`` is ``float32``, ``bfloat16``,
-    ``float16`` or ``auto`` (FP32 on a CPU, the stored type on a GPU).  Raises UNSUPPORTED if torch or transformers is
+    ``threads`` cores (0: all usable cores) are divided among the threads. ``dtype`` is ``float32``, ``bfloat16``,
+    ``float16`` or ``auto`` (FP32 on a CPU, the stored type on a GPU). Raises UNSUPPORTED if torch or transformers is
     not installed, INVALID_ARG for a checkpoint that cannot be loaded.
     """
 

@@ -1,6 +1,6 @@
 """Serves the tasks of ``transformers.pipeline`` that have no module of their own.
 
-Rows are decoded as they arrive and passed to the pipeline one by one.
+Rows are decoded on arrival and passed to the pipeline one by one.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-# A pipeline receives only decoded audio, decoded images and text inputs, never a string in place of media that it could
-# open as a URL or a path.
+# A pipeline receives only decoded audio, decoded images and text inputs. Media are never passed as strings, which the
+# pipeline could open as a URL or a path.
 
 
 #: Arguments of pipelines that are not in a signature.
@@ -105,7 +105,7 @@ _REFUSED: Final = frozenset({
     "return_tensors", "self", "streamer", "tesseract_config", "timeout", "tokenizer", "tokenizer_encode_kwargs",
     "trust_remote_code", "word_boxes",
 })  # fmt: skip
-#: The maximum of arguments that determine the amount of computation or memory, and of all others.
+#: Maximum values of arguments that determine the amount of computation or memory, and of all other arguments.
 _GREATEST: Final[Mapping[str, int]] = {
     "crops_n_layers": 4,  # each layer has four times as many crops as the previous one
     "max_length": 1 << 16,
@@ -129,8 +129,8 @@ _MAX_OPTIONS: Final = 1 << 16
 def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
     """Parse the call arguments in the input ``options``, a JSON object.
 
-    Allowed are the pipeline's own arguments and, if it generates, the parameters of ``generate``.  Arguments that could
-    load code, a model or a URL are rejected.  Raises INVALID_ARG, naming the argument.
+    Allowed are the pipeline's own arguments and, if it generates, the parameters of ``generate``. Arguments that could
+    load code, a model or a URL are rejected. Raises INVALID_ARG, naming the argument.
     """
     if len(text) > _MAX_OPTIONS:
         raise invalid(f"input 'options' in row {row} has {len(text)} characters; at most {_MAX_OPTIONS} are read")
@@ -225,7 +225,7 @@ def _decision(text: str) -> dict[str, Any]:
     return request
 
 
-# The code below does not import transformers, so that describing a model's tensors is fast.
+# This section does not import transformers, so that a model's tensors are described quickly.
 
 
 _TEXT: Final = TensorSpec("text_input", "BYTES", (1,))
@@ -235,7 +235,7 @@ _QUESTION: Final = TensorSpec("question", "BYTES", (1,))
 _ANY_TEXT: Final = TensorSpec("text_input", "BYTES", (1,), optional=True)
 _ANY_IMAGE: Final = TensorSpec("image", "BYTES", (1,), optional=True)
 
-#: Inputs by task.  Other tasks take text, or the inputs of a pipeline that the checkpoint declares.
+#: Inputs by task. Other tasks take text, or the inputs of a pipeline that the checkpoint declares.
 _INPUTS: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
     "audio-classification": SOUND_INPUTS,
     "zero-shot-audio-classification": (*SOUND_INPUTS, _LABELS),
@@ -283,7 +283,7 @@ def inputs_of(task: str, config: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
 def check_task(task: str, config: Mapping[str, Any]) -> None:
     """Raise INVALID_ARG unless transformers or the checkpoint has a pipeline for the task.
 
-    Looks at the names of transformers' files, because importing it takes seconds.  If transformers is not installed,
+    Looks at the names of transformers' files, because importing it takes seconds. If transformers is not installed,
     every task passes.
     """
     found = importlib.util.find_spec("transformers")
@@ -332,7 +332,7 @@ class PreparedRows(PreparedRequest):
 class PipelineTask(Task):
     """Inputs by task: ``text_input``, ``image``, ``audio`` or ``samples`` …, and ``options`` STRING [1].
 
-    ``options`` is a JSON object with arguments of the pipeline's call and of ``generate``.  Output ``text_output``
+    ``options`` is a JSON object with arguments of the pipeline's call and of ``generate``. Output ``text_output``
     STRING [1] is the pipeline's result (see :func:`text_of`).
     """
 
@@ -362,7 +362,7 @@ class PipelineTask(Task):
         )
 
     def prepare(self, request: Request) -> PreparedRows:
-        """Decode the rows.  Raises INVALID_ARG for inputs that cannot be read and for unknown arguments."""
+        """Decode the rows. Raises INVALID_ARG for inputs that cannot be read and for unknown arguments."""
         values: list[dict[str, Any]] = [{} for _ in range(request.rows)]
         for name in ("text_input", "question"):
             if name in self._names and request.has(name):

@@ -1,6 +1,6 @@
 """Text-to-text tasks of encoder-decoder models: summarization, translation, text2text-generation.
 
-Requests are tokenised as they arrive.  Requests with equal parameters are grouped by length and run together in
+Requests are tokenised on arrival. Requests with equal parameters are grouped by length and run together in
 transformers' ``generate``.
 """
 
@@ -43,10 +43,10 @@ _NOT_GENERATION = frozenset({"prefix"})
 
 
 class Languages(Protocol):
-    """Translates the inputs ``src_lang`` and ``tgt_lang`` of a request."""
+    """The interface that converts the inputs ``src_lang`` and ``tgt_lang`` to arguments of ``generate``."""
 
     def choose(self, source: str | None, target: str | None) -> tuple[str, Mapping[str, Any]]:
-        """Return the prefix of the text and arguments of ``generate``.  Raises INVALID_ARG for an unknown language.
+        """Return the prefix of the text and arguments of ``generate``. Raises INVALID_ARG for an unknown language.
 
         The caller must hold the tokenizer's lock until the text is tokenised.
         """
@@ -211,7 +211,7 @@ def _first_logits(model: Any, texts: Sequence[list[int]], pad: int) -> Any:
 def verify(task: Writer, model: Any, examples: Sequence[list[int]]) -> None:
     """Compare greedy outputs of ``task`` for ``examples`` (token ids) with those of transformers for each text alone.
 
-    Raises INVALID_ARG if an output differs.  Skips the comparison if a step takes longer than ``SLOW_STEP``.
+    Raises INVALID_ARG if an output differs. Skips the comparison if a step takes longer than ``SLOW_STEP``.
     """
     import torch
 
@@ -324,7 +324,7 @@ class Text2Text(Task):
         return DESCRIPTION
 
     def prepare(self, request: Request) -> PreparedTexts:
-        """Tokenise the texts.  Raises INVALID_ARG for a text that is not UTF-8, is too long, or has no tokens."""
+        """Tokenise the texts. Raises INVALID_ARG for a text that is not UTF-8, is too long, or has no tokens."""
         texts = request.texts("text_input")
         given = generation_arguments(request, most_tokens=self._most_tokens)
         with self._lock:
