@@ -123,15 +123,15 @@ def generate_request(
 
     A text is the input ``text_input``, or else the only required BYTES input. Raises INVALID_ARG.
     """
-    given: dict[str, Any] = dict(inputs) if isinstance(inputs, Mapping) else {_prompt(signature): inputs}
+    values: dict[str, Any] = dict(inputs) if isinstance(inputs, Mapping) else {_prompt(signature): inputs}
     for name, value in parameters.items():
-        if name in given:
+        if name in values:
             raise invalid(f"'{name}' is given twice")
-        given[name] = value
+        values[name] = value
     if stream and _STREAM in signature.inputs:
-        given.setdefault(_STREAM, True)
-    tensors = {name: value for name, value in given.items() if name in signature.inputs}
-    others = {name: value for name, value in given.items() if name not in signature.inputs}
+        values.setdefault(_STREAM, True)
+    tensors = {name: value for name, value in values.items() if name in signature.inputs}
+    others = {name: value for name, value in values.items() if name not in signature.inputs}
     return OutgoingRequest(
         signature,
         version,

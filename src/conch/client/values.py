@@ -90,15 +90,15 @@ def _array(signature: ModelSignature, spec: TensorSpec, value: Any) -> NDArray[A
     try:
         if spec.datatype == "BYTES":
             return _encoded(_objects(value), what)
-        given = np.asarray(value)
+        array = np.asarray(value)
         wanted = np.dtype("<f4") if spec.datatype == "BF16" else _TYPES[spec.datatype]
         if wanted == _TYPES["UINT64"] and not isinstance(value, np.ndarray):
-            given = _large_integers(given, value)
+            array = _large_integers(array, value)
     except ValueError:
         raise invalid(f"{what}; the lists given have different lengths") from None
-    if given.dtype != wanted:
-        given = _converted(given, wanted, what)
-    return _upper_halves(given) if spec.datatype == "BF16" else given
+    if array.dtype != wanted:
+        array = _converted(array, wanted, what)
+    return _upper_halves(array) if spec.datatype == "BF16" else array
 
 
 def _objects(value: Any) -> NDArray[Any]:
@@ -122,32 +122,32 @@ def _encoded(texts: NDArray[Any], what: str) -> NDArray[Any]:
     return encoded
 
 
-def _large_integers(given: NDArray[Any], value: Any) -> NDArray[Any]:
-    """Return ``given``, or its integers as UINT64 if NumPy made floats or objects of values beyond INT64."""
-    if given.dtype.kind in "fO":
+def _large_integers(array: NDArray[Any], value: Any) -> NDArray[Any]:
+    """Return ``array``, or its integers as UINT64 if NumPy made floats or objects of values beyond INT64."""
+    if array.dtype.kind in "fO":
         objects = _objects(value)
-        if objects.size and all(type(one) is int and 0 <= one < 2**64 for one in objects.flat):
+        if objects.size and all(type(element) is int and 0 <= element < 2**64 for element in objects.flat):
             return objects.astype("<u8")
-    return given
+    return array
 
 
-def _converted(given: NDArray[Any], wanted: np.dtype[Any], what: str) -> NDArray[Any]:
-    """Convert ``given`` to ``wanted``; refuses a change of values other than the rounding of floats."""
+def _converted(array: NDArray[Any], wanted: np.dtype[Any], what: str) -> NDArray[Any]:
+    """Convert ``array`` to ``wanted``; refuses a change of values other than the rounding of floats."""
     kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]
-    if given.size and given.dtype.kind not in kinds:
-        bfloat16 = given.dtype.name == "bfloat16" and wanted.kind == "f"
+    if array.size and array.dtype.kind not in kinds:
+        bfloat16 = array.dtype.name == "bfloat16" and wanted.kind == "f"
         if not bfloat16:
-            raise invalid(f"{what}; got {given.dtype} ({given.flat[0]!r:.80})")
+            raise invalid(f"{what}; got {array.dtype} ({array.flat[0]!r:.80})")
     with np.errstate(over="ignore"):
-        converted = given.astype(wanted)
-    if given.size and not np.can_cast(given.dtype, wanted, "safe"):
+        converted = array.astype(wanted)
+    if array.size and not np.can_cast(array.dtype, wanted, "safe"):
         if wanted.kind in "iu":
             limits = np.iinfo(wanted)
-            low, high = int(given.min()), int(given.max())
+            low, high = int(array.min()), int(array.max())
             if low < limits.min or high > limits.max:
                 raise invalid(f"{what}; {low if low < limits.min else high} is out of its range")
-        elif bool((np.isinf(converted) & np.isfinite(given.astype("f8"))).any()):
-            raise invalid(f"{what}; {given.flat[np.abs(given.astype('f8')).argmax()]} is out of its range")
+        elif bool((np.isinf(converted) & np.isfinite(array.astype("f8"))).any()):
+            raise invalid(f"{what}; {array.flat[np.abs(array.astype('f8')).argmax()]} is out of its range")
     return converted
 
 
@@ -158,12 +158,12 @@ def _upper_halves(values: NDArray[Any]) -> NDArray[Any]:
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype("<u2")
 
 
-def _fitted(signature: ModelSignature, spec: TensorSpec, given: tuple[int, ...], batched: bool) -> tuple[int, ...]:
-    """Return the full shape of values of the shape ``given``. Raises INVALID_ARG if they do not fit."""
+def _fitted(signature: ModelSignature, spec: TensorSpec, sizes: tuple[int, ...], batched: bool) -> tuple[int, ...]:
+    """Return the full shape of values of the shape ``sizes``. Raises INVALID_ARG if they do not fit."""
     full = (-1, *spec.dims) if batched else spec.dims
-    if not given and all(dim in (-1, 1) for dim in spec.dims):
+    if not sizes and all(dim in (-1, 1) for dim in spec.dims):
         return (1,) * len(full)
-    for shape in (given, (1, *given)) if batched else (given,):
+    for shape in (sizes, (1, *sizes)) if batched else (sizes,):
         left_out = full[len(shape) :]
         if len(shape) <= len(full) and all(dim == 1 for dim in left_out):
             whole = (*shape, *left_out)
@@ -171,5 +171,5 @@ def _fitted(signature: ModelSignature, spec: TensorSpec, given: tuple[int, ...],
                 return whole
     raise invalid(
         f"input '{spec.name}' of model '{signature.name}' has the shape {format_shape(full)}; got "
-        f"{format_shape(given) if given else 'a single value'}"
+        f"{format_shape(sizes) if sizes else 'a single value'}"
     )

@@ -47,8 +47,8 @@ class TokenBatcher:
         oldest = next(in_order, None)
         if oldest is None:
             return BatchDecision([])
-        same_level = takewhile(lambda one: one.level == oldest.level, in_order)
-        waiting = [oldest.request, *(one.request for one in islice(same_level, WINDOW - 1))]
+        same_level = takewhile(lambda entry: entry.level == oldest.level, in_order)
+        waiting = [oldest.request, *(entry.request for entry in islice(same_level, WINDOW - 1))]
         lengths = [_length(request) for request in waiting]
         counts = [max(request.sequences, request.batch_size) for request in waiting]
         divided = runs(lengths, budget=self._budget, limit=self._max_batch_size, counts=counts)

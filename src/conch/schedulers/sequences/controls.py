@@ -44,9 +44,9 @@ class ControlInputs:
         if self._correlation is None or isinstance(request.correlation_id, str) == self._wants_text:
             return
         name, expected = self._correlation
-        given = "UINT64" if self._wants_text else "BYTES"
+        declared = "UINT64" if self._wants_text else "BYTES"
         raise request.error(
-            f"sequence batching control '{name}' data-type is '{given}', but model '{model}' expects '{expected}'"
+            f"sequence batching control '{name}' data-type is '{declared}', but model '{model}' expects '{expected}'"
         )
 
     @property

@@ -101,7 +101,7 @@ class SequenceRoster:
             return []
         late = [sequence for sequence in self.backlog if sequence.expires and sequence.expires <= now]
         requests = [request for sequence in late for request in self.forget(sequence)]
-        self._first_expiry = min((one.expires for one in self.backlog if one.expires), default=0)
+        self._first_expiry = min((sequence.expires for sequence in self.backlog if sequence.expires), default=0)
         return requests
 
     def idle(self, now: int) -> Iterator[LiveSequence]:

@@ -40,14 +40,14 @@ class StateKeeper:
 
     def after(self, state: State, response: InferResponse) -> State:
         """Return the state after a response; tensors that are not in the response keep their value."""
-        given = {
+        updated = {
             self._inputs[tensor.name]: WireTensor(
                 self._inputs[tensor.name], tensor.datatype, tensor.shape, bytes(tensor.data)
             )
             for tensor in response.outputs
             if tensor.name in self._inputs
         }
-        return {**state, **given} if given else state
+        return {**state, **updated} if updated else state
 
     def watch(self, request: InferRequest) -> None:
         """Request the state outputs too, and remove those from responses that the client did not request."""
