@@ -37,17 +37,17 @@ def spread(arguments: Sequence[str], flags: set[str]) -> list[str]:
                 words.append(argument)
                 continue
             if separator:
-                words += _each(current, value)
+                words += _repeated(current, value)
             elif place + 1 == len(arguments) or _is_flag(arguments[place + 1]):
                 words.append(argument)
         elif current:
-            words += _each(current, argument)
+            words += _repeated(current, argument)
         else:
             words.append(argument)
     return words
 
 
-def _each(flag: str, values: str) -> list[str]:
+def _repeated(flag: str, values: str) -> list[str]:
     return [part for value in values.split(",") if value for part in (flag, value)]
 
 

@@ -72,7 +72,7 @@ def constraints(name: str, value: Any) -> tuple[Constraint, ...]:
         parsed = [
             constraint
             for text in texts
-            for constraint in (constraints(name, text) if isinstance(text, Mapping) else [_said(name, text)])
+            for constraint in (constraints(name, text) if isinstance(text, Mapping) else [_written(name, text)])
         ]
     return joined(name, parsed)
 
@@ -101,7 +101,7 @@ def _listed(name: str, key: Any, bounds: Any) -> Constraint:
     return Constraint(figure.name, least, most)
 
 
-def _said(name: str, text: Any) -> Constraint:
+def _written(name: str, text: Any) -> Constraint:
     matched = _BOUND.fullmatch(text) if isinstance(text, str) else None
     if matched is None:
         raise wrong(name, text, "a bound, as p99<100ms, memory<4GB or throughput>50")

@@ -20,8 +20,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
-        self.inputs = [one["name"] for one in config["input"]]
-        self.outputs = [one["name"] for one in config["output"]]
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.outputs = [tensor["name"] for tensor in config["output"]]
         self.lower = parameters.get("lower_case") == "true"
         self.tokenize = tokenizer(
             os.path.join(args["model_repository"], args["model_version"]),
@@ -71,7 +71,7 @@ def tokenizer(folder: str, max_length: int, pad_id: int) -> Callable[..., Any]:
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def tokenize(texts: list[str], pairs: list[str] | None = None) -> dict[str, Any]:
-        found = loaded(
+        encoded = loaded(
             texts,
             pairs,
             padding=True,
@@ -80,7 +80,7 @@ def tokenizer(folder: str, max_length: int, pad_id: int) -> Callable[..., Any]:
             return_token_type_ids=True,
             return_tensors="np",
         )
-        return {name: np.asarray(array, np.int64) for name, array in found.items()}
+        return {name: np.asarray(array, np.int64) for name, array in encoded.items()}
 
     return tokenize
 
@@ -92,11 +92,11 @@ def fast(loaded: Any, max_length: int, pad_id: int) -> Callable[..., Any]:
 
     def tokenize(texts: list[str], pairs: list[str] | None = None) -> dict[str, Any]:
         rows: Any = texts if pairs is None else list(map(lambda *pair: pair, texts, pairs))
-        found = loaded.encode_batch(rows)
+        encodings = loaded.encode_batch(rows)
         return {
-            "input_ids": np.array([one.ids for one in found], np.int64),
-            "attention_mask": np.array([one.attention_mask for one in found], np.int64),
-            "token_type_ids": np.array([one.type_ids for one in found], np.int64),
+            "input_ids": np.array([encoding.ids for encoding in encodings], np.int64),
+            "attention_mask": np.array([encoding.attention_mask for encoding in encodings], np.int64),
+            "token_type_ids": np.array([encoding.type_ids for encoding in encodings], np.int64),
         }
 
     return tokenize

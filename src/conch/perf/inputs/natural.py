@@ -231,7 +231,7 @@ class _Requests:
         self._numbers = np.random.default_rng(options.seed)
         self._writer = TextWriter(self._random)
         self._masks = _MASKS if frozenset(model.outputs) == _FILL_MASK else ""
-        self._made: Mapping[Kind, Callable[[Shape, int], bytes]] = {
+        self._generators: Mapping[Kind, Callable[[Shape, int], bytes]] = {
             "text": self._text, "second text": self._second_text, "labels": self._label, "table": self._table,
             "picture": self._picture, "sound": self._sound, "video": self._video,
         }  # fmt: skip
@@ -301,7 +301,9 @@ class _Requests:
             if kind == "numbers":
                 sample[spec.name] = Value(dims, numbers(spec.datatype, prod(dims), self._numbers))
             else:
-                sample[spec.name] = Value(dims, pack_bytes([self._made[kind](shape, at) for at in range(prod(dims))]))
+                sample[spec.name] = Value(
+                    dims, pack_bytes([self._generators[kind](shape, at) for at in range(prod(dims))])
+                )
         return sample
 
     def _text(self, shape: Shape, at: int) -> bytes:

@@ -97,7 +97,7 @@ class SharedRegion:
     def __init__(self, layout: MemoryLayout, api: MemoryApi) -> None:
         """Raises INVALID_ARG for lack of memory, and UNSUPPORTED if the server cannot register the region."""
         self._api, self._region = api, layout.region
-        self._memory = _made(layout.region, max(1, layout.size))
+        self._memory = _create(layout.region, max(1, layout.size))
         try:
             for offset, data in layout.contents:
                 assert self._memory.buf is not None
@@ -134,7 +134,7 @@ class SharedRegion:
         self._memory.unlink()
 
 
-def _made(region: str, size: int) -> SharedMemory:
+def _create(region: str, size: int) -> SharedMemory:
     """Create a region of ``size`` bytes after a check for space: the kernel kills a process that writes beyond it."""
     free = size
     with suppress(OSError):

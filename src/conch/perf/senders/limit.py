@@ -173,7 +173,7 @@ class SenderLimit:
     def __init__(self, traffic: Traffic, processes: int) -> None:
         self._traffic = traffic
         self._count = processes
-        self._found: dict[int, float] = {}
+        self._measured: dict[int, float] = {}
         self._server: NullServer | None = None
         self._senders: Generators | None = None
 
@@ -181,9 +181,9 @@ class SenderLimit:
         """Return the requests per second with this many callers; None over TLS and for streams (not supported)."""
         if self._traffic.address.encrypted or self._traffic.read is not None or self._traffic.streams:
             return None
-        if concurrency not in self._found:
-            self._found[concurrency] = self._measure(concurrency)
-        return self._found[concurrency]
+        if concurrency not in self._measured:
+            self._measured[concurrency] = self._measure(concurrency)
+        return self._measured[concurrency]
 
     def close(self) -> None:
         """End the processes."""
