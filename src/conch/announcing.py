@@ -47,7 +47,7 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
             command = chat_example(root, name)
         else:
             command = example(f"{root}/v2/models/{name}", model.signature.inputs.values())
-        # Logged as a table, because log lines are quoted and could not be copied.
+        # Logged as a table: the message of a log line is quoted, so the command could not be copied.
         LOG.info("Ask it:", extra={"table": command})
 
     return announce

@@ -90,8 +90,8 @@ def load(purpose: str, module: str, *, extra: str = "") -> Any:
 def require(purpose: str, *modules: str, extra: str = "") -> None:
     """Import ``modules`` that ``purpose`` (the subject of the error's sentence) needs.
 
-    Raises UNSUPPORTED for all missing or outdated modules, with the command that installs ``extra`` or else their first
-    extra. Raises it too, with the reason, for an installed module that cannot be imported.
+    Raises UNSUPPORTED if modules are missing or outdated, with the command that installs ``extra`` or else their first
+    extra, and if an installed module cannot be imported, with the reason.
     """
     wanted: list[str] = []
     absent: list[str] = []
@@ -106,7 +106,7 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
             importlib.import_module(module)
         except Exception as error:  # a compiled library may raise anything
             lacking = _not_found(error)
-            # A requirement name[part] may be installed without the libraries of the part.
+            # A requirement ``name[part]`` may be installed although the libraries of ``part`` are missing.
             if not f"{module}.".startswith(f"{lacking}.") and not (lacking and "[" in package.name):
                 raise _broken(purpose, package.name, installed, error) from error
             wanted.append(package.name)
@@ -204,7 +204,7 @@ def installed_version(name: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release, without those of a local version (``+cpu``)."""
+    """Return the numbers of a release; omits a local version (``+cpu``)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match.group().split("."))) if match else ()
 

@@ -2,9 +2,9 @@
 
 Does no I/O. The server's scheduler selects requests with it; workers and ``conch convert`` divide sequences into runs.
 
-The time of a run of ``n`` sequences padded to length ``L`` is about that of ``OVERHEAD + n * L`` tokens, regardless of
-their real lengths. So a shorter sequence shares a longer one's run if its padding costs less than another run, and
-never beyond its bucket.
+A run of ``n`` sequences padded to length ``L`` takes about as long as ``OVERHEAD + n * L`` tokens, regardless of the
+sequences' real lengths. Therefore a shorter sequence shares a longer one's run if its padding costs less than another
+run, and never beyond its bucket.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ _natural = _integer(0, 2**63 - 1)
 
 _SCALAR: Final[Mapping[type, Parser]] = {bool: _boolean, float: _float, str: _string}
 
-#: Parsers of options with a text format of their own, by field.
+#: Parsers of options that have their own text format, by field.
 _STRUCTURED: Final[Mapping[str, Parser]] = {
     "backend_config": _setting("backend name"),
     "cache_config": _setting("cache name", scope_needed=True),

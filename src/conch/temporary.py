@@ -1,7 +1,7 @@
-"""Temporary folders that are removed at the latest when the next server starts, even if their process was killed.
+"""Temporary folders, removed by their process or, if it was killed, by the next server that starts.
 
-Each contains a file that its process keeps locked; a folder with a lock that can be taken is an orphan. Used by the
-server and by workers, from any thread.
+Each contains a file that its process keeps locked; a folder with an unlocked file is an orphan. Used by the server and
+by workers, from any thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _LOCK: Final = "lock"
 
 
 class TemporaryFolder:
-    """A folder at ``path`` until ``close`` or the end of the context, this object or the process. Raises OSError."""
+    """A folder at ``path``, removed by ``close``, at the end of the context, or with this object or its process.
+
+    Raises OSError if the folder cannot be created.
+    """
 
     def __init__(self, kind: str = "") -> None:
         home = Path(tempfile.mkdtemp(prefix=_PREFIX + (f"{kind}-" if kind else "")))

@@ -91,7 +91,7 @@ def complete(
     """Return a completed copy of ``config`` for the model in directory ``name``.
 
     ``artefacts`` are the names in the first version directory, and ``gpus`` the ids of usable devices. ``preference``
-    overrides that of the backend. ``python_based`` means that a Python-based backend runs the model. Raises
+    overrides the backend's own preference. ``python_based`` means that a Python-based backend runs the model. Raises
     INVALID_ARG if the backend cannot be determined.
     """
     completed = copied(config)
@@ -226,14 +226,14 @@ def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference
 
 
 def complete_ensemble(config: ModelConfig, members: Iterable[ModelConfig]) -> None:
-    """Fill an ensemble's transaction policy in place: it is decoupled if the model of any step is."""
+    """Fill an ensemble's transaction policy in place: the ensemble is decoupled if the model of any step is."""
     config.model_transaction_policy.decoupled = any(member.model_transaction_policy.decoupled for member in members)
 
 
 def merge_completion(config: ModelConfig, completion: ModelConfig) -> None:
     """Merge fields that a backend completed in place: batch size, tensors, scheduler, transaction policy.
 
-    Parameters are added only if the configuration lacks them. Raises INVALID_ARG if the backend changes the configured
+    Adds only parameters that the configuration lacks. Raises INVALID_ARG if the backend changes the configured
     scheduler.
     """
     before, after = scheduler(config), scheduler(completion)

@@ -28,7 +28,7 @@ class ConfigError(ConchError):
 
 
 class Problem(ConchError):
-    """A parsed but invalid configuration; ``field`` is the position, ``hint`` suggests a correction."""
+    """An error in a parsed configuration; ``field`` is its position, ``hint`` suggests a correction."""
 
     def __init__(self, message: str, field: FieldPath = (), *, hint: str = "") -> None:
         super().__init__(message, Code.INVALID_ARG)

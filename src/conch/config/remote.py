@@ -113,8 +113,8 @@ class RemoteUrl:
 class RemoteSettings:
     """The parsed parameters of a remote model. Times are in seconds; a ``timeout`` of 0 means no limit.
 
-    A ``version`` of -1 means any, ``SAME_VERSION`` that of the local model. File names are as written, absolute or
-    relative to the model's directory.
+    A ``version`` of -1 means any version, and ``SAME_VERSION`` the version of the local model. File names are as
+    written, absolute or relative to the model's directory.
     """
 
     urls: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Converts the configuration to JSON and back.
 
-``GET …/config`` returns this JSON, Python models receive it, and a load may override it.
-All primitive fields are printed, including defaults; enums by name; sub-messages only when set.
+``GET …/config`` returns this JSON, Python models receive it, and a load may override it. It contains all primitive
+fields, including defaults, enums by name, and only the sub-messages that are set.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _scalar(field: FieldDescriptor, value: Any) -> Any:
 def _float(value: float) -> float | int | str:
     """Round a 32-bit float to 6 digits if they suffice, else to 9; whole numbers become integers.
 
-    So 0.3 is printed instead of 0.30000001192092896, and 1 instead of 1.0.
+    For example, 0.3 is printed instead of 0.30000001192092896, and 1 instead of 1.0.
     """
     if not isfinite(value):
         return str(value)

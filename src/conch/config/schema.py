@@ -106,8 +106,8 @@ def implementation(config: ModelConfig) -> str:
 def unknown_enum_value(message: Any) -> str:
     """Return ``field: number`` of the first enum in a message with an unknown number, else ``""``.
 
-    Protobuf parsers accept any number for an enum. Code that reads a configuration refuses unknown ones with this
-    function, so that later code need not handle them.
+    Protobuf parsers accept any number for an enum. Code that reads a configuration uses this function to refuse unknown
+    numbers, so that later code need not handle them.
     """
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:

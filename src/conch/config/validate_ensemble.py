@@ -155,7 +155,7 @@ def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> 
 
 @dataclass
 class _Tensors:
-    """Known shapes and types of ensemble tensors, initially those of the ensemble's inputs and outputs."""
+    """Known shapes and types of ensemble tensors; at first only the ensemble's inputs and outputs are known."""
 
     ensemble: ModelConfig
     known: dict[str, _Inferred] = field(default_factory=dict)
@@ -252,9 +252,9 @@ def _in_order(config: ModelConfig) -> Iterator[int]:
 
 
 def cycle_of(name: str, step_models: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """Return the cycle of ensembles that begins at ``name``, each a step of the previous one; empty without a cycle.
+    """Return the cycle of ensembles that begins at ``name``; empty without a cycle.
 
-    ``step_models`` maps each ensemble to its steps' models.
+    Each ensemble in the cycle is a step of the previous one. ``step_models`` maps each ensemble to its steps' models.
     """
     paths: dict[str, tuple[str, ...]] = {name: (name,)}
     waiting = [name]

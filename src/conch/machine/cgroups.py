@@ -10,9 +10,9 @@ Read = Callable[[Path], float | None]
 
 
 def limits(controller: str, v2: Read, v1: Read, root: Path = Path("/"), process: int | str = "self") -> Iterator[float]:
-    """Yield the limits of ``controller`` for the process: those of its group and of all parent groups.
+    """Yield the limits of ``controller`` for the process's group and all parent groups.
 
-    ``root`` is the folder with ``proc`` and ``sys``. Yields nothing without control groups.
+    ``root`` is the folder that contains ``proc`` and ``sys``. Yields nothing without control groups.
     """
     try:
         lines = (root / "proc" / str(process) / "cgroup").read_text().splitlines()

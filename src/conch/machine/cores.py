@@ -29,7 +29,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def divided(threads: int, instances: int) -> int:
-    """Return the pool size of each instance if ``instances`` share ``threads`` and each has a pool of its own."""
+    """Return the size of each instance's own thread pool if ``instances`` share ``threads``."""
     return max(1, threads // max(1, instances))
 
 

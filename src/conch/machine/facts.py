@@ -18,11 +18,11 @@ from conch.machine.cores import cpu_quota, usable_cores
 class MachineFacts:
     """The properties of a machine.
 
-    ``cores`` is the number of cores that this process may use, ``all_cores`` that of the machine; ``memory`` is the
-    total memory (bytes). ``governor`` is the CPU frequency governor, and ``frequencies`` its minimum and maximum (Hz);
-    both are empty where the system does not show them, as in most virtual machines. ``quota`` is the CPU quota of the
-    control group (cores, None: no limit). ``virtual`` describes the virtual machine or container (empty: none
-    detected).
+    ``cores`` is the number of cores that this process may use, and ``all_cores`` the number that the machine has;
+    ``memory`` is the total memory (bytes). ``governor`` is the CPU frequency governor, and ``frequencies`` its minimum
+    and maximum (Hz); both are empty if the system does not report them, as in most virtual machines. ``quota`` is the
+    CPU quota of the control group (cores, None: no limit). ``virtual`` describes the virtual machine or container
+    (empty: none detected).
     """
 
     processor: str

@@ -27,7 +27,7 @@ def main() -> None:
         else:
             started.pop(pid, None)
     for pid, start in started.items():
-        # The id of a group with members is not reused for a new process; that of an empty group may be.
+        # The kernel may reuse the id of an empty group for a new process, but not the id of a group with members.
         if start_of(pid) in ("", start):
             kill(pid)
 

@@ -22,14 +22,14 @@ from conch.machine import guard
 _STOP_SECONDS: Final = 15.0
 #: Number of log lines quoted in a message.
 _QUOTED: Final = 3
-#: An error in the log; its line begins with level, time and place.
+#: An error in the log, after its level, time and source location.
 _COMPLAINT: Final = re.compile(r"^[EF]\d[^\]]*\] (.*)$", re.MULTILINE)
 
 
 class GuardedServer:
     """A process of ``conch serve``, running from creation until ``close``; its output is appended to ``log``.
 
-    It runs in ``folder`` (default: that of this process); ``environment`` replaces the whole environment.
+    It runs in ``folder`` (default: the current directory); ``environment`` replaces the whole environment.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GuardedServer:
         return self._log.read_bytes()[max(since, self._begun) :].decode(errors="replace")
 
     def complaints(self, since: int = 0) -> str:
-        """Return the last errors in the log from byte ``since`` on, without time and place; empty if none."""
+        """Return the last errors in the log from byte ``since`` on, without time and source location; empty if none."""
         return "\n".join(_COMPLAINT.findall(self.log_text(since))[-_QUOTED:])
 
     def log_end(self) -> str:

@@ -58,9 +58,9 @@ class Interference:
 class CpuClocks:
     """Clocks in seconds since an arbitrary time.
 
-    ``wall`` is elapsed time; ``busy`` the time for which the processors were not idle, in total, including time stolen
-    by other guests; ``own`` the CPU time of the measurement's threads; ``stolen`` the time stolen by other guests;
-    ``throttled`` the time for which the measurement's control groups were stopped.
+    ``wall`` is the elapsed time. ``busy`` is the time for which the processors were not idle, in total, including time
+    stolen by other guests. ``own`` is the CPU time of the measurement's threads. ``stolen`` is the time stolen by other
+    guests. ``throttled`` is the time for which the measurement's control groups were stopped.
     """
 
     wall: float

@@ -39,10 +39,10 @@ class Watch:
     _problem: str = ""
 
     def look(self, external: Mapping[str, ExternalFiles] = MappingProxyType({})) -> Changes:
-        """Return the changes since the last call. A model that becomes ambiguous, or unique again, is modified.
+        """Return the changes since the last call.
 
-        A model is also modified if its external files have changed since they were loaded; ``external`` maps models to
-        those files. Each change is reported once.
+        A model is also modified if it becomes ambiguous or unique again, or if its external files have changed since
+        they were loaded; ``external`` maps models to those files. Each change is reported once.
         """
         try:
             now = self.repository.fingerprints()

@@ -52,7 +52,7 @@ def identity_of(
 ) -> Identity:
     """Return the identity of a version with this configuration. Blocks.
 
-    ``directories`` are the model's directory and that of its Python-based backend, if it has one. ``began`` is the
+    ``directories`` are the directories of the model and, if it has one, of its Python-based backend. ``began`` is the
     time at which its load began (ns since the epoch). ``facts`` are further dependencies of responses, by name. Two
     servers have the same identity if their small files are equal and their large files have equal sizes and times.
     """

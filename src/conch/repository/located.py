@@ -1,4 +1,4 @@
-"""The location of a model's files: a directory that holds all of them, or only those that are needed."""
+"""The location of a model's files: a directory with all files, or only with the needed ones."""
 
 from __future__ import annotations
 

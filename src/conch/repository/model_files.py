@@ -98,7 +98,7 @@ def describe(
 ) -> ModelFiles:
     """Read ``directory`` as the model ``name``; ``override`` replaces the configuration file.
 
-    ``located`` gives the full contents of a model of which ``directory`` holds only some files.
+    ``located`` gives the full contents of the model if ``directory`` holds only some of its files.
     """
     inventory = located.inventory if located is not None else None
     try:

@@ -21,7 +21,7 @@ class Naming:
         return bool(self._prefixes)
 
     def keys(self, name: str) -> list[str]:
-        """Return all possible keys of a model name, last the name itself, which is the key of an uploaded model."""
+        """Return all possible keys of a model name; the last is the name itself, the key of an uploaded model."""
         return [*(prefix + name for prefix in self._prefixes), name]
 
     def name(self, key: str) -> str:

@@ -101,7 +101,7 @@ class UploadedModel:
     """The temporary model directory of a load with uploaded files; :meth:`close` removes it."""
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Write the files. Raises :class:`PollError` if the file system refuses one."""
+        """Write the files. Raises :class:`PollError` if writing fails."""
         self._home = TemporaryFolder("model")
         self.directory = self._home.path / "model"
         try:

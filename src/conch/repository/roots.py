@@ -29,7 +29,7 @@ class Root(Protocol):
         """Return the names of the models."""
 
     def known(self) -> list[str]:
-        """Return the names of the models without I/O if possible; they may be those of the last listing."""
+        """Return the names of the models, from the last listing if that avoids I/O."""
 
     def has(self, name: str) -> bool:
         """Return whether the location has a model of that name."""
@@ -41,10 +41,10 @@ class Root(Protocol):
         """Return the fingerprints of all models; None for an unreadable one."""
 
     def locate(self, name: str, config_name: str | None, override: ModelConfig | None) -> Located:
-        """Provide the model's files in a directory, at least those that its configuration needs."""
+        """Provide a directory with the model's files, or at least the files that its configuration needs."""
 
     def shown(self, text: str) -> str:
-        """Replace the local paths of copies in ``text`` with the locations that users know."""
+        """Replace the local paths of copies in ``text`` with the repository locations."""
 
     def close(self) -> None:
         """Abort reads in progress."""
@@ -113,7 +113,7 @@ def root_of(place: Place, cache: str, *, whole: bool = False, environment: Mappi
 
 
 def cache_directory(url: StoreUrl, chosen: str, environment: Mapping[str, str]) -> Path:
-    """Return the directory for copies: ``chosen``, else that of Triton's variable, else the user's cache."""
+    """Return the directory for copies: ``chosen``, else the value of Triton's variable, else the user's cache."""
     mount = environment.get(MOUNTS.get(url.scheme, ""), "")
     if chosen or mount:
         return Path(chosen or mount).expanduser().absolute()

@@ -90,8 +90,8 @@ class ModelRepository:
     def names(self) -> list[str]:
         """Return the name of each model once, sorted, including names that are not unique.
 
-        With namespacing, they are keys, sorted by location and then by name. For an unreadable store, the names are
-        those of the last listing; raises UNAVAILABLE or INVALID_ARG if there is none.
+        With namespacing, returns keys, sorted by location and then by name. For an unreadable store, uses the names in
+        the last listing; raises UNAVAILABLE or INVALID_ARG without one.
         """
         if self.namespacing:
             located = [(root, name) for root in self.roots for name in sorted(root.names())]
@@ -166,7 +166,7 @@ class ModelRepository:
         """Return the keys of an ensemble's steps by model name.
 
         A model of the ensemble's own repository takes precedence. A step that is missing, or ambiguous among other
-        repositories, gets a key that no model has.
+        repositories, gets a key that matches no model.
         """
         if not self.namespacing:
             return {step.model_name: step.model_name for step in config.ensemble_scheduling.step}

@@ -37,8 +37,7 @@ _HALVED: Final = {"fp16": 2, "bf16": 2}
 class WeightFiles:
     """The ``files`` with a version's weights and their total ``size`` (bytes); empty if none were found.
 
-    ``least`` is the minimum size after loading (bytes), which is less than ``size`` if parameters ask for smaller
-    types.
+    ``least`` is the minimum size after loading (bytes); it is less than ``size`` if parameters request smaller types.
     """
 
     size: int = 0

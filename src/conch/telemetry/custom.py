@@ -88,7 +88,7 @@ class CustomMetrics:
                 yield family.metric, family.samples()
 
     def hold_family(self, name: str, description: str, kind: Kind) -> CustomFamily:
-        """Return the family of that name and add a reference; the first description given is kept."""
+        """Return the family of that name and add a reference; later descriptions of the same family are ignored."""
         if not _NAME.fullmatch(name):
             raise internal("Invalid metric name")
         if name.startswith(_RESERVED):

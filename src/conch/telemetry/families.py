@@ -16,7 +16,7 @@ from conch.telemetry.statistics import ModelStatistics
 class Registered(NamedTuple):
     """A model version on the metrics page; ``cached`` means that it uses the response cache.
 
-    ``quantiles`` (0 to 1) are those of its summaries.
+    ``quantiles`` (0 to 1) are the quantiles in its summaries.
     """
 
     statistics: ModelStatistics

@@ -18,11 +18,11 @@ class ModelMemory:
     """Memory of one model version, or of several together (bytes).
 
     ``workers`` is the proportional share (Pss) of worker processes and their descendants, without shared regions.
-    ``shared_regions`` is the memory shared between the server and the workers, for large tensors.
-    ``gpus`` is the workers' memory on each GPU, by the driver's number.
+    ``shared_regions`` is the memory shared between the server and the workers, for large tensors. ``gpus`` is the
+    workers' memory on each GPU, by the driver's number.
 
-    These three add up to the total. The others are parts of it: ``weights`` is the size of the weight files, 0 if
-    unknown; ``kv_cache`` is the memory that generation uses in its KV cache, if the engine reports it.
+    The total is the sum of these three. The other fields are parts of it: ``weights`` is the size of the weight files,
+    0 if unknown; ``kv_cache`` is the memory that generation uses in its KV cache, if the engine reports it.
     """
 
     workers: int = 0
@@ -73,7 +73,7 @@ class ModelMemory:
 
 
 def together(memories: Iterable[ModelMemory]) -> ModelMemory:
-    """Return the sum of several."""
+    """Return the sum of several ``ModelMemory`` objects."""
     total = ModelMemory()
     for memory in memories:
         gpus = {gpu: total.gpus.get(gpu, 0) + memory.gpus.get(gpu, 0) for gpu in {*total.gpus, *memory.gpus}}

@@ -132,7 +132,7 @@ def _text(uuid: str | bytes) -> str:
 FIRST_RESPONSE_BUCKETS: Final = (100.0, 500.0, 2000.0, 5000.0)
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 
-#: Workers have their own memory, and the server pins none.
+#: Always 0, because workers have their own memory and the server pins none.
 PINNED_MEMORY: Final[tuple[Family, ...]] = (
     (
         Metric("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
@@ -187,7 +187,7 @@ class Registry:
     ) -> None:
         self.config = config
         self._cache = cache
-        #: Called before each page; work that it starts may be visible only on a later page.
+        #: Called before each page; work that it starts may affect only later pages.
         self.before_rendering: Callable[[], None] = lambda: None
         self._models: dict[tuple[str, ...], Registered] = {}
         self._collectors: list[Callable[[], Iterable[Family]]] = []
@@ -205,8 +205,8 @@ class Registry:
     ) -> ModelStatistics:
         """Return new statistics for a model version, with the configured distributions.
 
-        First responses are recorded for decoupled models; ``buckets`` (ms) are those of the model's ``model_metrics``,
-        if set.
+        First responses are recorded for decoupled models. ``buckets`` (ms) come from the model's ``model_metrics``, if
+        set.
         """
         histogram = self.config.histogram_latencies and decoupled
         return ModelStatistics(

@@ -1,6 +1,6 @@
 """Counts and metrics of load on demand.
 
-The state machine of load on demand counts; the registry collects the metrics for every scrape.
+The state machine of load on demand updates the counts; the registry collects the metrics for every scrape.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from conch.telemetry.exposition import Family, Metric, MetricSample, label_text
 class DemandCounts:
     """Counts of one model: loads, failed loads, evictions, and requests that waited for it.
 
-    ``returns`` are loads soon after an eviction; ``waited`` is the total waiting time (s); ``refused`` counts requests
-    that failed because the model was not loaded.
+    ``returns`` counts loads soon after an eviction. ``waited`` is the total waiting time (s). ``refused`` counts
+    requests that failed because the model was not loaded.
     """
 
     loads: int = 0
@@ -31,7 +31,7 @@ class DemandCounts:
 
 @dataclass(slots=True)
 class OnDemandCounts:
-    """Counts of all models that the repository has had."""
+    """Counts of all models that are or were in the repository, by name."""
 
     models: dict[str, DemandCounts] = field(default_factory=dict)
 

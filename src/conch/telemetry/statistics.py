@@ -195,8 +195,8 @@ class Work:
         self.tokens_per_execution.observe(work.get("padded", 0))
 
 
-#: The number of responses per request with statistics of their own; later responses count as the last of these. Triton
-#: has no limit, so a client can make its memory and its statistics page grow without end.
+#: Maximum number of responses per request that are counted separately; later responses are added to the last of these.
+#: Triton has no limit, so a client can make its memory and its statistics page grow without end.
 MAX_RESPONSES: Final = 1000
 
 
@@ -335,7 +335,7 @@ class ModelStatistics:
     ) -> None:
         """Record a successful request.
 
-        ``batch_size`` is the request's own (0 without a batch dimension); compute times are those of its batch.
+        ``batch_size`` is the request's own (0 without a batch dimension), but the compute times are of the whole batch.
         """
         self.success_count += 1
         self.success_ns += total_ns

@@ -25,12 +25,12 @@ _INTERFACE: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 
 
 class ModelImports:
-    """The modules of the model in ``directory``, which is its backend's for a Python-based backend.
+    """The modules of the model in ``directory`` (for a Python-based backend, the directory of the backend).
 
     Its directories precede all others on the path, because a namespace package such as ``1`` is searched along the
-    whole path, to which pytest adds the directory of every test. At most one model's modules are active at a time:
-    those of the model entered last. Its runtime's services, such as its logger, work until :meth:`forget`, also in
-    threads that outlive its requests, unless another model has been entered since.
+    whole path, to which pytest adds the directory of every test. At most one model's modules are active at a time: the
+    modules of the model entered last. The services of its runtime, such as the logger, work until :meth:`forget`, also
+    in threads that outlive its requests, unless another model has been entered since.
     """
 
     _entered: ClassVar[list[ModelImports]] = []

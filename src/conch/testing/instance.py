@@ -274,7 +274,7 @@ class _Waiting:
 
     @property
     def sequences(self) -> int:
-        """Always 0, because the test decides what a sequence model gets."""
+        """Always 0, because the test decides which requests a sequence model receives."""
         return 0
 
     def continues(self, request: InferRequest) -> bool:

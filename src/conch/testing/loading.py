@@ -30,8 +30,8 @@ def load(
 
     ``models`` are functions that stand in for other models, by name. They get inputs as arrays by name and return
     outputs by name, or any number of such mappings if called as decoupled models; another loaded model works too.
-    ``parameters`` override those of the configuration, ``version`` overrides its policy. ``timeout`` limits the wait
-    for a response (s) after ``execute`` has returned.
+    ``parameters`` override the configuration's parameters, ``version`` overrides its version policy. ``timeout`` limits
+    the wait for a response (s) after ``execute`` has returned.
 
     Raises the model's exceptions, and :class:`conch.errors.ConchError` for a model that the server would not load.
     """

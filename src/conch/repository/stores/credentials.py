@@ -21,10 +21,10 @@ MOUNTS: Final = {
 
 
 def credential(url: StoreUrl, environment: Mapping[str, str]) -> Any:
-    """Return the entry of the credentials file for ``url``: the one with the longest name that is a prefix of the URL.
+    """Return the entry of the credentials file for ``url``, chosen by the longest name that is a prefix of the URL.
 
-    None if the environment names no such file, or for the Hub. Raises INVALID_ARG if the file is unreadable or has no
-    matching entry.
+    Returns None if the environment names no such file, or for the Hub. Raises INVALID_ARG if the file is unreadable or
+    has no matching entry.
     """
     named = environment.get(_FILE, "")
     if not named or url.scheme not in MOUNTS:

@@ -20,7 +20,7 @@ def open_gs(url: StoreUrl, environment: Mapping[str, str]) -> FilesystemStore:
     """Open the repository at ``url``. Raises UNSUPPORTED without the extra, and as ``credential`` does."""
     arguments = gs_arguments(url, environment)
     gcsfs = extras.load(f"model repository {url}", "gcsfs")
-    # gcsfs warns at each call that it may not read the kind of the bucket, which is not needed here.
+    # gcsfs warns at each call if it may not read the bucket's type, which is not needed here.
     logging.getLogger("gcsfs").setLevel(logging.ERROR)
     return FilesystemStore(
         url,

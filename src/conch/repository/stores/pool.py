@@ -1,6 +1,6 @@
 """Thread pools for calls that may hang; closing a pool ends every wait for its results.
 
-Unlike those of ``concurrent.futures.ThreadPoolExecutor``, the threads do not keep the process alive.
+Unlike the threads of ``concurrent.futures.ThreadPoolExecutor``, these do not keep the process alive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A repository in a store: names and fingerprints come from listings, and models are copied when needed.
 
-Its methods block, and any thread may call them. If the store cannot be read, loaded models keep serving, and the
-models are those of the last listing.
+Its methods block, and any thread may call them. If the store cannot be read, loaded models continue to serve, and the
+last listing determines which models exist.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ _ATTEMPTS: Final = 3
 class StoreRoot:
     """The repository at ``url``, with copies of its models in ``cache``.
 
-    With ``whole``, a copy contains all versions of a model instead of those that its version policy selects.
+    With ``whole``, a copy contains all versions of a model instead of only the versions that its policy selects.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class StoreRoot:
     def names(self) -> list[str]:
         """Return the sorted names of the models.
 
-        For ``_RESPITE`` seconds after the store failed, the names are those of the last listing.
+        For ``_RESPITE`` seconds after the store failed, uses the last listing.
         """
         if self._models is not None and self._unreadable and self._clock() - self._failed < _RESPITE:
             return self.known()

@@ -20,7 +20,7 @@ _ATTEMPTS: Final = 3
 #: Larger files are read in concurrent parts of this size (bytes), which are all held in memory.
 _PART: Final = 8 << 20
 _PARTS: Final = 4
-#: Matches an ETag that is the MD5 of the content: that of a single upload without SSE-C or SSE-KMS encryption.
+#: Matches an ETag that may be the MD5 of the content, as for a single upload without SSE-C or SSE-KMS encryption.
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -79,7 +79,7 @@ def entity_tag(entry: Mapping[str, Any]) -> str:
 
 
 def md5_digest(entry: Mapping[str, Any]) -> str:
-    """Return ``md5:`` and the MD5 if the ETag may be one; empty for other ETags, such as those of multipart uploads."""
+    """Return ``md5:`` and the MD5 if the ETag may be one; empty for other ETags, such as after a multipart upload."""
     etag = entity_tag(entry)
     return f"md5:{etag}" if _MD5.fullmatch(etag) else ""
 

@@ -47,7 +47,7 @@ class Store(Protocol):
         """Copy a file to ``target``; its parent directory exists."""
 
     def digest_holds(self, file: RemoteFile) -> bool:
-        """Return whether a file's digest is reliable; called when a copy's digest differs."""
+        """Return whether a file's digest is reliable; called only if a copy's digest differs."""
 
     def explain(self, error: Exception) -> ConchError:
         """Describe ``error`` in one sentence without secrets: INVALID_ARG if retrying cannot help, else UNAVAILABLE."""

@@ -29,9 +29,9 @@ _MOST_CHARACTERS: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """The URL of a repository in a store. ``text`` appears in messages and contains no credentials.
+    """The URL of a repository in a store. ``text`` is used in messages and contains no credentials.
 
-    ``bucket`` is the container in Azure and ``organisation/name`` on the Hub; ``prefix`` has no leading or trailing
+    ``bucket`` is the container in Azure and ``organisation/name`` on the Hub. ``prefix`` has no leading or trailing
     slash. ``endpoint`` is set for S3 servers other than Amazon's.
     """
 
@@ -61,7 +61,7 @@ def parse_url(text: str) -> StoreUrl:
     if scheme not in FORMS:
         raise invalid(f"model repositories have no URLs with '{scheme[:20]}://': give a directory, {_forms()}")
     if any(mark in rest for mark in "?#") or (scheme != "hf" and "@" in rest):
-        # Text after these marks is usually credentials, which would end up in logs.
+        # The text beside these characters is usually a credential, and the URL appears in logs.
         raise invalid(
             f"the {scheme}:// URL of a repository must not contain '?', '#' or '@': "
             "credentials are environment variables"

@@ -102,7 +102,7 @@ class TraceFile:
         self._write(self._append, traces)
 
     def write_numbered(self, traces: Sequence[Trace]) -> None:
-        """Write traces to a file of their own, the next of ``<name>.0``, ``<name>.1`` …"""
+        """Write traces to a separate file, the next of ``<name>.0``, ``<name>.1`` …"""
         number, self._numbered = self._numbered, self._numbered + 1
         self._write(lambda text: _write_whole(Path(f"{self.name}.{number}"), f"[{text}]"), traces)
 

@@ -202,7 +202,7 @@ class Trace:
         return f'{{"traceparent":"00-{self.context.trace_id:032x}-{request.span:016x}-01"}}'
 
     def close_one(self) -> None:
-        """Count the end of one request."""
+        """Record that one request has ended."""
         self.open -= 1
         if not self.open:
             self.closed = True

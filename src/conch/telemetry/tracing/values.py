@@ -79,9 +79,9 @@ class OwnValues:
         return replace(self, **changes)
 
     def over(self, fallback: TraceValues) -> TraceValues:
-        """Return these values, completed by those of ``fallback``.
+        """Return these values; unset fields are taken from ``fallback``.
 
-        Raises INVALID_ARG if they enable tracing but cannot trace.
+        Raises INVALID_ARG if the values enable tracing but cannot trace.
         """
         own = {name: value for name in _CHANGEABLE if (value := getattr(self, name)) is not None}
         values = replace(fallback, **own)

@@ -82,7 +82,7 @@ class RegionPool:
         self.idle_limit = idle_limit
         self.lent: dict[int, Region] = {}
         self.free: dict[int, Region] = {}
-        #: Whether there are new or dropped regions that the reader must be told about.
+        #: Whether there are new or dropped regions that have not been announced to the reader.
         self.has_changes = False
         #: Called in any thread when a loan has ended and the reader must close its file.
         self.on_loan_ended: Callable[[], None] = lambda: None
@@ -169,7 +169,7 @@ class RegionPool:
             self.has_changes = True
 
     def take_changes(self) -> tuple[list[Region | OfferedFile], list[int]]:
-        """Return new regions and files, and the ids of dropped ones, that the reader has not been told about."""
+        """Return new regions and files, and the ids of dropped ones, that have not been announced to the reader."""
         with self._lock:
             created, self._created = self._created, []
             dropped, self._dropped = self._dropped, []

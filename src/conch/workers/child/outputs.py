@@ -1,8 +1,8 @@
-"""Warns if outputs differ from those that the model's configuration declares.
+"""Warns if outputs differ from the declarations in the model's configuration.
 
-An output may be undeclared or missing, or have another datatype, shape or number of rows. On the wire, everything is
-as in Triton: undeclared outputs are dropped, all others are sent as the model returned them, without an error. Used by
-all backends, in any thread of a worker, and by the server for remote models.
+An output may be undeclared or missing, or have another datatype, shape or number of rows. The responses stay as in
+Triton: undeclared outputs are dropped, all others are sent as the model returned them, without an error. Used by all
+backends, in any thread of a worker, and by the server for remote models.
 """
 
 from __future__ import annotations
@@ -120,6 +120,6 @@ class OutputWatch:
 
 
 def model_dims(tensor: Mapping[str, Any]) -> list[int]:
-    """Return the dimensions of a tensor as the model has it: those of ``reshape`` if given, else ``dims``."""
+    """Return the dimensions that the model uses for a tensor: ``reshape`` if given, else ``dims``."""
     reshape = tensor.get("reshape")
     return [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", ()))]

@@ -103,7 +103,7 @@ class TemplateProgram:
 
 def _hindrance() -> str:
     """Return the reason why this process must not fork (imported modules run threads); empty if it may."""
-    # A trial fork: thread pools that stop before a fork, such as that of OpenBLAS, are stopped from here on.
+    # A trial fork, which permanently stops thread pools that end before a fork, such as OpenBLAS's.
     pid = os.fork()
     if not pid:
         os._exit(0)
