@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
@@ -11,13 +10,14 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
+from conch.client.connection import TlsFiles
 from conch.client.deadline import Deadline
 from conch.client.grpc import GrpcTransport
 from conch.client.http import HttpTransport
 from conch.client.requests import OutgoingRequest, version_number
 from conch.client.results import InferResult
 from conch.client.service import InferenceService, RequestTarget, ResultStream
-from conch.client.transport import TlsFiles, Transport
+from conch.client.transport import Transport
 from conch.config import render
 from conch.config.signature import signature as signature_of
 from conch.errors import Code, ConchError, invalid
@@ -151,18 +151,8 @@ def _transport(url: str, files: TlsFiles) -> Transport:
         if parts.path.strip("/"):
             raise invalid(f"'{url}' has a path, and gRPC has none: give http://{rest} for HTTP")
         return GrpcTransport(host, port or 8001, tls)
-    context = _tls_context(tls) if tls is not None else None
+    context = tls.context() if tls is not None else None
     return HttpTransport(host, port or (443 if tls is not None else 80), parts.path.rstrip("/"), context)
-
-
-def _tls_context(files: TlsFiles) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=files.authorities or None)
-        if files.certificate:
-            context.load_cert_chain(files.certificate, files.key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise invalid(f"{files} cannot be used: {error}") from None
-    return context
 
 
 def _false_if_unreachable(error: ConchError) -> bool:

@@ -12,9 +12,40 @@ import ssl
 from http import HTTPStatus
 from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection, HTTPResponse
 from socket import IPPROTO_TCP, SHUT_RDWR, SOCK_STREAM, TCP_NODELAY, create_connection, getaddrinfo, socket
-from typing import Any
+from typing import Any, NamedTuple
 
 from conch.client.deadline import NO_DEADLINE
+from conch.errors import invalid
+
+
+class TlsFiles(NamedTuple):
+    """Files (PEM) for an encrypted connection: trusted certificates, and a client certificate with its key.
+
+    Empty names mean the system's authorities and no client certificate.
+    """
+
+    authorities: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def context(self, *, verified: bool = True, named: bool = True) -> ssl.SSLContext:
+        """Return a client's TLS context.  Raises INVALID_ARG for unusable files.
+
+        ``verified`` is whether the server's certificate is checked, ``named`` whether it must match the host.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.authorities or None)
+        except (OSError, ssl.SSLError) as error:
+            raise invalid(f"{self.authorities}: no certificates of authorities: {error}") from None
+        context.check_hostname = verified and named
+        if not verified:
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate:
+            try:
+                context.load_cert_chain(self.certificate, self.key or None)
+            except (OSError, ssl.SSLError) as error:
+                raise invalid(f"{self.certificate}: no certificate of a client: {error}") from None
+        return context
 
 
 class FinalResponse(HTTPResponse):

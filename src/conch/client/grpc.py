@@ -12,14 +12,15 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from conch.addresses import host_and_port
+from conch.client.connection import TlsFiles
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import ResultStream
-from conch.client.transport import TlsFiles, UnreachableError
+from conch.client.transport import UnreachableError
 from conch.client.values import decode
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, invalid, unavailable
+from conch.errors import Code, ConchError, unavailable
 from conch.tensors import WireTensor
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, write_parameters
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES, FINAL_RESPONSE
@@ -53,7 +54,7 @@ END_SECONDS: Final = 5.0
 class GrpcTransport:
     """A channel to ``host:port``, encrypted with ``tls``; ``headers`` are sent with every call.
 
-    Raises INVALID_ARG for unreadable files.
+    Raises INVALID_ARG for unusable files.
     """
 
     def __init__(
@@ -189,13 +190,9 @@ class _GrpcStream(ResultStream):
 
 
 def _credentials(files: TlsFiles) -> Any:
-    try:
-        contents = [
-            Path(path).read_bytes() if path else None for path in (files.authorities, files.key, files.certificate)
-        ]
-    except OSError as error:
-        raise invalid(f"{files} cannot be used: {error}") from None
-    return grpc.ssl_channel_credentials(*contents)
+    files.context()  # reports unusable files, which gRPC does not
+    names = (files.authorities, files.key if files.certificate else "", files.certificate)
+    return grpc.ssl_channel_credentials(*(Path(name).read_bytes() if name else None for name in names))
 
 
 def _message(request: OutgoingRequest) -> service_pb2.ModelInferRequest:

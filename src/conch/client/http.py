@@ -31,7 +31,7 @@ from conch.errors import Code, ConchError, internal, invalid, unavailable, unsup
 from conch.inference import TensorSpec
 from conch.tensors import WireTensor
 from conch.wire.json.generate import deduced_shape
-from conch.wire.json.outgoing import CODES, model_path, request_document
+from conch.wire.json.outgoing import CODES, decode_error, model_path, request_document
 
 # The streams of ``HttpTransport``. Requests whose shapes the server would deduce differently are refused.
 
@@ -293,7 +293,7 @@ class HttpTransport:
             raise self._failed(error, deadline, model) from None
         self._give_back(connection, response)
         if response.status != 200:
-            raise failure(response.status, content)
+            raise decode_error(response.status, content)
         return response, content
 
     def _send(
@@ -382,15 +382,6 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def failure(status: int, content: bytes) -> ConchError:
-    """Return the error of an unsuccessful response."""
-    try:
-        message = json.loads(content)["error"]
-    except (ValueError, KeyError, TypeError):
-        message = content[:500].decode("utf-8", "replace") or f"HTTP status {status}"
-    return ConchError(str(message), CODES.get(status, Code.UNKNOWN))
 
 
 def _document(request: OutgoingRequest) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
@@ -11,20 +11,6 @@ from conch.client.results import InferResult
 from conch.client.service import ResultStream
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError
-
-
-class TlsFiles(NamedTuple):
-    """Files (PEM) for an encrypted connection: trusted certificates, and a client certificate with its key.
-
-    Empty names mean the system's authorities and no client certificate.
-    """
-
-    authorities: str = ""
-    certificate: str = ""
-    key: str = ""
-
-    def __str__(self) -> str:
-        return ", ".join(filter(None, self)) or "the system's certificates"
 
 
 class UnreachableError(ConchError):

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -292,4 +293,18 @@ def test_a_page_is_fetched_with_a_timeout_for_all_of_it() -> None:
 def test_a_page_with_another_kind_of_url_is_refused(url: str) -> None:
     with pytest.raises(ConchError, match="is not a URL of HTTP") as caught:
         fetch(url, 1)
+    assert caught.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize("scheme", ["grpcs", "https"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("authorities", "no certificates of authorities"), ("certificate", "no certificate of a client")],
+)
+def test_a_file_without_certificates_is_refused(scheme: str, option: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "file.pem"
+    file.write_text("nothing")
+
+    with pytest.raises(ConchError, match=f"file.pem: {message}") as caught:
+        conch.Client(f"{scheme}://localhost:1", **{option: str(file)})
     assert caught.value.code is Code.INVALID_ARG

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from conch.client.deadline import Deadline, DeadlineError
 from conch.client.http import HttpTransport
 from conch.client.requests import version_number
-from conch.client.transport import TlsFiles, Transport, UnreachableError
+from conch.client.transport import Transport, UnreachableError
 from conch.config import render
 from conch.errors import Code, ConchError, internal, invalid, not_found, unavailable, unsupported
 from conch.perf.senders.channels.connecting import Address
@@ -37,14 +37,12 @@ def transport_to(
     address: Address, *, grpc: bool, prefix: str = "", headers: Mapping[str, str] | None = None
 ) -> Transport:
     """Return a client of the server, which connects when it is used; raises INVALID_ARG for unusable TLS files."""
-    tls = address.tls()  # also for gRPC, which does not report unusable files
     if grpc:
         from conch.client.grpc import GrpcTransport  # imports the gRPC library, which most measurements do not need
 
-        files = TlsFiles(address.authorities, address.certificate, address.key) if address.encrypted else None
-        return GrpcTransport(address.host, address.port, files, headers)
+        return GrpcTransport(address.host, address.port, address.files if address.encrypted else None, headers)
     # A connection that stays open would be one of the server's during the measurement.
-    return HttpTransport(address.host, address.port, prefix, tls, {**(headers or {}), "Connection": "close"})
+    return HttpTransport(address.host, address.port, prefix, address.tls(), {**(headers or {}), "Connection": "close"})
 
 
 class ServerApi:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from conch.addresses import host_and_port
-from conch.errors import invalid
+from conch.client.connection import TlsFiles
 
 #: Timeout for establishing a connection (s).
 CONNECT_SECONDS: Final = 10.0
@@ -39,22 +39,16 @@ class Address:
         """``host:port``, as in a URL."""
         return host_and_port(self.host, self.port)
 
+    @property
+    def files(self) -> TlsFiles:
+        """The files for an encrypted connection."""
+        return TlsFiles(self.authorities, self.certificate, self.key)
+
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
         """Return a TLS context that offers ``protocols`` (ALPN), or None; raises INVALID_ARG for unusable files."""
         if not self.encrypted:
             return None
-        try:
-            context = ssl.create_default_context(cafile=self.authorities or None)
-        except (OSError, ssl.SSLError) as error:
-            raise invalid(f"{self.authorities}: no certificates of authorities: {error}") from None
-        context.check_hostname = self.verified and self.named
-        if not self.verified:
-            context.verify_mode = ssl.CERT_NONE
-        if self.certificate:
-            try:
-                context.load_cert_chain(self.certificate, self.key or None)
-            except (OSError, ssl.SSLError) as error:
-                raise invalid(f"{self.certificate}: no certificate of a client: {error}") from None
+        context = self.files.context(verified=self.verified, named=self.named)
         if protocols:
             context.set_alpn_protocols(list(protocols))
         return context
