@@ -36,8 +36,8 @@ from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.frontends.limits import ClientLimits
 from conch.frontends.listening import PortTakenError
 from conch.frontends.offloading.pool import Codec
-from conch.frontends.ports import holder
 from conch.frontends.tls import make_context
+from conch.machine.ports import holder
 from conch.repository.backends import BackendDirectories
 from conch.repository.errors import NotFoundError, PollError
 from conch.repository.roots import read_place

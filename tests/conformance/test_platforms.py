@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conch.frontends.ports import is_free
+from conch.machine.ports import is_free
 from tests.conformance.raw import Reply, Request, send, tensor
 from tests.conftest import Server, Start
 from tests.events import eventually

@@ -21,7 +21,7 @@ from conch.demo.build import build, require_packages
 from conch.demo.client import TIMEOUT, DemoClient
 from conch.demo.questions import ask_embedders, ask_generator
 from conch.errors import internal, unavailable
-from conch.frontends.ports import holder, is_free
+from conch.machine.ports import holder, is_free
 
 HOST: Final = "127.0.0.1"
 #: How long the models may take to load, and the server to stop (s).

@@ -19,9 +19,9 @@ import psutil
 from conch import __version__, extras
 from conch.doctor.cache import cache
 from conch.doctor.facts import Facts, GpuFact, GpusFact, LimitsFact, MemoryFact, PackageFact, PortFact, ProcessorFact
-from conch.frontends.ports import holder, is_free
-from conch.machine.cores import usable_cores
+from conch.machine.cores import cpu_flags, usable_cores
 from conch.machine.memory import memory_limit
+from conch.machine.ports import holder, is_free
 from conch.settings import SERVER_VERSION, Settings
 
 _QUERY: Final = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
@@ -91,7 +91,7 @@ def processor(root: Path = Path("/")) -> ProcessorFact:
     for line in lines:
         key, _, value = line.partition(":")
         values.setdefault(key.strip(), value.strip())
-    flags = set((values.get("flags") or values.get("Features") or "").split())
+    flags = cpu_flags(root)
     maker = values.get("vendor_id", "")
     return ProcessorFact(
         name=values.get("model name") or platform.machine(),

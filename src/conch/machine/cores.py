@@ -1,4 +1,4 @@
-"""Counts the cores that this process may use, and divides them among instances."""
+"""The cores that this process may use, their division among instances, and their instruction sets."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ def usable_cores(root: Path = Path("/")) -> int:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the CPU quota of the process's cgroups (cores); None if there is no limit."""
     return min(limits("cpu", _v2, _v1, root), default=None)
+
+
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """Return the instruction sets of the CPU, by Linux's names; empty if unknown."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
+    return frozenset(next(flags, "").split())
 
 
 def divided(threads: int, instances: int) -> int:

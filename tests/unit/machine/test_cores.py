@@ -1,4 +1,4 @@
-"""The cores that a process may use, and how instances share them."""
+"""The cores that a process may use, how instances share them, and their instruction sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.machine.cores import divided, pooled, usable_cores
+from conch.machine.cores import cpu_flags, divided, pooled, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +79,14 @@ def test_callers_and_the_threads_of_a_common_pool_make_the_cores() -> None:
 
 def test_pools_of_their_own_divide_the_cores() -> None:
     assert [divided(8, instances) for instances in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["flags\t\t", "Features\t"])
+def test_instruction_sets_are_those_of_the_first_processor(tmp_path: Path, name: str) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\n{name}: fpu amx_bf16\n\nprocessor\t: 1\n{name}: other\n")
+    assert cpu_flags(tmp_path) == {"fpu", "amx_bf16"}
+
+
+def test_instruction_sets_may_be_unknown(tmp_path: Path) -> None:
+    assert cpu_flags(tmp_path) == frozenset()

@@ -20,6 +20,7 @@ from conch.convert.encoder import export as openvino
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.variant import BuiltVariant, FailedVariant
 from conch.errors import invalid, unsupported
+from conch.machine.cores import cpu_flags
 
 #: Operators that benefit from INT8: products.  Embeddings are looked up, not multiplied.
 OPERATORS: Final = ("MatMul", "Gemm", "Attention")
@@ -123,16 +124,6 @@ def saturates(flags: frozenset[str] | None = None) -> bool:
     flags = cpu_flags() if flags is None else flags
     # AVX2 and AVX-512 without VNNI add pairs of products in 16 bits.
     return "avx2" in flags and not flags & DOT_PRODUCTS
-
-
-def cpu_flags() -> frozenset[str]:
-    """Return the instruction sets of this CPU, by Linux's names; empty if unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    flags = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
-    return frozenset(next(flags, "").split())
 
 
 #: Engine names by backend name on the command line.

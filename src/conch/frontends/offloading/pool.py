@@ -26,6 +26,7 @@ from conch.frontends.offloading import memory
 from conch.frontends.offloading.documents import read_error
 from conch.frontends.offloading.memory import Header, SharedMessage, split
 from conch.machine.activity import TICKS, activity
+from conch.machine.process_memory import resident_bytes
 from conch.tensors import Buffer
 from conch.threads import LastingExecutor
 from conch.workers.host.spawn import SpawnedProcess
@@ -75,7 +76,6 @@ class CodecQueue(list[_Work]):
 _PROGRAM = Path(__file__).with_name("program.py")
 #: Messages larger than this (bytes) are written in a thread.
 _LARGE = 1 << 20
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 #: Answers a question of the process, or raises to refuse the request.
 Answer = Callable[[Header], Header]
@@ -131,11 +131,7 @@ class CodecProcess:
     @property
     def resident(self) -> int:
         """The resident memory of the process (bytes), 0 if unknown."""
-        try:
-            with open(f"/proc/{self.pid}/statm", "rb") as file:
-                return int(file.read().split()[1]) * _PAGE
-        except (OSError, IndexError):
-            return 0
+        return resident_bytes(self.pid)
 
     @property
     def processor_seconds(self) -> float:

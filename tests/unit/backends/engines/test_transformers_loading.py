@@ -89,9 +89,7 @@ def test_arguments_go_to_transformers(folder: Path) -> None:
 def test_bfloat16_is_kept_where_the_cpu_multiplies_it(
     flags: str, stored: str, wanted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(loading, "CPUINFO", info)
+    monkeypatch.setattr(loading, "cpu_flags", lambda: frozenset(flags.split()))
     folder = write(tmp_path / "model", "llama")
     weights = load_file(folder / "model.safetensors")
     kind = getattr(torch, stored)

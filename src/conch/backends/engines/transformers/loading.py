@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,13 +15,12 @@ from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.gguf.config import rope_scaling
 from conch.checkpoints.gguf.reader import GgufFile
 from conch.errors import ConchError, invalid, one_line
+from conch.machine.cores import cpu_flags
 
 _logger = logging.getLogger(__name__)
 
 #: CPU flags of bfloat16 multiplication; without them, bfloat16 is several times slower than float32.
 _NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
-#: The file with the CPU flags, on Linux.
-CPUINFO: Final = Path("/proc/cpuinfo")
 #: The buffers with rotary frequencies; the frequencies of Gemma 3's sliding windows are in others and are not scaled.
 _FREQUENCIES: Final = ("inv_freq", "full_attention_inv_freq")
 #: The context (tokens) of a model with unlimited positions.
@@ -111,15 +109,7 @@ def _dtype(spec: EngineSpec) -> Any:
     if spec.device != "cpu":
         return torch.float16 if spec.gguf is not None else "auto"
     stored = spec.config.get("dtype") or spec.config.get("torch_dtype")
-    return torch.bfloat16 if stored == "bfloat16" and _has_native_bfloat16() else torch.float32
-
-
-def _has_native_bfloat16() -> bool:
-    try:
-        flags = next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags"))
-    except (OSError, StopIteration):
-        return False
-    return not _NATIVE.isdisjoint(flags.split())
+    return torch.bfloat16 if stored == "bfloat16" and not _NATIVE.isdisjoint(cpu_flags()) else torch.float32
 
 
 def context(spec: EngineSpec, config: Any) -> int:
