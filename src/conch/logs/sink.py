@@ -49,7 +49,7 @@ class Sink:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._lost = 0
-        #: Whether the last write ended within a line, the rest of which was lost.
+        #: Whether the last write ended within a line.
         self._broken = False
         self._writer: threading.Thread | None = None
 
@@ -96,7 +96,7 @@ class Sink:
             self._lost += 1
 
     def _drain(self) -> bool:
-        """Write buffered lines and the notice of lost ones; returns whether all were written."""
+        """Write buffered lines, then the notice of lost ones; returns whether everything was written."""
         try:
             while self._waiting:
                 line = self._waiting[0]
