@@ -105,7 +105,7 @@ class Request:
         return name in self.inputs
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an input, with the batch dimension."""
+        """Return the shape of an input, with the batch dimension."""
         return self._tensor(name).shape
 
     def array(self, name: str) -> Array:

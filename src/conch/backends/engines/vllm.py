@@ -251,8 +251,8 @@ def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
     from vllm.config import StructuredOutputsConfig
 
     given = dict(spec.arguments)
-    # vLLM's default chooses a library for the first request with a structure and keeps it for all later ones;
-    # xgrammar ignores what it does not support, such as multipleOf and lookahead.
+    # vLLM's default chooses a library for the first request with a structure and keeps it for all later requests;
+    # xgrammar ignores constructs that it does not support, such as multipleOf and lookahead.
     structures = {"backend": "guidance"} | dict(given.pop("structured_outputs_config", None) or {})
     arguments: dict[str, Any] = {
         "structured_outputs_config": StructuredOutputsConfig(**structures),

@@ -80,7 +80,7 @@ def _runtime_facts(engine: GenerationEngine, spec: EngineSpec, checkpoint: Check
 
 
 class Contract(Protocol):
-    """The I/O format of a model: the meaning of its tensors."""
+    """The interface of an I/O format: converts requests with its tensors to response builders."""
 
     def response_builder(self, request: Request) -> ResponseBuilder:
         """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""

@@ -73,7 +73,10 @@ class SamplingOverrides:
 
 
 def refuse_unsupported(name: str, value: Any) -> None:
-    """Raise INVALID_ARG for a vLLM parameter that no engine here supports, unless its value is empty or false."""
+    """Raise INVALID_ARG for a vLLM parameter that none of conch's engines supports.
+
+    Empty and false values are accepted.
+    """
     if name in REFUSED and value:
         raise invalid(f"sampling parameter '{name}' is not supported")
 

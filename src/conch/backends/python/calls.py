@@ -46,7 +46,7 @@ class BlsClient:
 
     def answer(self, header: Header, payload: bytearray) -> None:
         """Pass a response to its call; runs in the thread that received the frame."""
-        # Unpacked even if the call is gone, so that the memory is released.
+        # Unpacked even if the call has ended, so that the memory is released.
         tensors = ArrayUnpacker(payload, self._channel).tensors(header["outputs"])
         call = self._calls.get(header["call"])
         if call is None:

@@ -266,7 +266,10 @@ def _raw(samples: media.Samples, rate: int) -> dict[str, Any]:
 
 
 def _chunk(piece: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return a piece of text with its times in seconds; a missing time is the start or end of the recording."""
+    """Return an element of ``chunks``: a text with its times in seconds.
+
+    A missing time is the start or end of the recording.
+    """
     start, end = piece["timestamp"]
     return {
         "text": piece["text"],

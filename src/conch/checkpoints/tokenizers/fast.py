@@ -22,7 +22,7 @@ from conch.checkpoints.tokenizers.tokenizer import CHUNK, Ids, TextTokenizer, To
 def kept_lengths(first: int, second: int, room: int, truncation: Truncation) -> tuple[int, int] | None:
     """Return the numbers of tokens to keep of a pair's texts with ``first`` and ``second`` tokens.
 
-    None if only the first text may be truncated and the second alone leaves it no room.
+    None if only the first text may be truncated and the second leaves no tokens for it.
     """
     if truncation == "longest":
         return shares(first, second, room)
@@ -47,8 +47,8 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
 def cut(encoding: Any, length: int, side: str) -> None:
     """Truncate ``encoding`` to ``length`` tokens on ``side``; ``left`` keeps the last tokens.
 
-    Halves it repeatedly, because an encoding keeps the removed tokens as pieces of the remaining length, and
-    post-processing combines each piece of a text with each piece of its pair.
+    Halves it repeatedly, because an encoding stores removed tokens as further encodings of the remaining length, and
+    post-processing combines each of them with each encoding of the other text.
     """
     while len(encoding) > 2 * length > 0:
         encoding.truncate((len(encoding) + 1) // 2, direction=side)

@@ -19,7 +19,7 @@ class InputEncoder:
     """Encodes texts with ``tokenizer`` for a network that accepts at most ``max_length`` tokens.
 
     ``types`` is true if the network gets token types. Longer texts are rejected if ``refuse`` is true, otherwise
-    truncated. Raises INVALID_ARG for a ``max_length`` without room for text.
+    truncated. Raises INVALID_ARG for a ``max_length`` that leaves no tokens for text.
     """
 
     def __init__(self, tokenizer: TextTokenizer, max_length: int, *, types: bool = True, refuse: bool = False) -> None:
@@ -73,7 +73,7 @@ class InputEncoder:
     def room(self, *, pair: bool = False) -> int:
         """Return the maximum number of tokens of a text or pair, excluding special tokens.
 
-        Raises INVALID_ARG if there is no room for at least one token per text.
+        Raises INVALID_ARG if less than one token per text remains.
         """
         special = self.tokenizer.special_token_count(pair=pair)
         if self.max_length < special + (2 if pair else 1):

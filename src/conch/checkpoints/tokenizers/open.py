@@ -109,7 +109,7 @@ class SlowTokenizer(TextTokenizer):
             raise refused(error, name) from None
 
 
-#: The tokenizers' name of token types; listed in ``model_input_names`` if the network gets them.
+#: The name of token types in tokenizers; ``model_input_names`` has it if the network gets them.
 TYPES: Final = "token_type_ids"
 
 

@@ -38,7 +38,10 @@ class TokenBytes:
     special_ids: frozenset[int]
 
     def difference(self, others: Mapping[int, bytes]) -> str:
-        """Describe a difference to another table of tokens by id; empty without one. Ignores special tokens."""
+        """Describe the first difference from another table of tokens by id; empty if there is none.
+
+        Ignores special tokens.
+        """
         for id, expected in enumerate(self.tokens):
             token = others.get(id, expected)
             if token != expected and expected and id not in self.special_ids:

@@ -17,9 +17,9 @@ from conch.errors import unsupported
 
 Tensor = Any
 
-#: The names under which models of transformers carry their state from step to step.
+#: The names of the state that models of transformers pass from step to step.
 _STATES: Final = ("cache", "past_key_values", "cache_params", "state")
-#: Arguments of ``generate`` for one sequence without a length, whatever the checkpoint's generation_config.json says.
+#: Arguments of ``generate`` that select one greedy sequence; they override the checkpoint's generation_config.json.
 _ARGUMENTS: Final[Mapping[str, Any]] = {
     "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1,
     "cache_implementation": "dynamic",

@@ -32,13 +32,13 @@ class History(Protocol):
 
 
 class Drawn(History, Protocol):
-    """The data of a row that ``choose`` reads: also its own random number generator, or None."""
+    """The data of a row that ``choose`` reads, with the row's random number generator (None: the shared one)."""
 
     generator: Any
 
 
 def generator(seed: int | None, device: Any) -> Any:
-    """Return a random number generator for a seed; None without a seed, for the shared generator."""
+    """Return a random number generator for a seed; None without a seed, which selects the shared generator."""
     if seed is None:
         return None
     # PyTorch's seeds are unsigned 64-bit integers.

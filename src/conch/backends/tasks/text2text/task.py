@@ -159,7 +159,7 @@ class Writer(Protocol):
     """The methods of a task that the comparison with transformers uses."""
 
     def runs(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the indices of the texts of each run, for texts of these lengths (tokens)."""
+        """Divide texts of these lengths (tokens) into runs; returns the indices of each run's texts."""
 
     def write(self, texts: Sequence[Sequence[int]], generation: Mapping[str, Any], **arguments: Any) -> list[list[int]]:
         """Generate tokens for ``texts`` in one run."""
@@ -383,7 +383,7 @@ class Text2Text(Task):
         return parameters
 
     def runs(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the indices of the texts of each run, the longest first, for texts of these lengths (tokens)."""
+        """Divide texts of these lengths (tokens) into runs; returns the indices of each run's texts, longest first."""
         if self._sharing is not Sharing.PADDED:
             return equal_runs(lengths, budget=self._batch_tokens, limit=1 if self._sharing is Sharing.ALONE else 0)
         batches: list[list[int]] = []
