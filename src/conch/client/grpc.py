@@ -39,7 +39,7 @@ def document_of(message: Any) -> dict[str, Any]:
         elif field.message_type is None:
             document[field.name] = list(value) if isinstance(field.default_value, list) else value
         elif isinstance(field.default_value, list):
-            document[field.name] = [document_of(one) for one in value]
+            document[field.name] = [document_of(element) for element in value]
         else:
             document[field.name] = document_of(value)
     return document

@@ -42,10 +42,16 @@ def activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
 
 def children_activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
     """Return the summed activity of all descendants, with an empty ``state``; None if there are none."""
-    found = []
+    readings = []
     for child in children_of(pid, proc):
-        found += [one for one in (activity(child, proc), children_activity(child, proc)) if one is not None]
-    return Activity("", sum(one.cpu for one in found), sum(one.moved for one in found)) if found else None
+        readings += [
+            reading for reading in (activity(child, proc), children_activity(child, proc)) if reading is not None
+        ]
+    return (
+        Activity("", sum(reading.cpu for reading in readings), sum(reading.moved for reading in readings))
+        if readings
+        else None
+    )
 
 
 def _moved(path: Path) -> int:

@@ -90,15 +90,15 @@ class _Level:
             return []
         refused: list[InferRequest] = []
         timely: deque[QueuedRequest] = deque()
-        for one in self.timely:
-            if one.request.finished:
+        for entry in self.timely:
+            if entry.request.finished:
                 continue
-            if not one.deadline or now < one.deadline:
-                timely.append(one)
+            if not entry.deadline or now < entry.deadline:
+                timely.append(entry)
             elif self.policy.delay_when_late:
-                self.late.append(one)
+                self.late.append(entry)
             else:
-                refused.append(one.request)
+                refused.append(entry.request)
         self.timely = timely
         self.size -= len(refused)
         self.forget_ended()
@@ -106,9 +106,9 @@ class _Level:
 
     def forget_ended(self) -> None:
         """Drop requests that have ended while they waited."""
-        self.timely = deque(one for one in self.timely if not one.request.finished)
-        self.late = deque(one for one in self.late if not one.request.finished)
-        self.earliest = min((one.deadline for one in self.timely if one.deadline), default=0)
+        self.timely = deque(entry for entry in self.timely if not entry.request.finished)
+        self.late = deque(entry for entry in self.late if not entry.request.finished)
+        self.earliest = min((entry.deadline for entry in self.timely if entry.deadline), default=0)
         self.stale = False
 
 
@@ -196,8 +196,8 @@ class RequestQueue:
         wanted = set(map(id, chosen))
         for level in {id(level): level for level in map(self._level_of, chosen)}.values():
             before = len(level.timely) + len(level.late)
-            level.timely = deque(one for one in level.timely if id(one.request) not in wanted)
-            level.late = deque(one for one in level.late if id(one.request) not in wanted)
+            level.timely = deque(entry for entry in level.timely if id(entry.request) not in wanted)
+            level.late = deque(entry for entry in level.late if id(entry.request) not in wanted)
             level.size -= before - len(level.timely) - len(level.late)
         self._size -= len(chosen)
         for request in chosen:
@@ -211,7 +211,7 @@ class RequestQueue:
         """Remove and return all requests, for a model that can no longer run any."""
         requests = []
         for level in self._levels:
-            requests += [one.request for one in (*level.timely, *level.late) if not one.request.finished]
+            requests += [entry.request for entry in (*level.timely, *level.late) if not entry.request.finished]
             level.timely.clear()
             level.late.clear()
             level.size = 0

@@ -55,14 +55,14 @@ class LimitedInstance:
 class InstanceRateLimiter:
     """The resources of a server and the instances that wait for them.
 
-    ``given`` are the amounts of the resources; without any, the amount of each resource is the largest amount that an
+    ``resources`` are the available amounts; without any, the amount of each resource is the largest amount that an
     instance needs.
     """
 
-    def __init__(self, given: Iterable[Resource] = ()) -> None:
-        self._given: dict[ResourceKey, int] = {}
-        for one in given:
-            self._given[ResourceKey(one.device, one.name)] = one.amount
+    def __init__(self, resources: Iterable[Resource] = ()) -> None:
+        self._declared: dict[ResourceKey, int] = {}
+        for resource in resources:
+            self._declared[ResourceKey(resource.device, resource.name)] = resource.amount
         self._instances: set[LimitedInstance] = set()
         self._staged: set[LimitedInstance] = set()
         #: The amounts that running instances use.
@@ -101,7 +101,7 @@ class InstanceRateLimiter:
 
     def contended(self, instance: LimitedInstance, mates: Collection[LimitedInstance]) -> bool:
         """Whether a staged instance outside of ``mates`` needs a resource that ``instance`` uses."""
-        return any(one not in mates and one.needs.keys() & instance.needs.keys() for one in self._staged)
+        return any(other not in mates and other.needs.keys() & instance.needs.keys() for other in self._staged)
 
     def attempt(self) -> None:
         """Run staged instances in order until the next one does not fit, so that large ones are not starved."""
@@ -144,9 +144,9 @@ class InstanceRateLimiter:
         for instance in instances:
             for key, amount in instance.needs.items():
                 pool[key] = max(pool.get(key, 0), amount)
-        if self._given:
+        if self._declared:
             for key, amount in sorted(pool.items()):
-                pool[key] = self._given_of(key)
+                pool[key] = self._declared_of(key)
                 if pool[key] < amount:
                     raise invalid(
                         f'Resource count for "{key.name}" is limited to {pool[key]} which will prevent scheduling of '
@@ -171,10 +171,12 @@ class InstanceRateLimiter:
             lines.append(f"\t\tResource: {key.name}\t Count: {pool[key]}")
         logs.verbose(1, "%s\n", "\n".join(lines))
 
-    def _given_of(self, key: ResourceKey) -> int:
+    def _declared_of(self, key: ResourceKey) -> int:
         """Return the configured amount of a resource; for a global resource, the largest amount of any device."""
-        devices = {one.device for one in self._given} if key.device == GLOBAL else (key.device, EVERY_DEVICE)
-        return max((self._given.get(ResourceKey(device, key.name), 0) for device in devices), default=0)
+        devices = (
+            {resource.device for resource in self._declared} if key.device == GLOBAL else (key.device, EVERY_DEVICE)
+        )
+        return max((self._declared.get(ResourceKey(device, key.name), 0) for device in devices), default=0)
 
 
 def _rank(instance: LimitedInstance) -> tuple[int, int]:

@@ -214,15 +214,15 @@ class SequenceScheduler:
             withdrawn = self._withdraw(slot)
             owner = slot.owner
             slot.finish()
-            for one in dict.fromkeys((owner, slot.sequence)):
-                if one is None:
+            for sequence in dict.fromkeys((owner, slot.sequence)):
+                if sequence is None:
                     continue
-                ended = internal(f"sequence {one.id} of model '{self.policy.model}' has ended: {error.message}")
-                lost = [*(withdrawn if one is owner else ()), *one.waiting]
-                if not lost and not one.closed and one is not told:
-                    self.roster.lose(one, ended, now)
+                ended = internal(f"sequence {sequence.id} of model '{self.policy.model}' has ended: {error.message}")
+                lost = [*(withdrawn if sequence is owner else ()), *sequence.waiting]
+                if not lost and not sequence.closed and sequence is not told:
+                    self.roster.lose(sequence, ended, now)
                 doomed += [(request, ended) for request in lost]
-                self.roster.forget(one)
+                self.roster.forget(sequence)
         del self._rows[key]
         for request, reason in doomed:
             request.fail(ConchError(reason.message, reason.code))
@@ -435,8 +435,8 @@ class SequenceScheduler:
         self.roster.cut(sequence, doomed)
         if slot is not None:
             self._cut_short.append(slot)
-        for one in doomed:
-            one.fail(cancelled())
+        for queued in doomed:
+            queued.fail(cancelled())
         self.on_cancelled()
 
     def _waits(self, slot: Slot) -> bool:
@@ -464,8 +464,8 @@ class SequenceScheduler:
         elif not request.flags & SEQUENCE_END:
             doomed = list(sequence.waiting)
             self.roster.cut(sequence, doomed)
-            for one in doomed:
-                one.fail(cancelled())
+            for queued in doomed:
+                queued.fail(cancelled())
 
     def _holds(self) -> bool:
         """Whether too few requests have arrived for any to run."""
