@@ -39,7 +39,7 @@ from conch.frontends.offloading.pool import Codec
 from conch.frontends.tls import make_context
 from conch.machine.ports import holder
 from conch.repository.backends import BackendDirectories
-from conch.repository.errors import NotFoundError, PollError
+from conch.repository.errors import NotFoundError
 from conch.repository.roots import read_place
 from conch.repository.scan import ModelRepository
 from conch.server.core import InferenceServer
@@ -163,14 +163,10 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
 
 
 def _reason(error: ConchError, repository: ModelRepository) -> str:
-    """Return the message of a failed load without its trailing newline and semicolon, for use within a sentence.
-
-    For a model that could not be read, returns the log message, because the public message hides the server's files.
-    """
+    """Return the message of a failed load without its trailing newline and semicolon, for use within a sentence."""
     if isinstance(error, NotFoundError):
         return repository.no_such_model(error.name)
-    message = error.log if isinstance(error, PollError) else error.message
-    return message.rstrip().removesuffix(";").rstrip()
+    return error.message.rstrip().removesuffix(";").rstrip()
 
 
 class Application:

@@ -386,4 +386,4 @@ def _unreadable(error: PollError, places: Sequence[Place]) -> Finding:
     roots = [place for place in places if isinstance(place, Path)]
     where = next((root / error.name for root in roots if (root / error.name).is_dir()), Path(error.name))
     reason = cause.strerror if isinstance(cause, OSError) else None
-    return Finding(where, 0, "error", error.index_reason or reason or str(cause or error.log))
+    return Finding(where, 0, "error", error.index_reason or reason or str(cause or error))

@@ -21,7 +21,6 @@ from conch.inference import ModelSignature
 from conch.library import inprocess
 from conch.library.async_service import AsyncInferenceService, AsyncResultStream
 from conch.library.flags import plan
-from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
@@ -213,11 +212,8 @@ class AsyncServer(AsyncInferenceService):
     ) -> None:
         self._require_control()
         text = json.dumps(dict(config)) if isinstance(config, Mapping) else config
-        try:
-            async with _bounded(timeout):
-                await self._core.load(model, text, files)
-        except PollError as error:  # its message is for remote clients and hides the server's files
-            raise ConchError(f"{error.message}: {error.log}", error.code) from None
+        async with _bounded(timeout):
+            await self._core.load(model, text, files)
 
     async def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
         self._require_control()

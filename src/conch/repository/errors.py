@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from conch.errors import Code, ConchError
+from conch.errors import ConchError
 
 #: Matches an absolute path of several parts, but not one in a URL or an endpoint. The first alternatives match text
 #: that stays unchanged: frames of a model's traceback, and the paths in Triton's messages about backends.
@@ -33,15 +33,14 @@ def _shortened(match: re.Match[str]) -> str:
 class PollError(ConchError):
     """A model that cannot be read: it is missing, not unique, or has a broken configuration.
 
-    The client sees a fixed text. ``log`` is the line for the server's log; ``index_reason`` is the reason in the
-    repository index (empty: none). ``passing`` means that copying the files failed, so a retry may succeed even if the
-    files do not change.
+    The message has the reason, for the operator; clients see Triton's fixed text. ``index_reason`` is the reason in the
+    repository index (empty: none). ``passing`` means that copying the files failed, so a retry may succeed although the
+    files are unchanged.
     """
 
-    def __init__(self, name: str, log: str, *, index_reason: str = "", passing: bool = False) -> None:
-        super().__init__(f"failed to load '{name}', failed to poll from model repository", Code.INTERNAL)
+    def __init__(self, name: str, message: str, *, index_reason: str = "", passing: bool = False) -> None:
+        super().__init__(message, public=f"failed to load '{name}', failed to poll from model repository")
         self.name = name
-        self.log = log
         self.index_reason = index_reason
         self.passing = passing
 

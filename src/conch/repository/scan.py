@@ -209,7 +209,7 @@ class ModelRepository:
                 located=located,
             )
         except PollError as error:
-            error.log = self.shown(error.log)
+            error.args = (self.shown(error.message),)
             raise
 
     async def described(self, name: str, override: ModelConfig | None = None) -> ModelFiles:

@@ -70,7 +70,7 @@ async def test_models_load_and_the_index_answers_while_a_store_hangs(
         assert (await server.infer("stored", {"x": [2]}))["y"] == [2]
         for index in await asyncio.gather(*indexes):
             assert [entry["name"] for entry in index] == ["local", "other", "stored"]
-        with pytest.raises(ConchError, match="failed to load 'other'"):
+        with pytest.raises(ConchError, match="Poll failed for model directory 'other': "):
             await server.load("other")
         store.answers.set()
         if mode == "explicit":

@@ -97,8 +97,8 @@ def test_models_of_a_directory_load_while_a_store_is_away(store: FakeStore, tmp_
     assert "its models are l, m" in repository.no_such_model("x")
     with pytest.raises(PollError) as refused:
         repository.describe("m")
-    assert "s3://bucket/models cannot be read: refused" in refused.value.log
-    assert "refused" not in refused.value.message
+    assert "s3://bucket/models cannot be read: refused" in refused.value.message
+    assert "refused" not in refused.value.public
 
 
 def test_store_that_cannot_be_read_at_first_is_an_error(store: FakeStore, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ class LoadOperation:
             if uploaded is not None:
                 await asyncio.to_thread(uploaded.close)
             if isinstance(error, PollError):
-                LOG.error("%s", error.log)
+                LOG.error("%s", error.message)
                 if isinstance(error, NotUniqueError) and model_state is None:
                     self._table.models[name] = ModelState(name, poll_reason=error.index_reason)
             raise
