@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
+from conch.addresses import host_and_port
 from conch.client.connection import DeadlineConnection
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
@@ -347,7 +348,7 @@ class HttpTransport:
     def _failed(self, error: BaseException, deadline: Deadline, model: str) -> ConchError:
         if isinstance(error, TimeoutError) and deadline.at is not None:  # the operating system has timeouts, too
             return deadline.no_answer(model)
-        return UnreachableError(_reason(error), f"{self._host}:{self._port}")
+        return UnreachableError(_reason(error), host_and_port(self._host, self._port))
 
 
 def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
@@ -365,7 +366,8 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
     if not host or parts.scheme not in ("http", "https"):
         raise invalid(f"'{url}' is not a URL of HTTP")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
-    connection = DeadlineConnection(host, port or (HTTPS_PORT if tls is not None else HTTP_PORT), tls)
+    port = port or (HTTPS_PORT if tls is not None else HTTP_PORT)
+    connection = DeadlineConnection(host, port, tls)
     connection.deadline = deadline
     target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
     headers = {"Connection": "close"} if body is None else {"Connection": "close", "Content-Type": "application/json"}
@@ -377,7 +379,7 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
     except TimeoutError:
         raise deadline.no_answer("") from None
     except (OSError, HTTPException, UnicodeError) as error:
-        raise UnreachableError(_reason(error), parts.netloc) from None
+        raise UnreachableError(_reason(error), host_and_port(host, port)) from None
 
 
 def _reason(error: BaseException) -> str:

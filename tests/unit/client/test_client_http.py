@@ -308,3 +308,9 @@ def test_a_file_without_certificates_is_refused(scheme: str, option: str, messag
     with pytest.raises(ConchError, match=f"file.pem: {message}") as caught:
         conch.Client(f"{scheme}://localhost:1", **{option: str(file)})
     assert caught.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize("call", [lambda url: conch.Client(url).metadata(), lambda url: fetch(url, 10)])
+def test_an_unreachable_server_is_named_as_in_its_url_without_credentials(call: Callable[[str], object]) -> None:
+    with pytest.raises(ConchError, match=r"^\[::1\]:1 does not answer: "):
+        call("http://user:secret@[::1]:1")
