@@ -41,7 +41,7 @@ class Deadline:
             raise TimeoutError
         return left
 
-    def no_answer(self, model: str) -> ConchError:
+    def no_response(self, model: str) -> ConchError:
         """The error of a call without a response before the deadline; an empty ``model`` stands for the server."""
         source = f"model '{model}'" if model else "the server"
         return DeadlineError(f"no answer from {source} within {self.timeout or 0:g} s", Code.UNAVAILABLE)

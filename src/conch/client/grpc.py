@@ -143,7 +143,7 @@ class GrpcTransport:
         try:
             return call(deadline.left())
         except TimeoutError:
-            raise deadline.no_answer(model) from None
+            raise deadline.no_response(model) from None
         except grpc.RpcError as error:
             raise _error(error, deadline, model) from None
         except ValueError:  # with these messages, gRPC raises ValueError only on a closed channel
@@ -235,7 +235,7 @@ def _result(message: service_pb2.ModelInferResponse) -> InferResult:
 def _error(error: Any, deadline: Deadline, model: str) -> ConchError:
     status = error.code()
     if status is grpc.StatusCode.DEADLINE_EXCEEDED and deadline.at is not None:
-        return deadline.no_answer(model)
+        return deadline.no_response(model)
     if status is grpc.StatusCode.UNAVAILABLE:
         return UnreachableError(error.details() or status.name)
     return ConchError(error.details() or status.name, CODES.get(status.value[0], Code.UNKNOWN))

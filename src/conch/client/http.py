@@ -190,10 +190,10 @@ class HttpTransport:
         self._closed = False
 
     def live(self, deadline: Deadline) -> bool:
-        return self._found("/v2/health/live", deadline)
+        return self._succeeds("/v2/health/live", deadline)
 
     def ready(self, model: str, version: int, deadline: Deadline) -> bool:
-        return self._found(f"{model_path(model, version)}/ready" if model else "/v2/health/ready", deadline)
+        return self._succeeds(f"{model_path(model, version)}/ready" if model else "/v2/health/ready", deadline)
 
     def metadata(self, model: str, version: int, deadline: Deadline) -> dict[str, Any]:
         path = model_path(model, version) if model else "/v2"
@@ -257,7 +257,7 @@ class HttpTransport:
         for connection in idle:
             connection.close()
 
-    def _found(self, path: str, deadline: Deadline) -> bool:
+    def _succeeds(self, path: str, deadline: Deadline) -> bool:
         try:
             self._call("GET", path, b"", deadline)
         except ConchError as error:
@@ -347,7 +347,7 @@ class HttpTransport:
 
     def _failed(self, error: BaseException, deadline: Deadline, model: str) -> ConchError:
         if isinstance(error, TimeoutError) and deadline.at is not None:  # the operating system has timeouts, too
-            return deadline.no_answer(model)
+            return deadline.no_response(model)
         return UnreachableError(_reason(error), host_and_port(self._host, self._port))
 
 
@@ -377,7 +377,7 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
             response = connection.getresponse()
             return response.status, response.read()
     except TimeoutError:
-        raise deadline.no_answer("") from None
+        raise deadline.no_response("") from None
     except (OSError, HTTPException, UnicodeError) as error:
         raise UnreachableError(_reason(error), host_and_port(host, port)) from None
 

@@ -57,7 +57,7 @@ class OutgoingRequest:
 
     def not_in_time(self) -> ConchError:
         """Return the error for a request without a response by the deadline."""
-        return self.deadline.no_answer(self.model)
+        return self.deadline.no_response(self.model)
 
     def several_responses(self) -> ConchError:
         """Return the error for a call that accepts exactly one response."""

@@ -309,7 +309,7 @@ async def _bounded(timeout: float | None) -> AsyncIterator[None]:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise deadline.no_answer("") from None
+        raise deadline.no_response("") from None
 
 
 def _url(kind: str, host: str, port: int) -> str:

@@ -51,7 +51,7 @@ class ControlClient:
         text = None if config is None else json.dumps(config)
         self._call(f"load '{model}'", self.timeout, lambda deadline: self._transport.load(model, text, {}, deadline))
 
-    def ask_unload(self, model: str) -> None:
+    def request_unload(self, model: str) -> None:
         """Request the unloading of a model, which may complete later."""
         what = f"unload '{model}'"
         self._call(what, self.timeout, lambda deadline: self._transport.unload(model, False, deadline))
@@ -82,7 +82,7 @@ class ControlClient:
 
     def unload(self, model: str) -> None:
         """Unload a model, and wait until it is unloaded."""
-        self.ask_unload(model)
+        self.request_unload(model)
         end = time.monotonic() + self.timeout
         while any(
             version["name"] == model and version.get("state", "") not in ("", "UNAVAILABLE") for version in self.index()

@@ -38,7 +38,7 @@ class FakeControl(ControlClient):
             raise internal(f"load '{model}': it does not fit")
         self.loaded[model] = dict(config or {"max_batch_size": 1})
 
-    def ask_unload(self, model: str) -> None:
+    def request_unload(self, model: str) -> None:
         self._answer()
         self.loaded.pop(model, None)
 
