@@ -34,10 +34,10 @@ class Precision:
     def of(cls, spec: EngineSpec, capabilities: tuple[str, ...]) -> Precision:
         """Choose the formats for ``spec.dtype`` on a CPU with these ``capabilities`` (OpenVINO's names).
 
-        With ``auto``, quantised weights are multiplied in int8. This decodes small batches 1.5 times as fast as bf16,
+        With ``auto``, quantised weights are multiplied in int8, which decodes small batches 1.5 times as fast as bf16,
         even with AMX, and agrees with float32 about as often. Other weights use bf16 if the CPU supports it. The cache
-        has 16 bits: greedy tokens were then equal to those of float32, unlike with OpenVINO's default of 8 bits. Raises
-        INVALID_ARG for an unsupported dtype.
+        has 16 bits per number, with which greedy tokens equalled those of float32; with OpenVINO's default of 8 bits
+        they did not. Raises INVALID_ARG for an unsupported dtype.
         """
         if spec.dtype == "float32":
             return cls("f32", "f32", exact=True)
@@ -70,14 +70,14 @@ class Precision:
 
 
 def quantised(spec: EngineSpec) -> bool:
-    """Whether the weights have 4 or 8 bits."""
+    """Whether the weights have fewer than 16 bits per number."""
     if spec.gguf is not None:
         return spec.gguf.quantised
     return _QUANTISED.search((spec.directory / "openvino_model.xml").read_bytes()) is not None
 
 
 def cache_blocks(spec: EngineSpec, precision: Precision, sequences: int, context: int) -> int:
-    """Return the number of blocks in the KV cache."""
+    """Return the number of blocks in the KV cache; ``context`` is the length limit of a sequence (tokens)."""
     if spec.cache_tokens:
         return max(1, spec.cache_tokens // BLOCK)
     each = min(context, TOKENS_EACH)

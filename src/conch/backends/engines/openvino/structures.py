@@ -1,6 +1,7 @@
 """Rejects structures that OpenVINO GenAI's grammar compiler would partly ignore or take minutes to compile.
 
-An expression such as ``.*a.{20}`` must track which of the last twenty characters were an ``a``: a million states.
+For example, ``.*a.{20}`` needs an automaton with a million states: it must track which of the last twenty characters
+were an ``a``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from conch.sampling.structures import Structure
 Ranges = tuple[tuple[int, int], ...]
 
 _LAST: Final = 0x10FFFF
-#: The maximum number of steps before an expression counts as too large; takes about 0.1 s.
+#: The maximum number of steps, about 0.1 s, after which an expression counts as too large.
 _MOST_STEPS: Final = 100_000
 _CLASSES: Final[dict[str, Ranges]] = {
     "CATEGORY_DIGIT": ((48, 57),),
@@ -191,13 +192,13 @@ def _without(ranges: Ranges) -> Ranges:
     return (*rest, (low, _LAST)) if low <= _LAST else tuple(rest)
 
 
-#: The maximum number of characters of a structure with repetitions expanded; compiling takes 1 ms each.
+#: The maximum number of characters of a structure with repetitions expanded; each takes 1 ms to compile.
 MOST_STATES: Final = 2000
-#: The maximum sum of string lengths in a JSON schema; compiling takes a third of that per character.
+#: The maximum sum of string lengths in a JSON schema; each character takes a third of a millisecond to compile.
 MOST_LENGTH: Final = 8000
-#: The maximum number of optional properties of an object; compiling takes 25 us per pair of them.
+#: The maximum number of optional properties of an object; each pair of them takes 25 µs to compile.
 MOST_OPTIONAL: Final = 300
-#: The number of automaton states allowed regardless of the expression's length; at worst 10 ms each.
+#: The number of automaton states allowed regardless of the expression's length; each takes at most 10 ms to compile.
 MOST_EXTRA_STATES: Final = 128
 #: The number of characters that a large character class counts as.
 _LARGE: Final = 10
@@ -213,7 +214,7 @@ _WITHIN: Final = (
     "allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "unevaluatedProperties",
     "unevaluatedItems", "propertyNames",
 )  # fmt: skip
-#: Sequences that the compiler of 2026.4 reads as a single character, because it escapes the first character without a
+#: Sequences that the compiler of 2026.4 reads as a single character, because its escape of the first character has no
 #: fixed length.
 _MISSPELT: Final = re.compile(r"(?:[\u0080-\u00ff]|\\u00[89a-fA-F][0-9a-fA-F])[0-9a-fA-F]")
 _PIECES: Final = re.compile(

@@ -1,7 +1,7 @@
 """The token list of tokenizers in OpenVINO format, from which OpenVINO GenAI computes the masks of grammars.
 
-The list must contain tokens as they appear in a text. Tokenizers such as SentencePiece's write ``▁`` for a space and
-``<0x41>`` for a byte, so that GenAI would find no token for a space.
+The list must contain tokens as they appear in a text. The lists of SentencePiece and similar tokenizers have ``▁`` for
+a space and ``<0x41>`` for a byte, so that GenAI would find no token for a space.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-# A pipeline receives only decoded audio, decoded images and text inputs. Media are never passed as strings, which the
-# pipeline could open as a URL or a path.
+# Strings of clients reach a pipeline only as text inputs, never in place of media, which it could open as a URL or a
+# path: audio and images are decoded first, and a video is the path of a temporary file.
 
 
 #: Arguments of pipelines that are not in a signature.

@@ -53,7 +53,7 @@ class Languages(Protocol):
 
 
 class TaskParameters:
-    """Languages from ``task_specific_params`` of checkpoints such as T5 and Bart: a prefix and parameters by task.
+    """Languages of checkpoints with ``task_specific_params``, such as T5 and Bart: a prefix and parameters by task.
 
     A task such as ``translation_en_to_de`` defines a language pair.
     """
@@ -83,7 +83,7 @@ class TaskParameters:
 
 
 class LanguageTokens:
-    """Languages from tokenizers with a token per language, such as those of mBART, M2M100 and NLLB."""
+    """Languages of tokenizers that have a token per language, such as those of mBART, M2M100 and NLLB."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -166,9 +166,9 @@ class Writer(Protocol):
 
 
 def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
-    """Determine which texts may share a run without changing their logits; ``pad`` is the padding token."""
+    """Determine which texts may share a run without changing their logits; ``pad`` is the id of the padding token."""
     [short, *_, long] = sorted(examples, key=len)
-    # A text of the same length: the short one with its tokens in another order, except the last.
+    # A text of the same length: the tokens of the short text in another order, except the last.
     other = [*short[-2::-1], short[-1]]
     wanted = _first_logits(model, [short], pad)
     tolerance = tie_of(str(model.dtype).removeprefix("torch."))
