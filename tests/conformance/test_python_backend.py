@@ -162,7 +162,7 @@ def test_arguments_of_initialize(http: Client, repository: Path) -> None:
 
 
 def http_address(client: Client) -> str:
-    return str(client.api._parsed_url.host) + ":" + str(client.api._parsed_url.port)
+    return client.server.http
 
 
 def test_surroundings_of_a_model(http: Client, repository: Path) -> None:

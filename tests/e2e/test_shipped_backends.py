@@ -8,10 +8,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.conformance.raw import get, post, tensor
 from tests.models import write
@@ -73,10 +75,12 @@ def streamed(server: ConchServer, model: str, **inputs: NDArray[Any]) -> list[di
 
 
 def test_identity_gives_back_what_numpy_has_no_type_for(server: ConchServer) -> None:
-    request = grpcclient.InferInput("INPUT0", [2], "BF16")
-    request._raw_content = b"\x80\x3f\x00\x40"  # 1 and 2
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        reply = client.infer("identity_bf16", [request]).get_response()
+    request = service_pb2.ModelInferRequest(
+        model_name="identity_bf16", raw_input_contents=[b"\x80\x3f\x00\x40"]
+    )  # 1, 2
+    request.inputs.add(name="INPUT0", datatype="BF16", shape=[2])
+    with grpc.insecure_channel(server.grpc) as channel:
+        reply = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
     assert reply.raw_output_contents[0] == b"\x80\x3f\x00\x40"
     assert reply.parameters["param1"].int64_param == 42
 

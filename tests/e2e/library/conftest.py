@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,21 +148,48 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
+class ServerInTwoParts:
+    """Keeps the ``AsyncServer`` of a ``Server`` and the thread that it runs in, so that tests can use it directly."""
+
+    def __init__(self) -> None:
+        self.server: conch.AsyncServer
+        self.thread: LoopThread
+
+    def make_server(self, *arguments: Any, **options: Any) -> conch.AsyncServer:
+        self.server = conch.AsyncServer(*arguments, **options)
+        return self.server
+
+    def make_thread(self) -> LoopThread:
+        self.thread = LoopThread()
+        return self.thread
+
+
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[conch.Server]:
+def parts() -> ServerInTwoParts:
+    return ServerInTwoParts()
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, parts: ServerInTwoParts) -> Iterator[conch.Server]:
     """A server of all of them, with ports."""
     options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": "*", "http_port": 0, "grpc_port": 0}
-    with conch.Server(model_repository=folder, exit_timeout_secs=5, **options) as server:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("conch.library.server.AsyncServer", parts.make_server)
+        patch.setattr("conch.library.server.LoopThread", parts.make_thread)
+        server = conch.Server(model_repository=folder, exit_timeout_secs=5, **options).start()
+    with closing(server):
         yield server
 
 
 @pytest.fixture(scope="module", params=["server", "async", "grpc", "http"])
-def service(request: pytest.FixtureRequest, server: conch.Server) -> Iterator[conch.InferenceService]:
+def service(
+    request: pytest.FixtureRequest, server: conch.Server, parts: ServerInTwoParts
+) -> Iterator[conch.InferenceService]:
     """The same server by each of the ways to it."""
     if request.param == "server":
         yield server
     elif request.param == "async":
-        yield OnALoop(server._server, server._thread_that_runs)
+        yield OnALoop(parts.server, parts.thread)
     else:
         with conch.Client(server.urls[request.param]) as client:
             yield client

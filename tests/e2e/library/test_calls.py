@@ -194,9 +194,7 @@ def test_what_a_protocol_could_not_carry_is_refused_by_all(
 
 def running(server: Server, model: str) -> int:
     """The requests that the model has under way."""
-    application = server._server._application
-    assert application is not None
-    return application.server.model(model).in_flight
+    return server.in_flight([model])
 
 
 def test_answer_that_does_not_come_in_time_is_given_up(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,10 +139,11 @@ def test_metrics_that_are_not_there_are_missed_before_anything_is_sent() -> None
             MetricsSampler(f"127.0.0.1:{nobody.getsockname()[1]}/metrics", 1.0)
 
 
-def test_samples_are_those_of_the_windows() -> None:
-    numbers = iter(range(10**6))
-    with Sampler(numbers.__next__, 60.0) as sampler:
-        pass
-    moments = [moment for moment, _ in sampler._samples]
-    assert sampler.within([(moments[0] - 1, moments[0])]) == [0]
-    assert sampler.within([(0, 1)]) == list(range(len(moments)))
+def test_samples_are_those_of_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conch.perf.server.sampling.monotonic_ns", count(100, 100).__next__)
+    numbers = count()
+    with Sampler(numbers.__next__, 0.0) as sampler:
+        while len(sampler.within([])) < 3:
+            pass
+    assert sampler.within([(100, 300)]) == [1, 2]
+    assert sampler.within([(0, 1)]) == list(range(next(numbers)))

@@ -88,7 +88,7 @@ def export(module: Any, directory: Path) -> None:
     """Write openvino_model.xml: stateful, with ``beam_idx``, as OpenVINO GenAI takes it."""
     import openvino
     from openvino import opset13 as ops
-    from openvino._offline_transformations import apply_make_stateful_transformation
+    from openvino.passes import MakeStateful, Manager
 
     config = module.config
     heads, size = config.num_key_value_heads, config.head_dim
@@ -116,7 +116,10 @@ def export(module: Any, directory: Path) -> None:
         reordered = ops.gather(port, beams, zero)
         for reader in readers:
             reader.replace_source_output(reordered.output(0))
-    apply_make_stateful_transformation(model, {f"past{name}": f"present{name}" for name in names})
+    passes = Manager()
+    states = [(model.input(f"past{name}").get_node(), model.output(f"present{name}").get_node()) for name in names]
+    passes.register_pass(MakeStateful(states))
+    passes.run_passes(model)
     rows = ops.gather(ops.shape_of(model.input("input_ids")), ops.constant(np.array([0], np.int64)), zero)
     shape = ops.concat([rows, ops.constant(np.array([heads, 0, size], np.int64))], 0)
     for node in model.get_ops():

@@ -38,6 +38,7 @@ class RunningService:
             compile_seconds=compile_seconds,
         )
         self._frames: Queue[dict[str, Any]] = Queue()
+        self.started = False
         self.asked = 0
         #: Responses by serial number, the serial numbers of requests in the order of their ends, and the statistics.
         self.answers: dict[int, list[dict[str, Any]]] = {}
@@ -57,8 +58,12 @@ class RunningService:
 
     def run(self) -> Self:
         """Run until everything has been answered."""
-        self.service.start()
+        self.start()
         return self.finish()
+
+    def start(self) -> None:
+        self.started = True
+        self.service.start()
 
     def finish(self) -> Self:
         while len(self.done) < self.asked:

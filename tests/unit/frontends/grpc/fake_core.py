@@ -69,10 +69,10 @@ class FakeModel:
     def infer(self, request: InferRequest) -> None:
         validate_request(self.signature, request)
         self.received.append(request)
-        request.on_cancel = self._cancel
+        request.on_cancel = self.cancel
         self.behaviour(request)
 
-    def _cancel(self, request: InferRequest) -> None:
+    def cancel(self, request: InferRequest) -> None:
         self.cancelled.append(request)
         request.fail(cancelled())
 

@@ -111,7 +111,7 @@ class RawClient:
             return False
         word, flags, stream = frames.FRAME.unpack(head)
         payload = self._exactly(word >> 8) or b""
-        self._handle(word & 0xFF, flags, stream, payload)
+        self.handle(word & 0xFF, flags, stream, payload)
         return True
 
     def _exactly(self, size: int) -> bytes | None:
@@ -126,7 +126,7 @@ class RawClient:
         taken, self._buffer = self._buffer[:size], self._buffer[size:]
         return taken
 
-    def _handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         answer = self.answers.setdefault(stream, Answer()) if stream else Answer()
         if kind == frames.HEADERS:
             answer.headers.update(self.decoder.decode(payload))

@@ -311,7 +311,7 @@ def test_connection_lost_in_the_middle_of_a_message_leaves_nothing_behind(fronte
 
 def test_response_after_the_client_has_gone_is_dropped(frontend):
     model = frontend.server.models["hold"]
-    model._cancel = lambda request: model.cancelled.append(request)
+    model.cancel = lambda request: model.cancelled.append(request)
     with frontend.client() as client:
         client.request(INFER, text_request("hold", "x").SerializeToString())
         client.ping()

@@ -119,9 +119,9 @@ def test_client_that_answers_pings_stays():
             def count(kind: int, flags: int, stream: int, payload: bytes) -> None:
                 nonlocal pings
                 pings += kind == frames.PING and not flags
-                RawClient._handle(client, kind, flags, stream, payload)
+                RawClient.handle(client, kind, flags, stream, payload)
 
-            client._handle = count
+            client.handle = count
             while pings < 2:
                 assert client.receive()
             finish_held(frontend)

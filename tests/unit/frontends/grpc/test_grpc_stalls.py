@@ -12,6 +12,8 @@ from conch.http2 import Http2ErrorCode, frames
 from conch.http2.frames import frame
 from conch.http2.limits import PingStrikes
 from conch.settings import Settings
+from conch.telemetry.exposition import label_text
+from conch.telemetry.traffic import CLOSED_CONNECTIONS
 from tests.unit.frontends.grpc.conftest import array_request, models, text_request
 from tests.unit.frontends.grpc.fake_core import echo
 from tests.unit.frontends.grpc.harness import Frontend
@@ -40,7 +42,9 @@ def wait(frontend: Frontend, *seconds: float) -> None:
 
 
 def closed(frontend: Frontend, reason: str) -> int:
-    return frontend.call(lambda: frontend.limits.counts._closed["grpc", reason])
+    labels = label_text({"protocol": "grpc", "reason": reason})
+    families = dict(frontend.call(lambda: list(frontend.limits.counts.families())))
+    return sum(int(sample.value) for sample in families[CLOSED_CONNECTIONS] if sample.labels == labels)
 
 
 def test_client_that_says_nothing_is_hung_up_on(frontend):
@@ -275,12 +279,12 @@ def test_server_pings_only_so_often_without_data():
 def _count_pings(client: RawClient) -> list[bytes]:
     """Collects the server's pings as they are answered."""
     seen: list[bytes] = []
-    handle = client._handle
+    handle = client.handle
 
     def counting(kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == frames.PING and not flags & frames.ACK:
             seen.append(payload)
         handle(kind, flags, stream, payload)
 
-    client._handle = counting  # type: ignore[method-assign]
+    client.handle = counting  # type: ignore[method-assign]
     return seen

@@ -73,7 +73,18 @@ def test_further_hosts_may_be_allowed() -> None:
 
 
 def test_hosts_that_are_asked_for_are_remembered_in_bounds() -> None:
+    kept = 0
+
+    class Host(bytes):
+        def __init__(self, name: bytes) -> None:
+            nonlocal kept
+            kept += 1
+
+        def __del__(self) -> None:
+            nonlocal kept
+            kept -= 1
+
     rules = BrowserRules(LOCAL, ())
     for number in range(1000):
-        assert rules.check(b"GET", {b"host": b"h%d" % number}) is None
-    assert len(rules._good_hosts) <= 256
+        assert rules.check(b"GET", {b"host": Host(b"h%d" % number)}) is None
+    assert kept <= 256

@@ -8,7 +8,8 @@ import json
 import os
 import signal
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tritonclient.grpc import service_pb2
 from conch.errors import Code, ConchError, not_found, unavailable
 from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import answers, requests
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.pool import Answer, Codec, CodecProcess
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.machine.process_memory import children_of
 from conch.tensors import WireTensor, pack_bytes
@@ -55,11 +56,45 @@ INFER: dict[str, Any] = {
 }  # fmt: skip
 
 
+class RecordedProcess(CodecProcess):
+    """A process with the sizes of the work that it was given."""
+
+    def __init__(self, threads: Executor, on_exit: Callable[[CodecProcess], None]) -> None:
+        super().__init__(threads, on_exit)
+        self.sizes: list[int] = []
+
+    async def perform(
+        self, header: dict[str, Any], parts: list[Any], answer: Answer | None
+    ) -> tuple[dict[str, Any], memoryview]:
+        self.sizes.append(sum(map(len, parts)))
+        return await super().perform(header, parts, answer)
+
+
 @pytest.fixture
 async def codec() -> AsyncIterator[Codec]:
     codec = Codec(1 << 30, 30, ByteBudget(1 << 30))
     yield codec
     await codec.close()
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[RecordedProcess]:
+    """The processes that codecs start."""
+    processes: list[RecordedProcess] = []
+
+    def start(threads: Executor, on_exit: Callable[[CodecProcess], None]) -> RecordedProcess:
+        processes.append(RecordedProcess(threads, on_exit))
+        return processes[-1]
+
+    monkeypatch.setattr("conch.frontends.offloading.pool.CodecProcess", start)
+    return processes
+
+
+async def begun(processes: list[RecordedProcess]) -> RecordedProcess:
+    """The first process, as soon as there is one."""
+    while not processes:
+        await asyncio.sleep(0)
+    return processes[0]
 
 
 def ignore(response: InferResponse) -> None:
@@ -288,37 +323,34 @@ async def test_what_takes_too_much_memory_is_refused() -> None:
     await codec.close()
 
 
-async def test_a_process_that_dies_fails_what_it_did_alone(codec: Codec) -> None:
+async def test_a_process_that_dies_fails_what_it_did_alone(codec: Codec, processes: list[RecordedProcess]) -> None:
     slow = asyncio.ensure_future(
         requests.decode_infer(codec, b"[" + b"{}," * 5_000_000 + b"{}]", MODEL, ignore, limit=LIMIT)
     )
-    while codec._lanes[0].process is None:
-        await asyncio.sleep(0)
-    os.kill(codec._lanes[0].process.pid, signal.SIGKILL)
+    os.kill((await begun(processes)).pid, signal.SIGKILL)
     assert (await refusal(slow)).code is Code.INTERNAL
     request, _ = await requests.decode_infer(codec, json.dumps(INFER).encode(), MODEL, ignore, limit=LIMIT)
     assert request.id == "an id"
 
 
-async def test_work_that_nobody_waits_for_is_not_begun(codec: Codec) -> None:
+async def test_work_that_nobody_waits_for_is_not_begun(codec: Codec, processes: list[RecordedProcess]) -> None:
     body = b"[" + b"{}," * 2_000_000 + b"{}]"
+    size = len(body)
     running = [asyncio.ensure_future(codec.run({"work": "load"}, [body])) for _ in range(2)]
     waiting = asyncio.ensure_future(codec.run({"work": "load"}, [b"{}"], size=100 << 20))
     await asyncio.sleep(0)
     waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert list(codec._waiting) == []
-    await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.gather(waiting, *running, return_exceptions=True)
+    await asyncio.gather(codec.run({"work": "load"}, [b"{ }"]), return_exceptions=True)
+    assert sorted(size for process in processes for size in process.sizes) == [3, size, size]
 
 
 async def test_work_that_its_client_gave_up_does_not_keep_the_process(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch
+    codec: Codec, processes: list[RecordedProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("conch.frontends.offloading.pool.GRACE_SECONDS", 0.0)
     slow = asyncio.ensure_future(codec.run({"work": "load"}, [b"[" + b"{}," * 5_000_000 + b"{}]"]))
-    while codec._lanes[0].process is None:
-        await asyncio.sleep(0)
-    process = codec._lanes[0].process
+    process = await begun(processes)
     slow.cancel()
     await process.ended.wait()
     assert await requests.decode_load(codec, b"{}") == read_load(b"{}")
@@ -346,8 +378,9 @@ async def test_a_server_that_stops_ends_what_is_under_way() -> None:
     assert (await refusal(codec.run({"work": "load"}, [b"{}"]))).code is Code.UNAVAILABLE
 
 
-async def test_results_are_counted_while_somebody_has_them(codec: Codec) -> None:
-    budget = codec._budget
+async def test_results_are_counted_while_somebody_has_them() -> None:
+    budget = ByteBudget(1 << 30)
+    codec = Codec(1 << 30, 30, budget)
     request, _ = await requests.decode_infer(codec, json.dumps(INFER).encode(), MODEL, ignore, limit=LIMIT)
     assert budget.used == 12 + 10
     texts = request.inputs["texts"]
@@ -356,6 +389,7 @@ async def test_results_are_counted_while_somebody_has_them(codec: Codec) -> None
     assert budget.used == 12 + 10
     del texts
     assert budget.used == 0
+    await codec.close()
     budget.size = 21
     error = await refusal(requests.decode_infer(codec, json.dumps(INFER).encode(), MODEL, ignore, limit=LIMIT))
     assert error.code is Code.UNAVAILABLE and budget.used == 0
