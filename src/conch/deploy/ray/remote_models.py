@@ -77,7 +77,8 @@ def remote_config(model: ServedModel, urls: Sequence[str]) -> str:
     """Return the ``config.pbtxt`` of the remote model that represents ``model`` in an ingress."""
     written: dict[str, Any] = json.loads(model.config) if model.config else {}
     config = ModelConfig(name=model.name, backend=REMOTE)
-    take_over(config, render.from_json(json.dumps({key: written[key] for key in _TAKEN_OVER if key in written})))
+    interface = json.dumps({key: written[key] for key in _TAKEN_OVER if key in written})
+    take_over(config, render.from_json(interface, lenient=True))
     files = {output: _label_file(index) for index, (output, _) in enumerate(model.labels)}
     for output in config.output:
         output.label_filename = files.get(output.name, "")

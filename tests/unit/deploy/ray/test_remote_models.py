@@ -49,6 +49,11 @@ def test_what_requests_look_like_is_taken_over_and_nothing_else() -> None:
     assert "secret" not in found.parameters
 
 
+def test_fields_of_a_newer_version_of_conch_are_left_out() -> None:
+    output = {"name": "OUT", **NUMBER, "invented_later": True}
+    assert config(served(output=[output])).output[0].name == "OUT"
+
+
 def test_the_ingress_has_the_versions_that_the_replicas_have() -> None:
     assert list(config(served(versions=(2, 5))).version_policy.specific.versions) == [2, 5]
     assert not config(ServedModel("echo")).HasField("version_policy")

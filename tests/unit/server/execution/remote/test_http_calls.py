@@ -264,3 +264,9 @@ async def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("nothing\n")
     with pytest.raises(ConchError, match=r"empty.pem cannot be used for encrypted connections"):
         await connecting(RemoteSettings((), "m", ca_file="empty.pem"), tmp_path, decoupled=False)
+
+
+async def test_a_configuration_of_a_newer_server_is_read_without_its_new_fields() -> None:
+    document = {"name": "m", "max_batch_size": 4, "invented_later": {"count": 1}}
+    async with serving(lambda head: response(200, json.dumps(document).encode())) as (_, transport):
+        assert (await transport.config()).max_batch_size == 4
