@@ -20,6 +20,12 @@ SHARED = {
     *("addresses", "client", "config", "errors", "extras", "http2", "inference", "logs"),
     *("temporary", "tensors", "texts", "threads"),
 }
+#: Tests whose event loop, network and threads take the place of asyncio's, which offers no public interface for that.
+SIMULATION = ROOT / "tests" / "simulation"
+#: Names with an underscore that the standard library documents.
+DOCUMENTED = {"_exit"}
+#: Functions that take the name of an attribute as text.
+TAKE_NAMES = {"getattr", "hasattr", "setattr", "delattr", "patch", "object"}
 #: What every ``model.py`` has to be called.
 INTERFACE_NAMES = {"TritonPythonModel"}
 
@@ -92,3 +98,60 @@ def test_a_module_says_what_it_is_for(path: Path) -> None:
     if text.strip():
         assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
     assert len(text.splitlines()) <= 500
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and name.strip("_") != "" and not name.startswith("__") and name not in DOCUMENTED
+
+
+def is_own(node: ast.expr) -> bool:
+    """Whether an expression is ``self``, ``cls`` or ``super()``."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return isinstance(node, ast.Name) and node.id in ("self", "cls", "super")
+
+
+def private_names(node: ast.AST) -> list[str]:
+    """Return the private names of other objects and modules that ``node`` reads, replaces or imports."""
+    match node:
+        case ast.Attribute(value, name) if not is_own(value):
+            names = [name]
+        case ast.Import(aliases):
+            names = [part for alias in aliases for part in alias.name.split(".")]
+        case ast.ImportFrom(module, aliases):
+            names = [*(module or "").split("."), *(alias.name for alias in aliases)]
+        case ast.Call(ast.Name(name) | ast.Attribute(attr=name), arguments) if name in TAKE_NAMES:
+            texts = [one.value for one in arguments if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            names = [part for text in texts if " " not in text for part in text.split(".")]
+        case _:
+            names = []
+    return [name for name in names if is_private(name)]
+
+
+def test_tests_use_public_names_only() -> None:
+    paths = [path for path in (ROOT / "tests").rglob("*.py") if SIMULATION not in path.parents]
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": names
+        for path in paths
+        if not path.name.endswith("_pb2.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.stmt | ast.expr) and (names := private_names(node))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("server.queue._waiting", ["_waiting"]),
+        ("self.server._queue.clear()", ["_queue"]),
+        ("from conch.server import _limit", ["_limit"]),
+        ("import conch._secret", ["_secret"]),
+        ("monkeypatch.setattr(module, '_LIMIT', 2)", ["_LIMIT"]),
+        ("monkeypatch.setattr('conch.server._limit', 2)", ["_limit"]),
+        ("self._queue, cls._made, super()._run()", []),
+        ("os._exit(1); queue.__len__(); _ = answer", []),
+    ],
+)
+def test_private_names_are_those_of_other_objects(code: str, names: list[str]) -> None:
+    assert [name for node in ast.walk(ast.parse(code)) for name in private_names(node)] == names
