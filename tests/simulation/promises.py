@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from conch.client.transport import UnreachableError
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest, InferResponse
 from conch.server.core import InferenceServer
@@ -227,9 +228,7 @@ class Promises:
             if alone and len(outcome.responses) != (not gives_up):
                 self.broken(f"request {outcome.id} ended with {len(outcome.responses)} responses")
             lost = outcome.error is CONNECTION_LOST or (
-                outcome.error is not None
-                and "does not answer" in outcome.error.message
-                and not getattr(outcome.client, "disturbed", False)
+                isinstance(outcome.error, UnreachableError) and not getattr(outcome.client, "disturbed", False)
             )
             if lost and not outcome.during_stop and not self.refuses_bodies:
                 self.broken(f"the connection of request {outcome.id} was closed before it was answered")
