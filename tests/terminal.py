@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 #: How long something may take to appear (s).
-PATIENCE = 60
+TIMEOUT = 60
 
 
 def hear_ctrl_c() -> None:
@@ -58,7 +58,7 @@ class Terminal:
 
     def read_until(self, pattern: str) -> re.Match[str]:
         """Wait until ``pattern`` appears in what has not been read yet; the rest is left for the next call."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             found = re.search(pattern, self._unread)
             if found is not None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import psutil
 
 #: The timeout of a process (s).
-_PATIENCE: Final = 300
+_TIMEOUT: Final = 300
 
 #: Opens a variant and runs it; the returned object stays in memory.  Must be picklable.
 Opening = Callable[[], object]
@@ -45,7 +45,7 @@ def _resident(opening: Opening) -> int:
     command = [sys.executable, "-m", "conch.convert.footprint"]
     try:
         ended = subprocess.run(
-            command, input=pickle.dumps(opening), capture_output=True, env=environment, timeout=_PATIENCE, check=True
+            command, input=pickle.dumps(opening), capture_output=True, env=environment, timeout=_TIMEOUT, check=True
         )
         return int(ended.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):

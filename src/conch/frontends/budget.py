@@ -5,7 +5,7 @@ read. :mod:`conch.app` creates one ``ByteBudget``, which the connections of all 
 
 Bytes count once they have arrived (:meth:`ByteBudget.take`), not when a client announces them, so that a client cannot
 reserve memory without sending data. A connection stops reading while the budget is exhausted. Partially received bodies
-could wait for each other forever: if none of them progresses for ``PATIENCE``, the youngest are refused until the
+could wait for each other forever: if none of them progresses for ``STALL_TIMEOUT``, the youngest are refused until the
 oldest continues.
 """
 
@@ -25,7 +25,7 @@ from conch.telemetry.traffic import BYTES_IN_FLIGHT, MAX_BYTES_IN_FLIGHT, REFUSE
 #: A body up to this size (bytes) continues when the budget is exhausted, unless the budget is ``overdrawn``.
 SMALL: Final = 16 << 10
 #: How long waiting bodies may make no progress before the youngest are refused (s).
-PATIENCE: Final = 5.0
+STALL_TIMEOUT: Final = 5.0
 #: Bytes assumed for each body that continues, before the next one may continue.
 _TURN: Final = 256 << 10
 #: Interval at which waiting bodies are checked while no bytes are released (s).
@@ -53,7 +53,7 @@ class ByteBudget:
     progress (s).
     """
 
-    def __init__(self, size: int, *, timeout: float = PATIENCE, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, size: int, *, timeout: float = STALL_TIMEOUT, clock: Callable[[], float] = monotonic) -> None:
         self.size = size
         self.used = 0
         self.refused = 0

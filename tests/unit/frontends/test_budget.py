@@ -3,7 +3,7 @@
 import asyncio
 
 from conch.errors import Code, ConchError
-from conch.frontends.budget import PATIENCE, ByteBudget
+from conch.frontends.budget import STALL_TIMEOUT, ByteBudget
 from tests.unit.fake_clock import fake_clock, settle
 
 
@@ -76,7 +76,7 @@ async def test_half_received_bodies_do_not_wait_for_each_other_for_ever() -> Non
     bodies = [Body(shared, since, 25, more=25) for since in range(4)]
     for body in reversed(bodies):
         body.wait()
-    await asyncio.sleep(PATIENCE - 1)
+    await asyncio.sleep(STALL_TIMEOUT - 1)
     assert [body.events for body in bodies] == [[], [], [], []]
     await asyncio.sleep(2)
     # One is given up, the youngest, and with its bytes the oldest goes on.
@@ -95,7 +95,7 @@ async def test_all_are_refused_while_nothing_is_given_back() -> None:
     bodies = [Body(shared, since, 0) for since in range(3)]
     for body in bodies:
         body.wait()
-    await asyncio.sleep(PATIENCE + 1)
+    await asyncio.sleep(STALL_TIMEOUT + 1)
     assert [body.events for body in bodies] == [["refused"]] * 3
 
 
@@ -108,7 +108,7 @@ async def test_who_is_gone_is_not_called() -> None:
     shared.cancel(body.waiting)
     shared.cancel(body.waiting)
     shared.release(50)
-    await asyncio.sleep(PATIENCE + 1)
+    await asyncio.sleep(STALL_TIMEOUT + 1)
     assert body.events == []
 
 
@@ -128,7 +128,7 @@ async def test_one_who_was_let_go_may_wait_again_at_once() -> None:
 
     shared.wait(0, wait, refused)
     shared.release(1)
-    await asyncio.sleep(PATIENCE)
+    await asyncio.sleep(STALL_TIMEOUT)
     assert len(turns) == 3
     assert -1 not in turns
 

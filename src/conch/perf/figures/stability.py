@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 #: Number of windows that must agree.
 WINDOWS: Final = 3
 #: After this many windows on a disturbed machine, windows that agree suffice, with a warning.
-_PATIENCE: Final = 2 * WINDOWS
+_MOST_DISTURBED: Final = 2 * WINDOWS
 
 
 class JudgedWindow(NamedTuple):
@@ -73,7 +73,9 @@ class Stability:
     def over(self) -> bool:
         """Whether to stop measuring."""
         count = len(self._windows)
-        return count >= self.trials or (self.stable and not self.silent and (not self.disturbed or count >= _PATIENCE))
+        return count >= self.trials or (
+            self.stable and not self.silent and (not self.disturbed or count >= _MOST_DISTURBED)
+        )
 
     def _agree(self, values: Sequence[float]) -> bool:
         mean = sum(values) / len(values)

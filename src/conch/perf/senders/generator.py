@@ -42,7 +42,7 @@ from conch.perf.senders.schedule import Schedule, share_of
 from conch.perf.spawning import end_processes, start_process
 
 #: Timeout of a sending process for a reply (s); it replies between requests.
-_PATIENCE: Final = 30.0
+_TIMEOUT: Final = 30.0
 #: The number of the first request is random and below this bound.
 _NUMBERS: Final = 1_000_000
 _DIED: Final = "a process that sends requests has died"
@@ -187,8 +187,8 @@ class Generators:
         return answer
 
     def _answer(self, pipe: Connection) -> Any:
-        if not pipe.poll(_PATIENCE):
-            raise internal(f"a process that sends requests has not answered for {_PATIENCE:g} s")
+        if not pipe.poll(_TIMEOUT):
+            raise internal(f"a process that sends requests has not answered for {_TIMEOUT:g} s")
         try:
             return pipe.recv()
         except (EOFError, OSError):

@@ -30,7 +30,7 @@ from conch.perf.spawning import end_processes, start_process
 # separate processes, which end when the pipe to their parent is closed.
 
 
-_PATIENCE: Final = 30.0
+_TIMEOUT: Final = 30.0
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _HTTP_ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -50,8 +50,8 @@ class NullServer:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-            if not ours.poll(_PATIENCE):
-                raise internal(f"a process that stands for a server has not started within {_PATIENCE:g} s")
+            if not ours.poll(_TIMEOUT):
+                raise internal(f"a process that stands for a server has not started within {_TIMEOUT:g} s")
             self.port = ours.recv()
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ _RECORD: Final = "copy.json"
 _LOCK: Final = "lock"
 _NEW: Final = "new"
 #: The interval between attempts to lock (s).
-_PATIENCE: Final = 0.2
+_POLL_INTERVAL: Final = 0.2
 
 
 class Copy:
@@ -88,7 +88,7 @@ class ModelCopies:
                 if not told:
                     LOG.info("waiting for another load that makes a copy of '%s'", self.folder.name)
                     told = True
-                if self._closed.wait(_PATIENCE):
+                if self._closed.wait(_POLL_INTERVAL):
                     raise unavailable("the server is stopping and reads no model repository")
             yield
         finally:
@@ -243,7 +243,7 @@ def _remove_if_replaced(home: Path) -> None:
         fd = os.open(home.parent / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:
             while not _lock(fd, exclusive=True):
-                sleep(_PATIENCE)
+                sleep(_POLL_INTERVAL)
             if _is_replaced(home):
                 _remove_unused(home)
         finally:

@@ -91,7 +91,7 @@ def test_closing_lets_go_who_waits_for_a_call_that_hangs() -> None:
 
 
 def test_threads_that_make_no_call_have_ended_when_the_pool_is_closed() -> None:
-    pool, hangs, end = DaemonPool("test", 3), threading.Event(), threading.Event()
+    pool, hangs, end = DaemonPool("closing", 3), threading.Event(), threading.Event()
     barrier = threading.Barrier(3)
     for future in [pool.submit(lambda: barrier.wait(10)) for _ in range(3)]:
         future.result(10)
@@ -103,5 +103,5 @@ def test_threads_that_make_no_call_have_ended_when_the_pool_is_closed() -> None:
     pool.submit(call)
     assert hangs.wait(10)
     pool.close()
-    assert sum(thread.name.startswith("test-") for thread in threading.enumerate()) == 1
+    assert sum(thread.name.startswith("closing-") for thread in threading.enumerate()) == 1
     end.set()
