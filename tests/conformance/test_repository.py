@@ -170,6 +170,7 @@ def test_load_of_a_missing_model_is_refused(client: Client) -> None:
 
 def test_unload_of_an_unknown_model_is_no_error(client: Client) -> None:
     client.api.unload_model("absent")
+    assert not client.api.is_model_ready("absent")
 
 
 def test_config_override_is_gone_when_the_changed_model_is_loaded(client: Client, put: Put) -> None:

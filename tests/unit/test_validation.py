@@ -94,7 +94,7 @@ def test_a_model_whose_inputs_are_all_optional_takes_an_empty_request() -> None:
 
 def test_inputs_are_counted_so_an_optional_one_stands_in_for_a_required_one() -> None:
     # Triton counts only; the model is left to find out.
-    validate(OPTIONAL, tensor("B", (4,)))
+    assert validate(OPTIONAL, tensor("B", (4,))).inputs.keys() == {"B"}
 
 
 def test_unknown_input_is_refused() -> None:
@@ -190,7 +190,8 @@ TWO = pack_bytes([b"a", b"bc"])
 
 @pytest.mark.parametrize(("shape", "data"), [((2,), TWO), ((0,), b""), ((1,), pack_bytes([b""]))])
 def test_strings_that_fill_the_shape_pass(shape: tuple[int, ...], data: bytes) -> None:
-    validate(signature(TensorSpec("A", "BYTES", (-1,))), tensor("A", shape, "BYTES", memoryview(data)))
+    request = validate(signature(TensorSpec("A", "BYTES", (-1,))), tensor("A", shape, "BYTES", memoryview(data)))
+    assert (request.inputs["A"].shape, bytes(request.inputs["A"].data)) == (shape, data)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ def test_pictures_and_sounds_are_files_that_differ() -> None:
 
 def test_pictures_are_read_as_pillow_reads_them() -> None:
     image = pytest.importorskip("PIL.Image")
-    for sample in samples(_model("image"), DataOptions()).samples[:4]:
+    found = samples(_model("image"), DataOptions()).samples[:4]
+    assert len(found) == 4
+    for sample in found:
         read = image.open(io.BytesIO(split_bytes(sample["image"].data)[0]))
         read.load()
         assert read.mode == "RGB" and read.size in {(224, 224), (320, 240), (640, 480), (480, 640)}
@@ -115,6 +117,7 @@ def test_pictures_are_read_as_pillow_reads_them() -> None:
 
 def test_texts_to_fill_have_a_mask_of_each_kind_of_tokenizer() -> None:
     found = samples(_model("text_input", outputs=("label", "score", "text_output")), DataOptions())
+    assert found.samples
     for sample in found.samples:
         (text,) = _texts(sample, "text_input")
         assert text.count("[MASK]") == text.count("<mask>") == 1
@@ -122,6 +125,7 @@ def test_texts_to_fill_have_a_mask_of_each_kind_of_tokenizer() -> None:
 
 def test_a_question_and_its_passage_share_the_tokens() -> None:
     found = samples(_model("question", "context"), DataOptions(mix={Shape(1, 64): 1.0}))
+    assert found.samples
     for sample in found.samples:
         (question,), (context,) = _texts(sample, "question"), _texts(sample, "context")
         assert question.endswith("?") and 50 <= tokens_of(question) + tokens_of(context) <= 64

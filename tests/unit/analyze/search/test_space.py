@@ -26,8 +26,9 @@ def space_for(settings: AnalyzeSettings, **changes: object) -> SearchSpace:
 
 def test_every_candidate_is_a_valid_configuration() -> None:
     space = space_for(AnalyzeSettings(run_config_search_max_instance_count=2, run_config_search_max_model_batch_size=8))
-    for choice in space.choices():
-        candidate = space.candidate(choice)
+    candidates = {candidate.name: candidate for candidate in map(space.candidate, space.choices())}
+    assert len(candidates) > 10
+    for candidate in candidates.values():
         config = merged(space.configs["m"], candidate.overrides.get("m", {}))
         validate_load(message(config))
 

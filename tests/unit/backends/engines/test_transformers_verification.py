@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
+from conch.backends.base.likeness import VERIFIED_TOKENS
 from conch.backends.engines.transformers import engine as engine_module
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.errors import ConchError
@@ -57,5 +58,16 @@ def test_model_with_slow_steps_is_not_compared(folder: Path, monkeypatch: pytest
     assert not engine.busy
 
 
-def test_a_prompt_longer_than_the_context_is_cut(folder: Path) -> None:
-    opened(folder, context=10).verify(PROMPTS)
+def test_a_prompt_longer_than_the_context_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(folder, context=VERIFIED_TOKENS + 5)
+    compared: list[list[int]] = []
+    generate = transformers.GenerationMixin.generate
+
+    def recorded(model: Any, ids: Any, **settings: Any) -> Any:
+        compared.append(ids[0].tolist())
+        return generate(model, ids, **settings)
+
+    monkeypatch.setattr(transformers.GenerationMixin, "generate", recorded)
+    monkeypatch.setattr(engine_module, "SLOW_STEP", float("inf"))
+    engine.verify(PROMPTS)
+    assert compared == [PROMPTS[0], PROMPTS[1][:4]]

@@ -142,10 +142,14 @@ def test_a_network_that_draws_random_numbers_is_judged_by_the_same_ones() -> Non
     model = _Layers()
     model.noisy = True
     required(model, "unused.weight")
+    with pytest.raises(ConchError, match=r"depend on: used\.bias \(of 2 that are missing\);"):
+        required(model, "unused.weight", "used.bias")
 
 
 def test_counters_are_not_weights() -> None:
     required(_Layers(), "counted")
+    with pytest.raises(ConchError, match=r"depend on: used\.bias;"):
+        required(_Layers(), "counted", "used.bias")
 
 
 def test_where_no_example_runs_every_missing_tensor_counts() -> None:
