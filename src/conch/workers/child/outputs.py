@@ -67,13 +67,13 @@ class OutputWatch:
             if name in wanted:
                 self._explain_output(name, datatype, shape, rows)
             elif name not in self.declared and self._is_news(name, "undeclared"):
-                declared = ", ".join(f"'{one}'" for one in sorted(self.declared))
+                declared = ", ".join(f"'{name}'" for name in sorted(self.declared))
                 self._warn(
                     f"model '{self._name}' gave the output '{name}', which its configuration does not declare "
                     f"(it declares {declared}); clients do not get it"
                 )
-        given = {output[0] for output in outputs}
-        for name in sorted(wanted - given) if whole else ():
+        names = {output[0] for output in outputs}
+        for name in sorted(wanted - names) if whole else ():
             if self._is_news(name, "missing"):
                 self._warn(
                     f"model '{self._name}' did not give the output '{name}', which its configuration declares and a "
@@ -107,7 +107,7 @@ class OutputWatch:
         own = shape[1:] if self.batches else shape
         if self.batches and not shape:
             return False
-        if len(own) != len(dims) or any(dim not in (-1, given) for dim, given in zip(dims, own)):
+        if len(own) != len(dims) or any(dim not in (-1, size) for dim, size in zip(dims, own)):
             return False
         self._fitting[name] = own
         return True

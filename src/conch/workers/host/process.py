@@ -71,13 +71,13 @@ class WorkerLog:
         self._lines += 1
         logs.emit_from_worker("INFO", "output", self._lines, text, name, pid)
 
-    def message(self, header: dict[str, Any], said: set[str], name: str, pid: int) -> None:
-        """Log a message; skip one that is marked ``once`` and already in ``said``, and otherwise add it there."""
+    def message(self, header: dict[str, Any], logged: set[str], name: str, pid: int) -> None:
+        """Log a message; skip one that is marked ``once`` and already in ``logged``, and otherwise add it there."""
         text = header["message"]
         if header.get("once"):
-            if text in said:
+            if text in logged:
                 return
-            said.add(text)
+            logged.add(text)
         logs.emit_from_worker(header["level"], header["file"], header["line"], text, name, pid)
 
     def at_prompt(self, opened: bool) -> None:
@@ -385,7 +385,9 @@ class WorkerProcess:
 
     def _progress(self, header: dict[str, Any], unpacker: Unpacker) -> None:
         """Deliver the responses of one step of a generating worker."""
-        responses = [(one["serial"], response_of(one, unpacker, one["final"])) for one in header["responses"]]
+        responses = [
+            (fields["serial"], response_of(fields, unpacker, fields["final"])) for fields in header["responses"]
+        ]
         if self.on_progress is not None:
             self.on_progress(header["load"])
         for batch, times in header["done"]:
