@@ -241,7 +241,7 @@ class InferenceServer:
         """Return the counters behind :meth:`statistics`, so that the caller can take many snapshots in steps."""
         self.ledger.refresh()
         if not name:
-            return [one.statistics for one in sorted(self._table.loaded(), key=attrgetter("name", "version"))]
+            return [model.statistics for model in sorted(self._table.loaded(), key=attrgetter("name", "version"))]
         serving = [models for key in self._table.keys(name) if (models := self._table.models[key].models())]
         models = serving[0] if len(serving) == 1 else []
         if not models:

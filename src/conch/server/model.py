@@ -399,7 +399,7 @@ class Model:
         batched = self.signature.max_batch_size > 0
         shape = tensor.shape[1:] if batched else tensor.shape
         assert spec.reshape is not None
-        variable = iter([given for given, dim in zip(shape, spec.reshape, strict=False) if dim == -1])
+        variable = iter([size for size, dim in zip(shape, spec.reshape, strict=False) if dim == -1])
         dims = tuple(next(variable, -1) if dim == -1 else dim for dim in spec.dims)
         return WireTensor(tensor.name, tensor.datatype, (*tensor.shape[:1], *dims) if batched else dims, tensor.data)
 

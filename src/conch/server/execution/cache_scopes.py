@@ -35,19 +35,19 @@ class EnsembleCacheScope:
     def __init__(self, sources: Callable[[], Sequence[Model]], make: Callable[[Sequence[Model]], CacheScope]) -> None:
         self._sources = sources
         self._make = make
-        found = sources()
-        self._scope = make(found)
-        self._serials = _serials(found)
+        models = sources()
+        self._scope = make(models)
+        self._serials = _serials(models)
 
     def __call__(self) -> CacheScope:
         try:
-            found = self._sources()
+            models = self._sources()
         except ConchError:  # a step's model is not loaded; the executor reports it
             return self._scope
-        serials = _serials(found)
+        serials = _serials(models)
         if serials != self._serials:
             self._scope.forget()
-            self._scope, self._serials = self._make(found), serials
+            self._scope, self._serials = self._make(models), serials
         return self._scope
 
 

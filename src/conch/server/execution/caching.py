@@ -89,15 +89,15 @@ class CachedExecutor:
             self._look_up_later(request, self.scope(), b"", begun)
             return
         key, scope = request_key(request), self.scope()
-        found = scope.find(key)
-        if isinstance(found, CachedResponse):
-            _note_hit(request, key, found, monotonic_ns() - begun)
+        cached = scope.find(key)
+        if isinstance(cached, CachedResponse):
+            _note_hit(request, key, cached, monotonic_ns() - begun)
             # Deferred, because a caller may not expect a callback before it has sent all its requests.
-            self._loop.call_soon(_answer, request, found)
-        elif found is None:
+            self._loop.call_soon(_answer, request, cached)
+        elif cached is None:
             self._run(request, scope, key, monotonic_ns() - begun)
         else:
-            self._look_up_later(request, scope, key, begun, found)
+            self._look_up_later(request, scope, key, begun, cached)
 
     def fail_waiting(self, error: ConchError) -> None:
         for request in list(self._looking_up):
@@ -119,26 +119,26 @@ class CachedExecutor:
         await self.inner.stop(seconds)
 
     def _look_up_later(
-        self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, found: Any = None
+        self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, cached: Any = None
     ) -> None:
         request.on_cancel = _give_up
-        task = self._loop.create_task(self._look_up(request, scope, key, begun, found))
+        task = self._loop.create_task(self._look_up(request, scope, key, begun, cached))
         self._looking_up[request] = task
         task.add_done_callback(lambda task: self._looking_up.pop(request, None))
 
-    async def _look_up(self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, found: Any) -> None:
+    async def _look_up(self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, cached: Any) -> None:
         if not key:
             key = await compute(request_key, request)
-            found = scope.find(key)
-        if found is not None and not isinstance(found, CachedResponse):
-            found = await found
+            cached = scope.find(key)
+        if cached is not None and not isinstance(cached, CachedResponse):
+            cached = await cached
         if request.finished:
             return
         request.on_cancel = None
         lookup = monotonic_ns() - begun
-        if found is not None:
-            _note_hit(request, key, found, lookup)
-            _answer(request, found)
+        if cached is not None:
+            _note_hit(request, key, cached, lookup)
+            _answer(request, cached)
             return
         try:
             self._run(request, scope, key, lookup)
@@ -216,8 +216,8 @@ def _note_hit(request: InferRequest, key: bytes, entry: CachedResponse, lookup: 
     request.times.lookup, request.times.key, request.times.entry = lookup, key, entry
 
 
-def _answer(request: InferRequest, found: CachedResponse) -> None:
-    request.respond(found.response())
+def _answer(request: InferRequest, cached: CachedResponse) -> None:
+    request.respond(cached.response())
 
 
 def _give_up(request: InferRequest) -> None:

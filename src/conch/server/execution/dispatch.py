@@ -140,7 +140,7 @@ class Dispatcher:
         """Record that ``worker`` has started or restarted and can run as many batches as it has slots."""
         self._lost = None
         if worker in self._workers:
-            self._free = deque(one for one in self._free if one is not worker)
+            self._free = deque(free_worker for free_worker in self._free if free_worker is not worker)
             self._free.extend([worker] * worker.slots)
             self._schedule_dispatch()
 
@@ -157,7 +157,7 @@ class Dispatcher:
 
     def on_lost(self, worker: SupervisedWorker) -> None:
         """If no other worker is ready, fail waiting requests and refuse new ones: ``worker`` could not be restarted."""
-        if not any(one.ready for one in self._workers):
+        if not any(worker.ready for worker in self._workers):
             self._lost = internal(f"Stub process '{worker.name}' is not healthy.")
             self.fail_waiting(self._lost)
 

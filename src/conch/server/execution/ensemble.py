@@ -140,9 +140,9 @@ class _Run:
         self._request = request
         self._outputs = request.outputs or tuple(ensemble.signature.outputs)
         self._steps = ensemble.needed_steps(self._outputs)
-        given: dict[str, WireTensor | None] = dict.fromkeys(ensemble.signature.inputs)
-        given.update(request.inputs)
-        self._root = _Iteration(given)
+        tensors: dict[str, WireTensor | None] = dict.fromkeys(ensemble.signature.inputs)
+        tensors.update(request.inputs)
+        self._root = _Iteration(tensors)
         self._in_flight: dict[int, InferRequest] = {}
         self._limit = ensemble.most_at_once
         self._under_way = [0] * len(ensemble.steps)
@@ -189,9 +189,9 @@ class _Run:
     def _answer(self, iteration: _Iteration, final: bool) -> None:
         outputs = [tensor for name in self._outputs if (tensor := iteration.get(name)) is not None]
         if len(outputs) < len(self._outputs):
-            given = {tensor.name for tensor in outputs}
+            names = {tensor.name for tensor in outputs}
             for name in self._outputs:
-                if name not in given:
+                if name not in names:
                     logs.verbose(1, "Composing models did not output tensor %s", name)
         sequence: dict[str, ParameterValue] = {
             "sequence_id": self._correlation_id,
@@ -262,9 +262,9 @@ class _Run:
         self._advance(changed)
 
     def _store(self, index: int, iteration: _Iteration, response: InferResponse) -> None:
-        given = {tensor.name: tensor for tensor in response.outputs}
+        tensors = {tensor.name: tensor for tensor in response.outputs}
         for output, name in self._ensemble.steps[index].outputs.items():
-            tensor = given.get(output)
+            tensor = tensors.get(output)
             if tensor is not None:
                 tensor = WireTensor(name, tensor.datatype, tensor.shape, tensor.data)
             iteration.tensors[name] = tensor
@@ -276,13 +276,13 @@ class _Run:
         mine.compute_output += theirs.compute_output
 
     def _take_over_sequence(self, response: InferResponse) -> None:
-        given = response.parameters
-        if "sequence_id" in given:
-            sequence = given["sequence_id"]
+        parameters = response.parameters
+        if "sequence_id" in parameters:
+            sequence = parameters["sequence_id"]
             self._correlation_id = sequence if isinstance(sequence, int | str) else int(sequence)
         for key, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
-            if key in given:
-                self._flags = self._flags | flag if given[key] else self._flags & ~flag
+            if key in parameters:
+                self._flags = self._flags | flag if parameters[key] else self._flags & ~flag
 
     def _end(self) -> None:
         """End a request that has no running steps and can start none; an error unless the ensemble is decoupled."""
@@ -330,7 +330,7 @@ def _adapt(shape: tuple[int, ...], member: ModelSignature, name: str) -> tuple[i
     spec = member.inputs.get(name)
     if spec is None:
         return shape
-    fits = len(shape) == len(spec.dims) and all(dim in (-1, given) for given, dim in zip(shape, spec.dims, strict=True))
+    fits = len(shape) == len(spec.dims) and all(dim in (-1, size) for size, dim in zip(shape, spec.dims, strict=True))
     if member.max_batch_size > 0:
         return (1, *shape) if fits else shape
     return shape[1:] if not fits and shape[:1] == (1,) else shape

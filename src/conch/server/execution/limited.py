@@ -122,7 +122,7 @@ class LimitedDispatcher(LimitsResources):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        worker = next((one for one in self._free if instance in self._limits.of(one) and one.ready), None)
+        worker = next((worker for worker in self._free if instance in self._limits.of(worker) and worker.ready), None)
         if worker is None:
             self._schedule_dispatch()  # with an instance that can run
             return False
@@ -172,7 +172,9 @@ class LimitedGenerationDispatcher(LimitsResources):
                 self._limiter.unstage(self._limits.of(worker)[0])
 
     def _granted(self, instance: LimitedInstance) -> bool:
-        worker = next((one for one in self._free if self._limits.of(one)[0] is instance and one.ready), None)
+        worker = next(
+            (worker for worker in self._free if self._limits.of(worker)[0] is instance and worker.ready), None
+        )
         if worker is None or not self._run_on(worker):
             return False
         self._running[worker] += 1
@@ -221,7 +223,9 @@ class LimitedSequenceDispatcher(LimitsResources, SequenceDispatcher):
         self._limiter.attempt()
 
     def _granted(self, instance: LimitedInstance) -> bool:
-        key = next((key for key, one in self._limited.items() if one is instance and key in self._instances), "")
+        key = next(
+            (key for key, limited in self._limited.items() if limited is instance and key in self._instances), ""
+        )
         taken = self._sequences.take(monotonic_ns(), among=(key,))
         if taken.batch:
             self._run(taken)

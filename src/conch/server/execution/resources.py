@@ -71,9 +71,9 @@ class WorkersLimits:
 def _groups_at(config: ModelConfig, placement: WorkerPlacement) -> list[InstanceGroup]:
     """The group of each instance of the worker at ``placement``, or a group that differs only in its name."""
     where = placement.kind, placement.device
-    there = [(group, one) for group, one in instances_of(config) if (one.kind, one.device) == where]
+    there = [(group, instance) for group, instance in instances_of(config) if (instance.kind, instance.device) == where]
     if placement.count == 1:
-        return [next(group for group, one in there if one.signature == placement.signature)]
+        return [next(group for group, instance in there if instance.signature == placement.signature)]
     return [group for group, _ in there]
 
 

@@ -294,14 +294,14 @@ class WorkerStarter:
             following.cancel()
 
     async def _follow(self, worker: WorkerProcess) -> None:
-        begun = said = monotonic()
+        begun = logged_at = monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if worker.verdict.idle >= STALLED_SECONDS:
                 self._on_stalled()
-            if monotonic() < said + PROGRESS_SECONDS:
+            if monotonic() < logged_at + PROGRESS_SECONDS:
                 continue
-            said = monotonic()
+            logged_at = monotonic()
             memory = resident_bytes(worker.pid)
             LOG.info(
                 "still loading '%s' version %d after %.0f s%s",

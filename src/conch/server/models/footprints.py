@@ -36,19 +36,19 @@ class LoadFootprints:
         footprints: dict[str, Footprint] = {}
         waiting = [name]
         while waiting:
-            one = waiting.pop()
-            if one in footprints:
+            model = waiting.pop()
+            if model in footprints:
                 continue
             try:
-                files = await self._repository.described(one)
-                footprints[one] = await self._of_one(files)
+                files = await self._repository.described(model)
+                footprints[model] = await self._of_one(files)
             except NotFoundError:
-                if one == name:
+                if model == name:
                     raise
             except (ConchError, OSError, ValueError):
-                footprints[one] = Footprint(Capacity(models=1))
+                footprints[model] = Footprint(Capacity(models=1))
             else:
-                waiting += footprints[one].members
+                waiting += footprints[model].members
         return footprints
 
     async def _of_one(self, files: ModelFiles) -> Footprint:

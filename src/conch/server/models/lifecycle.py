@@ -231,7 +231,7 @@ class LoadOperation:
             # Failed loads are reported by the validation of the ensemble.
             results = await asyncio.gather(*(self.load(member) for member in sorted(members)), return_exceptions=True)
             cycles = (result.cycle for result in results if isinstance(result, _CircularDependencyError))
-            cycle = next((found for found in cycles if name in found), ())
+            cycle = next((cycle for cycle in cycles if name in cycle), ())
         if cycle:
             error = _CircularDependencyError(name, cycle)
             LOG.error("%s", error.problem.status)

@@ -326,7 +326,7 @@ class Loader:
         cache, key = self._cache_of(config), qualified(namespace, config.name)
         if cache is None:
             return executor
-        scope = EnsembleCacheScope(sources, lambda found: entries_of(cache, key, version, identity, found))
+        scope = EnsembleCacheScope(sources, lambda models: entries_of(cache, key, version, identity, models))
         return CachedExecutor(executor, scope, statistics, InOrder() if preserves_ordering(config) else None)
 
     def _starter(
@@ -395,8 +395,8 @@ def _external_files(files: ModelFiles, workers: Dispatcher, load_time: int) -> E
     A file that changed during the load counts as changed: the workers may have read the old one.
     """
     paths = {Path(text) for process in workers.processes for kind, text in process.dependencies if kind == "path"}
-    found = take_external(path for path in paths if not path.is_relative_to(files.directory))
-    return {path: frozenset(stamp for stamp in stamps if stamp[1] <= load_time) for path, stamps in found.items()}
+    external = take_external(path for path in paths if not path.is_relative_to(files.directory))
+    return {path: frozenset(stamp for stamp in stamps if stamp[1] <= load_time) for path, stamps in external.items()}
 
 
 async def _all_or_none(starts: Iterator[Coroutine[Any, Any, WorkerProcess]]) -> list[WorkerProcess]:

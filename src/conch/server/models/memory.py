@@ -83,9 +83,9 @@ class MemoryLedger:
         chosen = list(self._table.loaded() if models is None else models)
         regions = [sum(process.shared_bytes for process in model.executor.processes) for model in chosen]
         pids = [[process.pid for process in model.executor.processes] for model in chosen]
-        *found, templates = await compute(self._reader.read, [*pids, self._templates()])
+        *measured, templates = await compute(self._reader.read, [*pids, self._templates()])
         self.template_bytes = templates.host
-        for model, shared, seen in zip(chosen, regions, found, strict=True):
+        for model, shared, seen in zip(chosen, regions, measured, strict=True):
             model.statistics.memory = replace(
                 model.statistics.memory,
                 workers=seen.host - min(seen.shared, shared),

@@ -43,12 +43,15 @@ def check_same_code(config: ModelConfig, known: Iterable[ModelConfig]) -> None:
     of_server = list(known)
     for field in _FIELDS:
         value = getattr(config, field)
-        if value and all(value != getattr(one, field) for one in of_server):
+        if value and all(value != getattr(known_config, field) for known_config in of_server):
             raise _chooses_code(field)
     for name, parameter in config.parameters.items():
         if name.startswith(RUNTIME_FACT_PREFIX):
             continue  # shown by the server; without effect in a client's configuration
-        if all(name not in one.parameters or one.parameters[name] != parameter for one in of_server):
+        if all(
+            name not in known_config.parameters or known_config.parameters[name] != parameter
+            for known_config in of_server
+        ):
             raise _chooses_code(f"parameters['{name[:100]}']")
 
 

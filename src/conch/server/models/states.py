@@ -88,11 +88,11 @@ class ModelState:
 
     def latest(self) -> VersionState | None:
         """The highest ready version."""
-        found, highest = None, -1
+        latest, highest = None, -1
         for version, version_state in self.versions.items():  # called for every request: a loop is faster than max
             if version > highest and version_state.state is State.READY:
-                found, highest = version_state, version
-        return found
+                latest, highest = version_state, version
+        return latest
 
     def models(self) -> list[Model]:
         """The models of the ready versions, in order of version."""
@@ -181,7 +181,7 @@ class ModelTable:
             return not_found(f"Request for unknown model: '{name}' is not found")
         ready = model_state.ready_versions()
         if version == -1 and not ready:
-            if any(one.state is State.LOADING for one in model_state.versions.values()):
+            if any(version_state.state is State.LOADING for version_state in model_state.versions.values()):
                 return _still_loading(name)
             return not_found(f"Request for unknown model: '{name}' has no available versions")
         version = ready[-1] if version == -1 else version
@@ -232,8 +232,8 @@ class ModelTable:
     def index(self, directories: Iterable[str], ready_only: bool) -> list[dict[str, str]]:
         """The repository index of the models in the table and in ``directories``, which may never have been loaded."""
         entries: list[dict[str, str]] = []
-        found = list(dict.fromkeys([*directories, *sorted(self.models)]))
-        for key in found if self.naming else sorted(found):
+        keys = list(dict.fromkeys([*directories, *sorted(self.models)]))
+        for key in keys if self.naming else sorted(keys):
             model_state, name = self.models.get(key), self.naming.name(key)
             if model_state is None or model_state.poll_reason:
                 if not ready_only:

@@ -35,11 +35,11 @@ class CudaRegion:
         try:
             self._context = _context(device)
             self._call("cuIpcOpenMemHandle_v2", ctypes.byref(self._pointer), _IpcHandle(handle), _LAZY_PEER_ACCESS)
-            base, found = ctypes.c_uint64(), ctypes.c_size_t()
-            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(found), self._pointer)
+            base, length = ctypes.c_uint64(), ctypes.c_size_t()
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(length), self._pointer)
         except ConchError:
             raise failure from None
-        if self._pointer.value + size > base.value + found.value:
+        if self._pointer.value + size > base.value + length.value:
             raise failure
 
     @property

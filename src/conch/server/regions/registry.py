@@ -133,7 +133,7 @@ class ClientRegions:
     def status(self, kind: type[ClientRegion], name: str = "") -> list[dict[str, Any]]:
         """The status of a region, or of all regions of a kind. Raises NOT_FOUND for an unknown region."""
         if not name:
-            return [one.status for _, one in sorted(self._regions.items()) if isinstance(one, kind)]
+            return [region.status for _, region in sorted(self._regions.items()) if isinstance(region, kind)]
         region = self._regions.get(name)
         if region is None:
             raise not_found(f"Unable to find {_KINDS[kind].lower()} shared memory region: '{name}'")

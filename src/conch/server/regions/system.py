@@ -50,11 +50,12 @@ class SystemRegion:
 
     def _check(self) -> None:
         """Raise unless the file can be a client's shared memory and contains the region."""
-        found = self.file
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # a hard link may be a file that is not the client's
+        file_stat = self.file
+        # A hard link may be a file that is not the client's.
+        if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_nlink > 1:
             raise _not_opened(self.key)
         problem = ""
-        if self.offset + self.size > found.st_size:
+        if self.offset + self.size > file_stat.st_size:
             problem = "invalid args"
         elif not self.size or self.offset % os.sysconf("SC_PAGE_SIZE"):
             problem = "unable to process address space" + os.strerror(errno.EINVAL)

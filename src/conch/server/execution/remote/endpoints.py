@@ -133,12 +133,12 @@ class Endpoints:
     @property
     def urls(self) -> list[str]:
         """The listed servers, which get requests if they are ready."""
-        return [one.url for one in self._known.values() if not one.leaving]
+        return [endpoint.url for endpoint in self._known.values() if not endpoint.leaving]
 
     @property
     def in_flight(self) -> Mapping[str, int]:
         """Number of in-flight requests of each server, including leaving servers."""
-        return {url: one.in_flight for url, one in self._known.items()}
+        return {url: endpoint.in_flight for url, endpoint in self._known.items()}
 
     @property
     def sequences(self) -> int:
@@ -149,10 +149,10 @@ class Endpoints:
     @property
     def reason(self) -> str:
         """The reason why no server can take a request; empty if one can."""
-        listed = [one for one in self._known.values() if not one.leaving]
-        if any(not one.reason for one in listed):
+        listed = [endpoint for endpoint in self._known.values() if not endpoint.leaving]
+        if any(not endpoint.reason for endpoint in listed):
             return ""
-        return "; ".join(f"{one.url}: {one.reason}" for one in listed) or NO_ENDPOINTS
+        return "; ".join(f"{endpoint.url}: {endpoint.reason}" for endpoint in listed) or NO_ENDPOINTS
 
     def update(self, urls: Sequence[str]) -> None:
         """Replace the list of servers by ``urls``.
@@ -169,10 +169,10 @@ class Endpoints:
                 self._on_added(url)
             else:
                 known.leaving = False
-        for one in list(self._known.values()):
-            if one.url not in wanted:
-                one.leaving = True
-                self._forget_if_done(one)
+        for endpoint in list(self._known.values()):
+            if endpoint.url not in wanted:
+                endpoint.leaving = True
+                self._forget_if_done(endpoint)
 
     def mark(self, url: str, reason: str, *, gone: bool = False) -> bool:
         """Record that a server is ready (empty ``reason``) or why it is not; returns whether the reason has changed.
@@ -302,17 +302,17 @@ class Endpoints:
             self._forget_if_done(before)
 
     def _chosen(self, request: InferRequest, key: bytes, without: Collection[str]) -> RemoteEndpoint:
-        usable = [one for one in self._known.values() if one.usable and one.url not in without]
+        usable = [endpoint for endpoint in self._known.values() if endpoint.usable and endpoint.url not in without]
         if not usable:
             raise self.refusal(request)
         if len(usable) == 1:
             return usable[0]
         if key:
-            preferred = max(usable, key=lambda one: blake2b(key, key=_salt(one.url), digest_size=8).digest())
-            limit = max(_FEW, ceil(_OVERLOAD * (sum(one.in_flight for one in usable) + 1) / len(usable)))
+            preferred = max(usable, key=lambda endpoint: blake2b(key, key=_salt(endpoint.url), digest_size=8).digest())
+            limit = max(_FEW, ceil(_OVERLOAD * (sum(endpoint.in_flight for endpoint in usable) + 1) / len(usable)))
             if request.correlation_id or preferred.in_flight < limit:  # it may have started at another ingress
                 return preferred
-        return min(usable, key=lambda one: (one.in_flight, one.last_used))
+        return min(usable, key=lambda endpoint: (endpoint.in_flight, endpoint.last_used))
 
     def refusal(self, request: InferRequest) -> ConchError:
         """The error for a request that no server can take."""
@@ -353,7 +353,7 @@ class Endpoints:
     def _forget_idle(self) -> None:
         """Remove idle sequences, which their servers have forgotten too."""
         since = self._clock() - self._idle_seconds
-        for correlation_id, sequence in list(takewhile(lambda one: one[1].seen < since, self._sequences.items())):
+        for correlation_id, sequence in list(takewhile(lambda item: item[1].seen < since, self._sequences.items())):
             if sequence.in_flight:
                 self._note_seen(correlation_id, sequence)
             else:

@@ -290,15 +290,15 @@ class OnDemandPlanner:
             self._decided.append(load)
             return True
         turn_over = now >= since + self.limits.min_loaded
-        for one in self._choose(needed, {*footprints, *passed}, now, turn_over=turn_over):
-            self._evict(one, f"to make room for '{name}'", now)
+        for model in self._choose(needed, {*footprints, *passed}, now, turn_over=turn_over):
+            self._evict(model, f"to make room for '{name}'", now)
         return False
 
     def _relieve(self, now: float) -> None:
         """Evict idle models if the loaded models have grown beyond the capacity."""
         if not self._staying().within(self.limits.capacity):
-            for one in self._choose(Capacity(), (), now, turn_over=False, partly=True):
-                self._evict(one, "because more is loaded than fits", now)
+            for model in self._choose(Capacity(), (), now, turn_over=False, partly=True):
+                self._evict(model, "because more is loaded than fits", now)
 
     def _choose(
         self, needed: Capacity, keep: Collection[str], now: float, *, turn_over: bool, partly: bool = False
@@ -312,14 +312,14 @@ class OnDemandPlanner:
         chosen: set[str] = set()
         leaving = set(self.residents(Phase.LEAVING))
         while not taken.within(self.limits.capacity):
-            one = self._next_to_leave(chosen | set(keep), chosen | leaving, now, turn_over)
-            if one is None:
+            model = self._next_to_leave(chosen | set(keep), chosen | leaving, now, turn_over)
+            if model is None:
                 chosen = chosen if partly else set()
                 break
-            chosen.add(one)
-            taken = taken.minus(self._residents[one].footprint.capacity)
+            chosen.add(model)
+            taken = taken.minus(self._residents[model].footprint.capacity)
         # The model of an ensemble step is unloaded after the ensembles that need it.
-        return [one for one in chosen if not self._held_by(one, self._residents)]
+        return [model for model in chosen if not self._held_by(model, self._residents)]
 
     def _next_to_leave(self, spared: set[str], gone: set[str], now: float, turn_over: bool) -> str | None:
         free = [
@@ -332,7 +332,7 @@ class OnDemandPlanner:
         ]
         idle = [(name, resident) for name, resident in free if not self._usage.busy(name)]
         if idle:
-            return min(idle, key=lambda one: self._last_used(*one))[0]
+            return min(idle, key=lambda candidate: self._last_used(*candidate))[0]
         if turn_over:
             done = [(resident.since, name) for name, resident in free if now >= self._turn_ends(resident)]
             return min(done)[1] if done else None
@@ -421,8 +421,8 @@ class OnDemandPlanner:
             stays |= more
         used = total(self._residents[stay].footprint.capacity for stay in stays - set(footprints))
         needed = total(
-            (self._residents[one].footprint if one in self._residents else footprint).capacity
-            for one, footprint in footprints.items()
+            (self._residents[model].footprint if model in self._residents else footprint).capacity
+            for model, footprint in footprints.items()
         )
         if used.plus(needed).within(self.limits.capacity):
             return None
@@ -442,7 +442,7 @@ class OnDemandPlanner:
         pending_load = self._pending_loads[first]
         assert pending_load.footprints is not None
         missing = [
-            footprint.capacity for one, footprint in pending_load.footprints.items() if one not in self._residents
+            footprint.capacity for model, footprint in pending_load.footprints.items() if model not in self._residents
         ]
         cause = the_sum(total(missing), self.capacity_used(), self.limits.capacity)
         busy = sum(self._usage.busy(resident) for resident in self.residents(Phase.LOADED))
