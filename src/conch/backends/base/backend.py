@@ -76,15 +76,20 @@ class RaggedBatches:
         outputs = {tensor["name"]: tensor for tensor in config.get("output", ())}
         self._ragged = frozenset(name for name, tensor in inputs.items() if tensor.get("allow_ragged_batch"))
         self._made = [
-            (target, _MAKE[one["kind"]], one["source_input"][0], DTYPES[PROTOCOL_NAME[one["data_type"]]])
-            for one in config.get("batch_input", ())
-            for target in one["target_name"]
+            (
+                target,
+                _MAKE[batch_input["kind"]],
+                batch_input["source_input"][0],
+                DTYPES[PROTOCOL_NAME[batch_input["data_type"]]],
+            )
+            for batch_input in config.get("batch_input", ())
+            for target in batch_input["target_name"]
         ]
         batch = [-1] if int(config["max_batch_size"]) > 0 else []
         self._scattered = {
-            target: (one["source_input"][0], (*batch, *model_dims(outputs[target])))
-            for one in config.get("batch_output", ())
-            for target in one["target_name"]
+            target: (batch_output["source_input"][0], (*batch, *model_dims(outputs[target])))
+            for batch_output in config.get("batch_output", ())
+            for target in batch_output["target_name"]
         }
         for target, (source, shape) in self._scattered.items():
             known = len(batch) + len(model_dims(inputs[source]))
@@ -125,8 +130,8 @@ class RaggedBatches:
         return results
 
 
-def _resolved(dims: Sequence[int], given: Sequence[int]) -> tuple[int, ...]:
-    return tuple(given[index] if dim == -1 else dim for index, dim in enumerate(dims))
+def _resolved(dims: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(shape[index] if dim == -1 else dim for index, dim in enumerate(dims))
 
 
 def _cut(name: str, value: Array | Strings, shapes: _Shapes) -> Iterator[Array | Strings]:

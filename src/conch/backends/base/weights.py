@@ -43,7 +43,9 @@ def require_tensors(model: Any, report: Mapping[str, Any], answer: Answer, sourc
         return
     tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name in made_up}
     # Integer buffers are indices and counters, which follow from the configuration.
-    learnt = sorted(name for name, one in tensors.items() if one.is_floating_point() or isinstance(one, Parameter))
+    learnt = sorted(
+        name for name, tensor in tensors.items() if tensor.is_floating_point() or isinstance(tensor, Parameter)
+    )
     if not learnt:
         return
     try:
@@ -64,8 +66,8 @@ def report_of(model: Any, directory: Path) -> Mapping[str, Any]:
     _, report = type(model).from_pretrained(
         directory, config=model.config, device_map="meta", local_files_only=True, output_loading_info=True
     )
-    found: Mapping[str, Any] = report
-    return found
+    loading_report: Mapping[str, Any] = report
+    return loading_report
 
 
 def example_ids(config: Any) -> Any:
@@ -95,18 +97,18 @@ def _found(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, bef
         return []
     if len(names) == 1:
         return list(names)
-    found: list[str] = []
+    decisive: list[str] = []
     middle = len(names) // 2
     for part in (names[:middle], names[middle:]):
-        if len(found) < _NAMED:
-            found += _found(tensors, part, answer, before)
-    if not found:
-        found = list(names)
+        if len(decisive) < _NAMED:
+            decisive += _found(tensors, part, answer, before)
+    if not decisive:
+        decisive = list(names)
         for name in names:
-            others = [one for one in found if one != name]
+            others = [other for other in decisive if other != name]
             if _matter(tensors, others, answer, before):
-                found = others
-    return found
+                decisive = others
+    return decisive
 
 
 def _matter(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> bool:
@@ -147,15 +149,15 @@ def _repeatable(answer: Answer) -> Any:
         return answer()
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(output: Any, other: Any) -> bool:
     """Whether two outputs are equal except for rounding."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(value, other[name]) for name, value in one.items())
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if one is None or other is None or isinstance(one, str) or isinstance(other, str):
-        return bool(one is other or one == other)
-    first, second = _numbers(one), _numbers(other)
+    if isinstance(output, Mapping) and isinstance(other, Mapping):
+        return output.keys() == other.keys() and all(_alike(value, other[name]) for name, value in output.items())
+    if isinstance(output, list | tuple) and isinstance(other, list | tuple):
+        return len(output) == len(other) and all(map(_alike, output, other))
+    if output is None or other is None or isinstance(output, str) or isinstance(other, str):
+        return bool(output is other or output == other)
+    first, second = _numbers(output), _numbers(other)
     if first.shape != second.shape or np.isnan(first).any() or np.isnan(second).any():
         return False
     differ = first != second  # scores of excluded outputs are infinite in both

@@ -149,23 +149,23 @@ class VllmEngine(GenerationEngine):
         request = self._requests.get(id)
         if request is None:
             return None
-        [made] = output.outputs
+        [completion] = output.outputs
         if output.finished:
             del self._requests[id]
-        if output.finished and made.finish_reason not in ("stop", "length"):
+        if output.finished and completion.finish_reason not in ("stop", "length"):
             if request.structure is not None and not request.started:
                 # vLLM compiles structures after it has accepted the request; the worker log has the reason.
                 return Progress(id, error=invalid(f"vLLM cannot compile this {request.structure.kind}"))
-            return Progress(id, error=internal(f"vLLM ended the request: {made.finish_reason}"))
-        tokens = list(made.token_ids)
+            return Progress(id, error=internal(f"vLLM ended the request: {completion.finish_reason}"))
+        tokens = list(completion.token_ids)
         request.started = request.started or bool(tokens)
         logprobs = None
-        if made.logprobs is not None:
+        if completion.logprobs is not None:
             logprobs = [
                 _logprobs(token, position, request.alternatives)
-                for token, position in zip(tokens, made.logprobs, strict=True)
+                for token, position in zip(tokens, completion.logprobs, strict=True)
             ]
-        return Progress(id, tokens, made.finish_reason or "", logprobs=logprobs)
+        return Progress(id, tokens, completion.finish_reason or "", logprobs=logprobs)
 
 
 class _Statistics:
@@ -250,10 +250,10 @@ def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
             raise invalid(f"'{name}' is not an engine argument of vLLM")
     from vllm.config import StructuredOutputsConfig
 
-    given = dict(spec.arguments)
+    engine_arguments = dict(spec.arguments)
     # vLLM's default chooses a library for the first request with a structure and keeps it for all later requests;
     # xgrammar ignores constructs that it does not support, such as multipleOf and lookahead.
-    structures = {"backend": "guidance"} | dict(given.pop("structured_outputs_config", None) or {})
+    structures = {"backend": "guidance"} | dict(engine_arguments.pop("structured_outputs_config", None) or {})
     arguments: dict[str, Any] = {
         "structured_outputs_config": StructuredOutputsConfig(**structures),
         "model": str(spec.source),
@@ -280,7 +280,7 @@ def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
             "model": str(spec.draft),
             "num_speculative_tokens": spec.draft_tokens or 5,
         }
-    return arguments | {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+    return arguments | {name: value for name, value in engine_arguments.items() if name not in _WITHOUT_EFFECT}
 
 
 def _rank(adapter: Path) -> int:

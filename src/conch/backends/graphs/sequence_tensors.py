@@ -43,9 +43,9 @@ class SequenceTensors:
         self, inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]
     ) -> tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]:
         """Return the inputs and outputs of a graph without the sequence tensors."""
-        made = {*self.controls, *self.state_inputs}
+        supplied = {*self.controls, *self.state_inputs}
         return (
-            tuple(tensor for tensor in inputs if tensor.name not in made),
+            tuple(tensor for tensor in inputs if tensor.name not in supplied),
             tuple(tensor for tensor in outputs if tensor.name not in self.state_outputs),
         )
 

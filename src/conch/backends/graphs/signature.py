@@ -71,8 +71,11 @@ def complete(
             "specified"
         )
     batched = bool(config.get("max_batch_size"))
-    made = {tensor["name"] for tensor in batch_inputs(config)}
-    for key, tensors in (("input", [one for one in inputs if one.name not in made]), ("output", outputs)):
+    batch_names = {tensor["name"] for tensor in batch_inputs(config)}
+    for key, tensors in (
+        ("input", [tensor for tensor in inputs if tensor.name not in batch_names]),
+        ("output", outputs),
+    ):
         config[key] = config.get(key) or [_described(name, tensor, batched) for tensor in tensors]
     return config
 
@@ -97,16 +100,16 @@ def check(
     """
     model = config["name"]
     batched = int(config.get("max_batch_size", 0)) > 0
-    made = batch_inputs(config)
-    count = sum(not tensor.get("optional") for tensor in config.get("input", ())) + len(made)
+    batch_tensors = batch_inputs(config)
+    count = sum(not tensor.get("optional") for tensor in config.get("input", ())) + len(batch_tensors)
     if count != len(inputs):
         raise invalid(
             f"unable to load model '{model}', configuration expects {count} inputs, model provides {len(inputs)}"
         )
-    scattered = {name for one in config.get("batch_output", ()) for name in one["target_name"]}
+    scattered = {name for batch_output in config.get("batch_output", ()) for name in batch_output["target_name"]}
     for kind, tensors in (("input", (*inputs, *initializers)), ("output", outputs)):
         known = {tensor.name: tensor for tensor in tensors}
-        for wanted in (*config.get(kind, ()), *(made if kind == "input" else ())):
+        for wanted in (*config.get(kind, ()), *(batch_tensors if kind == "input" else ())):
             name = wanted["name"]
             if name not in known:
                 raise invalid(f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(known)}")
@@ -125,9 +128,9 @@ def check(
 def batch_inputs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the batch inputs of a configuration, which clients do not send; their shapes depend on the batch."""
     return [
-        {"name": name, "data_type": one["data_type"]}
-        for one in config.get("batch_input", ())
-        for name in one["target_name"]
+        {"name": name, "data_type": batch_input["data_type"]}
+        for batch_input in config.get("batch_input", ())
+        for name in batch_input["target_name"]
     ]
 
 
@@ -162,9 +165,7 @@ def _check_shape(model: str, wanted: Mapping[str, Any], tensor: GraphTensor, bat
         )
     dims = [int(dim) for dim in (wanted["reshape"]["shape"] if wanted.get("reshape") else wanted["dims"])]
     full = [-1, *dims] if batched else dims
-    if len(full) == len(tensor.shape) and all(
-        own in (-1, given) for own, given in zip(tensor.shape, full, strict=True)
-    ):
+    if len(full) == len(tensor.shape) and all(own in (-1, dim) for own, dim in zip(tensor.shape, full, strict=True)):
         return
     complete_shape = (
         "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete "

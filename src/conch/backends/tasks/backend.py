@@ -54,8 +54,8 @@ def task_class(name: str) -> type[Task]:
     if name.startswith("translation_"):
         name = "translation"
     module, _, class_name = TASKS.get(name, OTHERS).partition(":")
-    found: type[Task] = getattr(import_module(f"conch.backends.tasks.{module}"), class_name)
-    return found
+    task_type: type[Task] = getattr(import_module(f"conch.backends.tasks.{module}"), class_name)
+    return task_type
 
 
 def make_task(checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> Task:
@@ -149,10 +149,10 @@ class HuggingFaceBackend(BatchBackend):
         ready = [self._waiting.take(request) or self._prepared(request) for request in requests]
         spent, self._prepare_ns = self._prepare_ns, 0
         work = ExecutionWork(prepare_ns=spent, waited_ns=monotonic_ns() - begin)
-        batch = [one for one in ready if isinstance(one, PreparedRequest)]
+        batch = [entry for entry in ready if isinstance(entry, PreparedRequest)]
         self.before_computing()
         answers = iter(self._task.execute(batch, work) if batch else ())
-        results = [one if isinstance(one, ConchError) else next(answers) for one in ready]
+        results = [entry if isinstance(entry, ConchError) else next(answers) for entry in ready]
         return results, vars(work)
 
     def _prepared(self, request: Request) -> PreparedRequest | ConchError:

@@ -42,7 +42,7 @@ def generation_arguments(
     ``most_tokens`` is the number of tokens that the model can generate; 0 means no limit. Raises INVALID_ARG, naming
     the input, for a value out of range.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name in names:
         value = request.option(name)
         if value is None:
@@ -52,8 +52,8 @@ def generation_arguments(
             greatest = most_tokens
         if not (isfinite(value) and least <= value <= greatest):
             raise invalid(f"input '{name}' is {value:g}; it must be between {least:g} and {greatest:g}")
-        given[name] = value
-    return given
+        arguments[name] = value
+    return arguments
 
 
 def stop_when_cancelled(requests: Sequence[Request]) -> Any:

@@ -26,19 +26,19 @@ def rounding(precision: str) -> float:
     return _ROUNDING.get(precision, _COARSE)
 
 
-def distance(wanted: Array, found: Array) -> float:
-    """Return the largest difference relative to the largest value of ``wanted``; ``found`` may have padding rows."""
-    if found.shape != wanted.shape:
-        found = found[: len(wanted)]
+def distance(wanted: Array, output: Array) -> float:
+    """Return the largest difference relative to the largest value of ``wanted``; ``output`` may have padding rows."""
+    if output.shape != wanted.shape:
+        output = output[: len(wanted)]
     size = float(np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted)).max(initial=0))
     with np.errstate(invalid="ignore"):
-        apart = np.where(wanted == found, 0, np.abs(wanted - found))
+        apart = np.where(wanted == output, 0, np.abs(wanted - output))
     furthest = float(apart.max(initial=0))
     return furthest / max(size, 1e-6) if np.isfinite(furthest) else float("inf")
 
 
-def require_likeness(found: Mapping[str, Array], wanted: Mapping[str, Array], precision: str, what: str) -> None:
+def require_likeness(outputs: Mapping[str, Array], wanted: Mapping[str, Array], precision: str, what: str) -> None:
     """Raise INVALID_ARG if outputs in both mappings differ; ``what`` names the input, as in "for 'Hello'"."""
-    apart = max([distance(wanted[name][0], array[0]) for name, array in found.items() if name in wanted], default=0.0)
+    apart = max([distance(wanted[name][0], array[0]) for name, array in outputs.items() if name in wanted], default=0.0)
     if apart > max(_LIKE, rounding(precision)):
         raise unlike(f"its numbers {what} differ by {apart:.2g} of the greatest")

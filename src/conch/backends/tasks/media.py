@@ -111,9 +111,9 @@ def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[
                 break  # rejected below, without decoding the other rows
     elif request.has("samples"):
         name = "samples"
-        given = int(request.option("sampling_rate", 16_000))
+        source_rate = int(request.option("sampling_rate", 16_000))
         rows = request.array(name).reshape(request.rows, -1)
-        sounds = [samples(values, given, rate, seconds=seconds, row=row) for row, values in enumerate(rows)]
+        sounds = [samples(values, source_rate, rate, seconds=seconds, row=row) for row, values in enumerate(rows)]
     else:
         return []
     together = sum(map(len, sounds)) / rate
@@ -181,24 +181,24 @@ def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "au
         raise _broken(name, row, str(getattr(error, "error_string", error)).rstrip(".")) from error
 
 
-def samples(values: Samples, given: int, rate: int, *, seconds: int = MAX_SECONDS, row: int = 0) -> Samples:
-    """Convert mono samples from ``given`` Hz to ``rate`` Hz, both ``[samples]``.
+def samples(values: Samples, source_rate: int, rate: int, *, seconds: int = MAX_SECONDS, row: int = 0) -> Samples:
+    """Convert mono samples from ``source_rate`` Hz to ``rate`` Hz, both ``[samples]``.
 
     Raises INVALID_ARG for an unsupported rate, no samples, samples that are not finite, or more than ``seconds``.
     """
-    _check_rate(given, "samples", row)
-    if len(values) > seconds * given:
-        raise _too_long("samples", row, len(values) / given, seconds)
-    return resample(_checked(values, "samples", row), given, rate)
+    _check_rate(source_rate, "samples", row)
+    if len(values) > seconds * source_rate:
+        raise _too_long("samples", row, len(values) / source_rate, seconds)
+    return resample(_checked(values, "samples", row), source_rate, rate)
 
 
-def resample(values: Samples, given: int, rate: int) -> Samples:
-    """Resample from ``given`` Hz to ``rate`` Hz with a polyphase filter."""
-    if given == rate or not len(values):
+def resample(values: Samples, source_rate: int, rate: int) -> Samples:
+    """Resample from ``source_rate`` Hz to ``rate`` Hz with a polyphase filter."""
+    if source_rate == rate or not len(values):
         return values
-    resample_poly = extras.load(f"sound at {given} Hz for a model of {rate} Hz", "scipy.signal").resample_poly
-    divisor = int(np.gcd(given, rate))
-    resampled: Samples = resample_poly(values, rate // divisor, given // divisor).astype(np.float32, copy=False)
+    resample_poly = extras.load(f"sound at {source_rate} Hz for a model of {rate} Hz", "scipy.signal").resample_poly
+    divisor = int(np.gcd(source_rate, rate))
+    resampled: Samples = resample_poly(values, rate // divisor, source_rate // divisor).astype(np.float32, copy=False)
     return resampled
 
 

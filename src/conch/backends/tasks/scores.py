@@ -76,8 +76,8 @@ def checked_top_k(value: Any, most: int) -> int:
     return min(k, most)
 
 
-def mislabelled(given: int, named: int) -> ConchError:
+def mislabelled(score_count: int, named: int) -> ConchError:
     """Return the error for a network whose number of scores differs from the checkpoint's number of labels."""
     return invalid(
-        f"the network gives {given} scores but the checkpoint has {named} labels: correct id2label in config.json"
+        f"the network gives {score_count} scores but the checkpoint has {named} labels: correct id2label in config.json"
     )

@@ -45,7 +45,7 @@ def _tensors(config: Mapping[str, Any], kind: str, specs: Sequence[TensorSpec]) 
             )
         dims = [int(dim) for dim in (tensor["reshape"].get("shape", ()) if "reshape" in tensor else tensor["dims"])]
         if len(dims) != len(spec.dims) or any(
-            -1 not in (given, own) and given != own for given, own in zip(dims, spec.dims, strict=True)
+            -1 not in (dim, own) and dim != own for dim, own in zip(dims, spec.dims, strict=True)
         ):
             raise invalid(
                 f"model '{name}', {kind} '{spec.name}' has dims {format_shape(dims)} in the configuration, and "

@@ -238,7 +238,7 @@ class SpeechRecognition(Task):
         with self._lock:
             if self._word_pipeline is None:
                 model = self._pipeline.model
-                shared: dict[int, Any] = {id(one): one for one in chain(model.parameters(), model.buffers())}
+                shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
                 self._word_pipeline = copy.copy(self._pipeline)
                 self._word_pipeline.model = copy.deepcopy(model, shared)
                 self._word_pipeline.model.set_attn_implementation("eager")
@@ -251,10 +251,10 @@ class SpeechRecognition(Task):
             if recording.error is not None:
                 return recording.error
             answers = [recording.answers[place] for place in range(len(recording.chunks))]
-            given = self._pipeline.postprocess(answers, return_timestamps=recording.timestamps)
-            texts.append(given["text"])
+            transcription = self._pipeline.postprocess(answers, return_timestamps=recording.timestamps)
+            texts.append(transcription["text"])
             wants_chunks = prepared.request.option("return_timestamps", "none") != "none"
-            pieces = given.get("chunks", []) if wants_chunks else []
+            pieces = transcription.get("chunks", []) if wants_chunks else []
             chunks.append(json.dumps([_chunk(piece, recording.seconds) for piece in pieces], ensure_ascii=False))
         shape = (len(texts), 1)
         return Result({"text_output": Strings(shape, texts), "chunks": Strings(shape, chunks)})

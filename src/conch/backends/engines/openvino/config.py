@@ -78,22 +78,22 @@ def structured_output(structure: Structure) -> Any:
     """Convert a structure to GenAI's configuration, without compiling it."""
     import openvino_genai
 
-    made: Any = openvino_genai.StructuredOutputConfig
+    structure_config: Any = openvino_genai.StructuredOutputConfig
     if structure.kind == "json":
-        return made(json_schema=structure.text)
+        return structure_config(json_schema=structure.text)
     if structure.kind == "regex":
-        return made(regex=structure.text)
+        return structure_config(regex=structure.text)
     if structure.kind == "grammar":
-        return made(grammar=structure.text)
+        return structure_config(grammar=structure.text)
     # A regex, because GenAI encodes U+0080 to U+00FF before a hexadecimal digit incorrectly in constant strings.
-    return made(regex="|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in json.loads(structure.text)))
+    return structure_config(regex="|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in json.loads(structure.text)))
 
 
 def reason(error: Exception) -> str:
     """Return GenAI's error message as one line, without source locations."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
-    return _PLACE.sub("", " ".join(said)) or type(error).__name__
+    message_lines = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
+    return _PLACE.sub("", " ".join(message_lines)) or type(error).__name__
 
 
 def _seed(seed: int | None) -> int:

@@ -36,12 +36,12 @@ def write_graph(file: GgufFile, tokenizer: Any, scratch: Path) -> Path:
     import openvino
     import openvino_genai
 
-    made, corrected = scratch / "made", scratch / "corrected"
-    for folder in (made, corrected):
+    generated, corrected = scratch / "made", scratch / "corrected"
+    for folder in (generated, corrected):
         folder.mkdir()
-    link = made / file.path.name
+    link = generated / file.path.name
     link.symlink_to(file.path.resolve())
-    written = made / _GRAPH
+    written = generated / _GRAPH
     settings: Any = {"enable_save_ov_model": True}
     try:
         openvino_genai.LLMPipeline(link, tokenizer, _NO_DEVICE, **settings)
@@ -51,7 +51,7 @@ def write_graph(file: GgufFile, tokenizer: Any, scratch: Path) -> Path:
     core: Any = openvino.Core()
     model = core.read_model(written)
     if not correct(model, file):
-        return made
+        return generated
     openvino.save_model(model, corrected / _GRAPH, compress_to_fp16=False)
     return corrected
 

@@ -101,28 +101,28 @@ def _network(vocabulary: int) -> Any:
     from openvino import opset13 as ops
 
     size = 8
-    made: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, shape in {"input_ids": [-1, -1], "attention_mask": [-1, -1], "position_ids": [-1, -1]}.items():
-        made[name] = ops.parameter(shape, openvino.Type.i64, name=name)
-    made["beam_idx"] = ops.parameter([-1], openvino.Type.i32, name="beam_idx")
-    for name, node in made.items():
+        parameters[name] = ops.parameter(shape, openvino.Type.i64, name=name)
+    parameters["beam_idx"] = ops.parameter([-1], openvino.Type.i32, name="beam_idx")
+    for name, node in parameters.items():
         node.output(0).get_tensor().set_names({name})
     zero = ops.constant(np.int64(0))
     table = ops.constant(np.zeros((vocabulary, size), np.float32))
-    hidden = ops.gather(table, made["input_ids"], zero)
+    hidden = ops.gather(table, parameters["input_ids"], zero)
     heads = ops.unsqueeze(hidden, ops.constant(np.int64(1)))
-    batch = ops.gather(ops.shape_of(made["input_ids"]), ops.constant(np.array([0], np.int64)), zero)
+    batch = ops.gather(ops.shape_of(parameters["input_ids"]), ops.constant(np.array([0], np.int64)), zero)
     empty = ops.broadcast(
         ops.constant(np.float32(0)), ops.concat([batch, ops.constant(np.array([1, 0, size], np.int64))], 0)
     )
     kept, sinks = [], []
     for name in ("key", "value"):
         state = ops.read_value(empty, f"past.{name}", openvino.Type.f32, openvino.PartialShape([-1, 1, -1, size]))
-        joined = ops.concat([ops.gather(state, made["beam_idx"], zero), heads], 2)
+        joined = ops.concat([ops.gather(state, parameters["beam_idx"], zero), heads], 2)
         kept.append(joined)
         sinks.append(ops.assign(joined, f"past.{name}"))
-    mask = ops.unsqueeze(ops.unsqueeze(ops.convert(made["attention_mask"], "f32"), zero), zero)
+    mask = ops.unsqueeze(ops.unsqueeze(ops.convert(parameters["attention_mask"], "f32"), zero), zero)
     attended = ops.scaled_dot_product_attention(heads, kept[0], kept[1], mask)
     logits = ops.matmul(ops.squeeze(attended, ops.constant(np.int64(1))), table, False, True)
     logits.output(0).get_tensor().set_names({"logits"})
-    return openvino.Model([ops.result(logits)], sinks, list(made.values()), "nothing")
+    return openvino.Model([ops.result(logits)], sinks, list(parameters.values()), "nothing")

@@ -32,10 +32,10 @@ def lora(path: Path, graph: Path) -> Any:
         raise invalid(f"LoRA adapter {path} has no adapter_model.safetensors")
     _check_layers(file, graph.read_text())
     try:
-        made: Any = openvino_genai.Adapter(file)
+        adapter: Any = openvino_genai.Adapter(file)
     except RuntimeError as error:
         raise invalid(f"LoRA adapter {path}: {reason(error)}") from None
-    return openvino_genai.AdapterConfig(made, _scale(file), openvino_genai.AdapterConfig.Mode.MODE_STATIC)
+    return openvino_genai.AdapterConfig(adapter, _scale(file), openvino_genai.AdapterConfig.Mode.MODE_STATIC)
 
 
 def _scale(file: Path) -> float:
@@ -68,9 +68,9 @@ def _check_layers(file: Path, graph: str) -> None:
     except (ValueError, struct.error, MemoryError):
         raise invalid(f"LoRA adapter {file} is not a safetensors file") from None
     for name in sorted(set(names) - {"__metadata__"}):
-        layer, found, _ = name.partition(".lora_")
+        layer, separator, _ = name.partition(".lora_")
         layer = layer.removeprefix("base_model.model.")
-        if not found or not (f".{layer}/" in graph or f'"{layer}/' in graph):
+        if not separator or not (f".{layer}/" in graph or f'"{layer}/' in graph):
             raise invalid(
                 f"LoRA adapter {file.parent} has weights '{name}' that engine 'openvino' cannot add to the model"
             )
@@ -122,14 +122,14 @@ def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
     with TemporaryFolder() as scratch:
         source = _fitting(spec, scratch) if spec.gguf is None else spec.gguf.path
         try:
-            made: Any = openvino_genai.Tokenizer(source or _empty(scratch))
+            genai_tokenizer: Any = openvino_genai.Tokenizer(source or _empty(scratch))
         except RuntimeError:
             # Serve the model without grammars.
-            source, made = None, openvino_genai.Tokenizer(_empty(scratch))
-        if source is not None and (problem := _misread(spec.tokenizer, made)):
+            source, genai_tokenizer = None, openvino_genai.Tokenizer(_empty(scratch))
+        if source is not None and (problem := _misread(spec.tokenizer, genai_tokenizer)):
             _warn(spec, problem)
-            source, made = None, openvino_genai.Tokenizer(_empty(scratch))
-        return made, source is not None
+            source, genai_tokenizer = None, openvino_genai.Tokenizer(_empty(scratch))
+        return genai_tokenizer, source is not None
 
 
 def _misread(tokenizer: TextTokenizer | None, genai_tokenizer: Any) -> str:
@@ -156,16 +156,16 @@ def write_tokenizer(checkpoint: Path, folder: Path, *, trust_remote_code: bool =
     from transformers import AutoTokenizer
 
     fast: Any = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=trust_remote_code, local_files_only=True)
-    made: Any = openvino_tokenizers.convert_tokenizer(fast, with_detokenizer=True)
-    spell(made[1])
-    for model, name in zip(made, TOKENIZER, strict=True):
+    models: Any = openvino_tokenizers.convert_tokenizer(fast, with_detokenizer=True)
+    spell(models[1])
+    for model, name in zip(models, TOKENIZER, strict=True):
         openvino.save_model(model, folder / name)
 
 
 def _fitting(spec: EngineSpec, scratch: Path) -> Path | None:
     """Return the folder of a tokenizer in OpenVINO format that fits the model, or None."""
-    given = all((spec.directory / file).is_file() for file in TOKENIZER)
-    folder = spec.directory if given else _converted(spec, scratch)
+    complete = all((spec.directory / file).is_file() for file in TOKENIZER)
+    folder = spec.directory if complete else _converted(spec, scratch)
     if folder is None:
         return None
     problem = misfit(folder, int(spec.config["vocab_size"]))
@@ -176,11 +176,11 @@ def _fitting(spec: EngineSpec, scratch: Path) -> Path | None:
 
 def _converted(spec: EngineSpec, scratch: Path) -> Path | None:
     """Convert tokenizer.json of the model's folder or its parent to ``scratch``; returns ``scratch``, or None."""
-    found = [folder for folder in (spec.directory, spec.directory.parent) if (folder / "tokenizer.json").is_file()]
-    if not found:
+    folders = [folder for folder in (spec.directory, spec.directory.parent) if (folder / "tokenizer.json").is_file()]
+    if not folders:
         return None
     try:
-        write_tokenizer(found[0], scratch, trust_remote_code=spec.trust_remote_code)
+        write_tokenizer(folders[0], scratch, trust_remote_code=spec.trust_remote_code)
     except Exception:
         # A library is not installed, or the tokenizer cannot be converted.
         return None

@@ -80,7 +80,7 @@ def cache_blocks(spec: EngineSpec, precision: Precision, sequences: int, context
     """Return the number of blocks in the KV cache; ``context`` is the length limit of a sequence (tokens)."""
     if spec.cache_tokens:
         return max(1, spec.cache_tokens // BLOCK)
-    each = min(context, TOKENS_EACH)
+    sequence_tokens = min(context, TOKENS_EACH)
     free = free_memory().available
     fitting = free // PART_OF_MEMORY // precision.token_bytes(spec.config)
-    return -(-max(each, min(sequences * each, fitting)) // BLOCK)
+    return -(-max(sequence_tokens, min(sequences * sequence_tokens, fitting)) // BLOCK)

@@ -90,7 +90,7 @@ class _Nfa:
                     for atom in atoms[ranges]:
                         reached.setdefault(atom, set()).add(target)
                     steps += len(atoms[ranges])
-            for states in {frozenset(found) for found in reached.values()}:
+            for states in {frozenset(targets) for targets in reached.values()}:
                 closed = self._closed(states)
                 steps += len(closed)
                 if closed not in seen:

@@ -46,8 +46,8 @@ class BatchRow:
     @property
     def size(self) -> int:
         """The number of tokens that the request uses in the KV cache after its prompt has been read."""
-        made = self.search.length if self.search is not None else len(self.tokens) - self.prompt_length
-        return self.width * (self.prompt_length + made)
+        generated = self.search.length if self.search is not None else len(self.tokens) - self.prompt_length
+        return self.width * (self.prompt_length + generated)
 
 
 class RunningBatch:

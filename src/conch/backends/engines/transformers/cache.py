@@ -60,11 +60,11 @@ class PaddedLayer(CacheLayerMixin):
                 continue
             # The first allocation has the exact size, without spare columns for a prompt that is read at once.
             wider = columns + max(width // 4, _ROOM) if width else columns
-            made = buffer.new_zeros(
+            grown = buffer.new_zeros(
                 height if rows <= height else max(rows, height + height // 2), heads, max(width, wider), size
             )
-            made[:height, :, :width] = buffer
-            self.buffers[index] = made
+            grown[:height, :, :width] = buffer
+            self.buffers[index] = grown
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0

@@ -139,7 +139,7 @@ def _generated(network: DecoderNetwork, prompt: list[int]) -> tuple[list[int], l
     """Return the greedy tokens of ``generate`` after a prompt, and the logits ``[vocabulary]`` of each."""
     ids = torch.tensor([prompt], device=network.device)
     with torch.inference_mode(), _plain(network.model):
-        given = network.model.generate(
+        output = network.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=VERIFIED_TOKENS,
@@ -147,7 +147,7 @@ def _generated(network: DecoderNetwork, prompt: list[int]) -> tuple[list[int], l
             return_dict_in_generate=True,
             output_logits=True,
         )
-    return given.sequences[0, len(prompt) :].tolist(), [row[0] for row in given.logits]
+    return output.sequences[0, len(prompt) :].tolist(), [row[0] for row in output.logits]
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class DecoderNetwork:
         arguments: dict[str, Any] = {self._cache_argument or "past_key_values": cache}
         if self._positions:
             arguments["position_ids"] = positions
-        given = self.model(
+        output = self.model(
             input_ids=ids,
             attention_mask=mask,
             use_cache=True,
@@ -62,4 +62,4 @@ class DecoderNetwork:
             **self.last,
         )
         cache.advance(new)
-        return given.logits[:, -1].float()
+        return output.logits[:, -1].float()

@@ -84,10 +84,10 @@ class _Trial:
     def __init__(self, network: DecoderNetwork) -> None:
         self._network = network
         vocabulary = int(network.model.config.get_text_config(decoder=True).vocab_size)
-        made = torch.Generator().manual_seed(0)
-        tokens = torch.randint(0, vocabulary, (_DIFFERENT,), generator=made)
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, vocabulary, (_DIFFERENT,), generator=generator)
         self._texts: list[list[int]] = [
-            tokens[torch.randint(0, _DIFFERENT, (length + 2,), generator=made)].tolist() for length in _LENGTHS
+            tokens[torch.randint(0, _DIFFERENT, (length + 2,), generator=generator)].tolist() for length in _LENGTHS
         ]
         self._alone = [self._steps(text, length) for text, length in self._prompts()]
 

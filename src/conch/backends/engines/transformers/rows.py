@@ -84,9 +84,9 @@ class OwnRows(Rows):
             is_first_iteration=first,
             **self._carried,
         )
-        given = model(**inputs, return_dict=True)
-        self._carried = model._update_model_kwargs_for_generation(given, self._carried)
-        return given.logits[:, -1].float()
+        output = model(**inputs, return_dict=True)
+        self._carried = model._update_model_kwargs_for_generation(output, self._carried)
+        return output.logits[:, -1].float()
 
     def select(self, rows: Sequence[int]) -> None:
         chosen = torch.tensor(list(rows), device=self._network.device)

@@ -52,12 +52,12 @@ def adjust(logits: Tensor, rows: Sequence[History]) -> None:
         if sampling.logit_bias:
             biased = [token for token in sampling.logit_bias if 0 <= token < scores.shape[0]]
             scores[biased] += scores.new_tensor([sampling.logit_bias[token] for token in biased])
-        made = row.tokens[row.prompt_length :]
+        generated = row.tokens[row.prompt_length :]
         if words := sampling.bad_words_token_ids:
-            end = tuple(made[-max(map(len, words)) :])
+            end = tuple(generated[-max(map(len, words)) :])
             banned = [word[-1] for word in words if word[:-1] == end[len(end) - len(word) + 1 :]]
             scores[[token for token in banned if token < scores.shape[0]]] = -torch.inf
-        if row.end_ids and len(made) < sampling.min_tokens:
+        if row.end_ids and len(generated) < sampling.min_tokens:
             longer = scores.clone()
             longer[list(row.end_ids)] = -torch.inf
             # A structure may be complete before ``min_tokens``; then only an end token is allowed.
@@ -67,8 +67,8 @@ def adjust(logits: Tensor, rows: Sequence[History]) -> None:
             seen = torch.tensor(sorted(set(row.tokens)), device=logits.device)
             values = scores[seen]
             scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
-        if made and (sampling.presence_penalty or sampling.frequency_penalty):
-            tokens, counts = torch.tensor(made, device=logits.device).unique(return_counts=True)
+        if generated and (sampling.presence_penalty or sampling.frequency_penalty):
+            tokens, counts = torch.tensor(generated, device=logits.device).unique(return_counts=True)
             scores[tokens] -= sampling.frequency_penalty * counts + sampling.presence_penalty
 
 

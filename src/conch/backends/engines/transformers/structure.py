@@ -75,10 +75,10 @@ class GrammarCompiler:
             raise _refusal(structure, str(error)) from None
         if self._known is None:
             self._known = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=list(self._eos_ids))
-        made = matchers(self._known, grammar, log_level=0)
-        if made.is_error():
-            raise _refusal(structure, made.get_error())
-        return made
+        matcher = matchers(self._known, grammar, log_level=0)
+        if matcher.is_error():
+            raise _refusal(structure, matcher.get_error())
+        return matcher
 
     # The tokenizer interface of llguidance: these attributes, and a call that converts a text to ids.
 

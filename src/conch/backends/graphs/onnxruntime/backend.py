@@ -151,12 +151,12 @@ def _providers(accelerators: Mapping[str, Any], parameters: Mapping[str, str], k
 
 def _on_gpu(accelerators: list[dict[str, Any]], device: int) -> Iterator[tuple[str, dict[str, str]]]:
     for accelerator in accelerators:
-        given = accelerator.get("parameters", {})
+        parameters = accelerator.get("parameters", {})
         match accelerator["name"]:
             case "tensorrt":
-                yield TENSORRT, {"device_id": str(device), **_tensorrt_options(given)}
+                yield TENSORRT, {"device_id": str(device), **_tensorrt_options(parameters)}
             case "cuda":
-                yield CUDA, dict(given)
+                yield CUDA, dict(parameters)
             case name if name not in _WITHOUT_EFFECT:
                 raise invalid(f"unknown Execution Accelerator '{name}' is requested")
 
@@ -168,9 +168,9 @@ def _on_cpu(accelerators: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str,
         yield OPENVINO, {"device_type": "CPU", **accelerator.get("parameters", {})}
 
 
-def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
+def _tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
     options = {}
-    for name, value in given.items():
+    for name, value in parameters.items():
         if name == "precision_mode":
             if value not in ("FP32", "FP16", "INT8"):
                 raise invalid(f"unsupported precision mode '{value}' is requested")
@@ -187,7 +187,7 @@ def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
 
 def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
     """Return the options of the CUDA provider, with Triton's numbers replaced by ONNX Runtime's names."""
-    options = {one.name: parameters[one.name] for one in _CUDA_OPTIONS if one.name in parameters}
+    options = {option.name: parameters[option.name] for option in _CUDA_OPTIONS if option.name in parameters}
     for name, words in (("cudnn_conv_algo_search", _CONVOLUTIONS), ("arena_extend_strategy", _ARENAS)):
         if name in options:
             options[name] = words.get(options[name], options[name])

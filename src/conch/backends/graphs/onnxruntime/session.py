@@ -132,8 +132,8 @@ def runtime_error(error: Exception) -> ConchError:
     """Convert an ONNX Runtime exception to an error with Triton's message."""
     if isinstance(error, ConchError):
         return error
-    found = _ERROR.match(str(error))
-    return internal(f"onnx runtime error {found[1]}: {found[2].strip()}" if found else f"onnx runtime error: {error}")
+    match = _ERROR.match(str(error))
+    return internal(f"onnx runtime error {match[1]}: {match[2].strip()}" if match else f"onnx runtime error: {error}")
 
 
 def model_file(version_directory: str | Path, filename: str) -> Path:

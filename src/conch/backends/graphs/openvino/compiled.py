@@ -139,8 +139,8 @@ def runtime_error(error: Exception) -> ConchError:
     if isinstance(error, ConchError):
         return error
     lines = [line.strip() for line in str(error).splitlines()]
-    said = " ".join(line for line in lines if line and not line.startswith(("Exception from ", "Check '")))
-    return internal(f"OpenVINO: {said or type(error).__name__}")
+    message = " ".join(line for line in lines if line and not line.startswith(("Exception from ", "Check '")))
+    return internal(f"OpenVINO: {message or type(error).__name__}")
 
 
 def _tensor(port: Any) -> GraphTensor:

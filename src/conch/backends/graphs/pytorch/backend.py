@@ -47,7 +47,7 @@ def indices(names: Sequence[str], known: Sequence[str]) -> list[int]:
         return [known.index(name) for name in names]
     numbered = [_INDEXED.fullmatch(name) for name in names]
     if all(numbered):
-        return [int(found[1]) for found in numbered if found is not None]
+        return [int(match[1]) for match in numbered if match is not None]
     return list(range(len(names)))
 
 
@@ -96,35 +96,35 @@ class TorchSettings:
 
 def torch_settings(config: Mapping[str, Any]) -> TorchSettings:
     """Read the settings from a configuration's parameters. Raises INVALID_ARG for an invalid value."""
-    given = {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
+    parameters = {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
     return TorchSettings(
-        inference_mode=_flag(given, "INFERENCE_MODE", True),
-        optimized=not _flag(given, "DISABLE_OPTIMIZED_EXECUTION", False),
-        threads=_count(given, "INTRA_OP_THREAD_COUNT"),
-        inter_op_threads=_count(given, "INTER_OP_THREAD_COUNT"),
-        jit_executor=_choice(given, "ENABLE_JIT_EXECUTOR"),
-        jit_profiling=_choice(given, "ENABLE_JIT_PROFILING"),
-        tensor_fuser=_choice(given, "ENABLE_TENSOR_FUSER"),
-        cache_cleaning=_flag(given, "ENABLE_CACHE_CLEANING", False),
+        inference_mode=_flag(parameters, "INFERENCE_MODE", True),
+        optimized=not _flag(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
+        threads=_count(parameters, "INTRA_OP_THREAD_COUNT"),
+        inter_op_threads=_count(parameters, "INTER_OP_THREAD_COUNT"),
+        jit_executor=_choice(parameters, "ENABLE_JIT_EXECUTOR"),
+        jit_profiling=_choice(parameters, "ENABLE_JIT_PROFILING"),
+        tensor_fuser=_choice(parameters, "ENABLE_TENSOR_FUSER"),
+        cache_cleaning=_flag(parameters, "ENABLE_CACHE_CLEANING", False),
     )
 
 
-def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
-    chosen = _choice(given, name)
+def _flag(parameters: Mapping[str, str], name: str, default: bool) -> bool:
+    chosen = _choice(parameters, name)
     return default if chosen is None else chosen
 
 
-def _choice(given: Mapping[str, str], name: str) -> bool | None:
-    if name not in given:
+def _choice(parameters: Mapping[str, str], name: str) -> bool | None:
+    if name not in parameters:
         return None
-    value = given[name].lower()
+    value = parameters[name].lower()
     if value not in ("true", "false", "1", "0"):
-        raise invalid(f"failed to convert {name} '{given[name]}' to boolean value: it must be true or false")
+        raise invalid(f"failed to convert {name} '{parameters[name]}' to boolean value: it must be true or false")
     return value in ("true", "1")
 
 
-def _count(given: Mapping[str, str], name: str) -> int:
-    text = given.get(name, "0")
+def _count(parameters: Mapping[str, str], name: str) -> int:
+    text = parameters.get(name, "0")
     if not text.isdecimal() or int(text) >= 1 << 31:
         raise invalid(f"failed to convert {name} '{text}' to integral number: it must be a number of threads")
     return int(text)
@@ -295,10 +295,10 @@ class PyTorchBackend(TensorBackend):
         self._program = program = open_program(self._path(), self._device)
         sequences = SequenceTensors.of(self.config)
         inputs = (*self.config.get("input", ()), *signature.batch_inputs(self.config))
-        named = {one["name"]: one["data_type"] for one in inputs}
+        named = {tensor["name"]: tensor["data_type"] for tensor in inputs}
         self._inputs = {**named, **sequences.controls, **sequences.state_inputs}
         self._arguments = self._matched(self._inputs)
-        outputs = [*(one["name"] for one in self.config.get("output", ())), *sequences.state_outputs]
+        outputs = [*(tensor["name"] for tensor in self.config.get("output", ())), *sequences.state_outputs]
         self._results = dict(zip(outputs, indices(outputs, [tensor.name for tensor in program.outputs]), strict=True))
         self._prepared = threading.local()
         self.runtime_facts = {"engine": versioned("torch"), "threads": str(self._threads)}
@@ -316,12 +316,12 @@ class PyTorchBackend(TensorBackend):
                     modes.enter_context(self._torch.jit.optimized_execution(False))
                 values = {self._arguments[name]: self._given(name, value) for name, value in arrays.items()}
                 returned = self._program.run(values)
-                found = {name: self._result(name, returned) for name in outputs}
+                results = {name: self._result(name, returned) for name in outputs}
         except Exception as error:
             raise failed(error) from None
         if self._settings.cache_cleaning and self._device.startswith("cuda"):
             self._torch.cuda.empty_cache()
-        return found
+        return results
 
     def _path(self) -> Path:
         path = Path(self.model["version_directory"]) / (self.model["filename"] or "model.pt")
@@ -373,7 +373,7 @@ class PyTorchBackend(TensorBackend):
                 raise internal(f"the model returned no '{name}', only {', '.join(map(str, returned))}")
             value = returned[name]
         else:
-            several = isinstance(returned, (tuple, list)) and not all(isinstance(one, str) for one in returned)
+            several = isinstance(returned, (tuple, list)) and not all(isinstance(element, str) for element in returned)
             values = returned if several else [returned]
             if self._results[name] >= len(values):
                 raise invalid(
@@ -389,14 +389,14 @@ class PyTorchBackend(TensorBackend):
     def _array(self, name: str, value: Any) -> Array:
         if not self._torch.is_tensor(value):
             raise internal(f"output '{name}' is {type(value).__name__}, and must be a tensor or a list of strings")
-        given, wanted = datatype(value.dtype), self._outputs.declared[name]
-        if given != wanted:
+        actual, wanted = datatype(value.dtype), self._outputs.declared[name]
+        if actual != wanted:
             raise invalid(
-                f"unexpected datatype {CONFIG_NAME.get(given, given)} for inference output '{name}', expecting "
+                f"unexpected datatype {CONFIG_NAME.get(actual, actual)} for inference output '{name}', expecting "
                 f"{CONFIG_NAME[wanted]}"
             )
         tensor = value.detach().cpu().contiguous()
-        if given == "BF16":
+        if actual == "BF16":
             return tensor.view(self._torch.int16).numpy().view(DTYPES["BF16"])  # type: ignore[no-any-return]
         return tensor.numpy()  # type: ignore[no-any-return]
 

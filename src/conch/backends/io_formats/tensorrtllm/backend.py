@@ -92,20 +92,20 @@ class Parameters:
         """
         texts = set_parameters(config)
         _check(texts)
-        given = Options.from_values({name: text for name, text in texts.items() if name in _READ - {*_PATHS}})
+        options = Options.from_values({name: text for name, text in texts.items() if name in _READ - {*_PATHS}})
         values: dict[str, Any] = {
-            "kv_cache_tokens": given.integer("max_tokens_in_paged_kv_cache"),
-            "enable_prefix_caching": given.flag("enable_kv_cache_reuse"),
+            "kv_cache_tokens": options.integer("max_tokens_in_paged_kv_cache"),
+            "enable_prefix_caching": options.flag("enable_kv_cache_reuse"),
             **{known.name: texts[known.name] for known in _OWN if known.name in texts},
             "model": checkpoint_path(next((texts[name] for name in _PATHS if name in texts), ""), version_directory),
             "task": TEXT_GENERATION,
         }
         return cls(
             Options.from_values(values),
-            max_beam_width=max(given.integer("max_beam_width", 1), 1),
-            exclude_input=given.flag("exclude_input_in_output"),
-            normalize=given.flag("normalize_log_probs", True),
-            arguments=_arguments(given),
+            max_beam_width=max(options.integer("max_beam_width", 1), 1),
+            exclude_input=options.flag("exclude_input_in_output"),
+            normalize=options.flag("normalize_log_probs", True),
+            arguments=_arguments(options),
             unknown=tuple(PARAMETERS.check(texts)),
         )
 
@@ -138,16 +138,16 @@ def _check(texts: Mapping[str, str]) -> None:
         raise invalid(f"parameter 'decoding_mode' is '{mode}'; it must be one of {', '.join(_DECODING)}")
 
 
-def _arguments(given: Options) -> dict[str, Any]:
+def _arguments(options: Options) -> dict[str, Any]:
     """Return engine arguments for vLLM; no other engine divides the memory of a GPU."""
     arguments: dict[str, Any] = {}
-    if "kv_cache_free_gpu_mem_fraction" in given.given:
-        fraction = given.number("kv_cache_free_gpu_mem_fraction")
+    if "kv_cache_free_gpu_mem_fraction" in options.given:
+        fraction = options.number("kv_cache_free_gpu_mem_fraction")
         if not 0 < fraction <= 1:
             raise invalid(f"parameter 'kv_cache_free_gpu_mem_fraction' is {fraction}; it must be above 0 and at most 1")
         arguments["gpu_memory_utilization"] = fraction
-    if "enable_chunked_context" in given.given:
-        arguments["enable_chunked_prefill"] = given.flag("enable_chunked_context")
+    if "enable_chunked_context" in options.given:
+        arguments["enable_chunked_prefill"] = options.flag("enable_chunked_context")
     return arguments
 
 

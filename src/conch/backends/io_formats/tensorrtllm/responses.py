@@ -151,7 +151,10 @@ class TokenResponseBuilder(ResponseBuilder):
         """Return the outputs for a grid of sequences ``[rows, sequences]``."""
         options = self._options
         prompts = options.prompt and not options.stream
-        tokens = [[(each.row.prompt if prompts else []) + each.tokens[each.sent :] for each in line] for line in grid]
+        tokens = [
+            [(sequence.row.prompt if prompts else []) + sequence.tokens[sequence.sent :] for sequence in line]
+            for line in grid
+        ]
         outputs: dict[str, Array] = {
             "output_ids": _filled(tokens, [line[0].row.pad for line in grid], np.int32),
             "sequence_length": np.array([list(map(len, line)) for line in tokens], np.int32),
@@ -165,10 +168,13 @@ class TokenResponseBuilder(ResponseBuilder):
 
     def _log_probs(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
         """Return the log-probabilities of the tokens to send, under both output names; empty if some are unknown."""
-        if self._options.log_probs and any(each.tokens and not each.logprobs for line in grid for each in line):
+        if self._options.log_probs and any(
+            sequence.tokens and not sequence.logprobs for line in grid for sequence in line
+        ):
             return {}
         known = [
-            [each.logprobs[each.sent :] or [0.0] * (len(each.tokens) - each.sent) for each in line] for line in grid
+            [sequence.logprobs[sequence.sent :] or [0.0] * (len(sequence.tokens) - sequence.sent) for sequence in line]
+            for line in grid
         ]
         log_probs = _filled(known, [0.0] * len(grid), np.float32)
         return {"output_log_probs": log_probs, "log_probs": log_probs}

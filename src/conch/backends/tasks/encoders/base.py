@@ -69,14 +69,14 @@ class EncoderTask(Task):
         original = original_tokenizer(checkpoint) if self.engine.name == "torch" else None
         self.encoder = open_encoder(checkpoint, options, original)
         self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
-        found = []
+        sharings = []
         for engine in self.engine.parts:
             examples = Examples(engine, self.encoder, pair=self.pair)
             examples.require_tensors()
             if options.verify_on_load and original is not None:
                 examples.require_likeness(original)
-            found.append(examples.sharing())
-        self.sharing = strictest(found)
+            sharings.append(examples.sharing())
+        self.sharing = strictest(sharings)
 
     @property
     def limits(self) -> dict[str, int | str]:
@@ -104,8 +104,8 @@ class EncoderTask(Task):
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         encoded: Sequence[EncodedRequest] = batch  # type: ignore[assignment]
-        sequences = [sequence for one in encoded for sequence in one.sequences]
-        requests = [one for one in encoded for _ in one.sequences]
+        sequences = [sequence for request in encoded for sequence in request.sequences]
+        requests = [request for request in encoded for _ in request.sequences]
         values: list[Any] = [None] * len(sequences)
         before = monotonic_ns()
         for indices in self._divided([len(sequence.ids) for sequence in sequences]):
@@ -124,9 +124,9 @@ class EncoderTask(Task):
             work.answer_ns += before - computed
         results: list[Result | ConchError] = []
         start = 0
-        for one in encoded:
-            end = start + len(one.sequences)
-            results.append(self._result(one, values[start:end]))
+        for request in encoded:
+            end = start + len(request.sequences)
+            results.append(self._result(request, values[start:end]))
             start = end
         work.answer_ns += monotonic_ns() - before
         return results

@@ -87,7 +87,7 @@ class FillMask(EncoderTask):
             filled = item.ids.copy()
             filled[filled == self.mask_id] = ids[:, 0]
             texts.append(self.tokenizer.decode(filled.tolist(), clean_up=True))
-        scores = np.stack([found.ravel() for _, found in values])
+        scores = np.stack([row_scores.ravel() for _, row_scores in values])
         return Result(
             {
                 "label": Strings(scores.shape, tokens),
@@ -103,6 +103,6 @@ def best(scores: Array, k: int) -> tuple[Array, Array]:
         some = np.argpartition(-scores, k - 1, axis=1)[:, :k]
     else:
         some = np.broadcast_to(np.arange(k), (len(scores), k))
-    found = np.take_along_axis(scores, some, 1)
-    order = np.argsort(-found, axis=1, kind="stable")
-    return np.take_along_axis(some, order, 1), np.take_along_axis(found, order, 1)
+    some_scores = np.take_along_axis(scores, some, 1)
+    order = np.argsort(-some_scores, axis=1, kind="stable")
+    return np.take_along_axis(some, order, 1), np.take_along_axis(some_scores, order, 1)

@@ -74,17 +74,17 @@ def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Inp
     # Networks point to their first token if the context has no answer.
     cls_id = encoder.tokenizer.special.cls_id
     start = ids == cls_id if cls_id is not None else np.zeros(len(ids), bool)
-    found: list[Window] = []
+    row_windows: list[Window] = []
     for begin in range(0, count, room - stride if room < count else count):
         kept = np.r_[0:first, first + begin : first + min(begin + room, count), last : len(ids)]
         until = first + min(room, count - begin)
         allowed = start[kept]
         allowed[first:until] = True
         tokens = Tokens(ids[kept], None if types is None else types[kept])
-        found.append(Window(tokens, encoding, first, until, begin, allowed))
+        row_windows.append(Window(tokens, encoding, first, until, begin, allowed))
         if begin + room >= count:
             break
-    return found
+    return row_windows
 
 
 def answers(
@@ -95,7 +95,7 @@ def answers(
     ``read`` has the windows with their FP32 ``[length]`` start and end logits; ``longest`` is in tokens. Spans with the
     same text count as one answer, with the sum of their scores.
     """
-    found: dict[str, AnswerSpan] = {}
+    by_text: dict[str, AnswerSpan] = {}
     nothing = 1e6
     for window, start_logits, end_logits in read:
         start = _probabilities(start_logits, window.allowed)
@@ -103,15 +103,15 @@ def answers(
         nothing = min(nothing, float(start[0] * end[0]))
         start[0] = end[0] = 0.0
         # More than k, because several spans may cover the same words.
-        for one, two, score in _spans(start, end, 2 * k + 10, longest, window.allowed):
-            begin, stop = _characters(window, one, two)
+        for first, last, score in _spans(start, end, 2 * k + 10, longest, window.allowed):
+            begin, stop = _characters(window, first, last)
             text = context[begin:stop]
-            known = found.get(text.lower())
+            known = by_text.get(text.lower())
             if known is not None:
                 known.score += score
             else:
-                found[text.lower()] = AnswerSpan(text, score, begin, stop)
-    candidates = list(found.values())
+                by_text[text.lower()] = AnswerSpan(text, score, begin, stop)
+    candidates = list(by_text.values())
     if empty:
         candidates.append(AnswerSpan("", nothing, 0, 0))
     return sorted(candidates, key=lambda answer: answer.score, reverse=True)[:k]
@@ -133,22 +133,22 @@ def _spans(start: Array, end: Array, k: int, longest: int, allowed: Array) -> li
         order = some[np.argsort(-scores[some])]
     ones, twos = np.divmod(order, len(start))
     return [
-        (one, two, score)
-        for one, two, score in zip(ones.tolist(), twos.tolist(), scores[order].tolist(), strict=True)
-        if allowed[one] and allowed[two]
+        (first, last, score)
+        for first, last, score in zip(ones.tolist(), twos.tolist(), scores[order].tolist(), strict=True)
+        if allowed[first] and allowed[last]
     ]
 
 
-def _characters(window: Window, one: int, two: int) -> tuple[int, int]:
-    """Return the character range of the words from token ``one`` to token ``two``."""
+def _characters(window: Window, first: int, last: int) -> tuple[int, int]:
+    """Return the character range of the words from token ``first`` to token ``last``."""
     encoding: Any = window.encoding
     shift = window.shift
-    one, two = (token + shift if token >= window.first else token for token in (one, two))
-    begin_word, end_word = encoding.token_to_word(one), encoding.token_to_word(two)
+    first, last = (token + shift if token >= window.first else token for token in (first, last))
+    begin_word, end_word = encoding.token_to_word(first), encoding.token_to_word(last)
     begin = encoding.word_to_chars(begin_word, 1) if begin_word is not None else None
     stop = encoding.word_to_chars(end_word, 1) if end_word is not None else None
     if begin is None or stop is None:
-        return encoding.offsets[one][0], encoding.offsets[two][1]
+        return encoding.offsets[first][0], encoding.offsets[last][1]
     return begin[0], stop[1]
 
 
@@ -225,8 +225,8 @@ class QuestionAnswering(EncoderTask):
     def _count(self, request: Request, name: str, most: int = MANY) -> int:
         """Return a number of tokens: the request's input, else the parameter, else the default limited to ``most``."""
         default, least = _COUNTS[name]
-        given = request.option(name) if request.has(name) else self.options.integer(name, min(default, most))
-        return checked_count(name, given, least)
+        count = request.option(name) if request.has(name) else self.options.integer(name, min(default, most))
+        return checked_count(name, count, least)
 
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         return list(zip(batch.rows(outputs["start_logits"]), batch.rows(outputs["end_logits"]), strict=True))
@@ -234,13 +234,13 @@ class QuestionAnswering(EncoderTask):
     def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
         contexts, rows, k, longest, empty = encoded.state
         logits = iter(values)
-        found = [
+        best_answers = [
             answers(context, [(window, *next(logits)) for window in row], k, longest, empty=empty)
             for context, row in zip(contexts, rows, strict=True)
         ]
-        width = max(1, max(map(len, found)))
-        filled = [answer for row in found for answer in row + [AnswerSpan("", 0.0, 0, 0)] * (width - len(row))]
-        shape = (len(found), width)
+        width = max(1, max(map(len, best_answers)))
+        filled = [answer for row in best_answers for answer in row + [AnswerSpan("", 0.0, 0, 0)] * (width - len(row))]
+        shape = (len(best_answers), width)
         return Result(
             {
                 "answer": Strings(shape, [answer.text for answer in filled]),

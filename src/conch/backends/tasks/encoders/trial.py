@@ -40,9 +40,9 @@ class Sharing(Enum):
     ALONE = "alone"
 
 
-def strictest(found: Sequence[Sharing]) -> Sharing:
+def strictest(sharings: Sequence[Sharing]) -> Sharing:
     """Return the strictest result of several engines."""
-    return max(found, key=list(Sharing).index)
+    return max(sharings, key=list(Sharing).index)
 
 
 class Examples:
@@ -75,13 +75,13 @@ class Examples:
     def require_likeness(self, tokenizer: Any) -> None:
         """Raise INVALID_ARG if tokens or outputs differ from transformers; ``tokenizer`` is that of transformers."""
         texts = [SHORT, SHORT] if self._pair else [SHORT]
-        given = tokenizer(*texts, truncation=True, max_length=self._encoder.max_length)
+        encoding = tokenizer(*texts, truncation=True, max_length=self._encoder.max_length)
         ids = self._short.ids.tolist()
-        if list(given["input_ids"]) != ids:
-            raise unlike(f"'{SHORT}' is {given['input_ids']} to its tokenizer, and {ids} by tokenizer.json")
-        arrays = {name: np.array([values]) for name, values in given.items()}
-        found, wanted = self._alone, self._engine.reference(arrays)
-        require_likeness(found, wanted, self._engine.precision, f"for '{SHORT}'")
+        if list(encoding["input_ids"]) != ids:
+            raise unlike(f"'{SHORT}' is {encoding['input_ids']} to its tokenizer, and {ids} by tokenizer.json")
+        arrays = {name: np.array([values]) for name, values in encoding.items()}
+        outputs, wanted = self._alone, self._engine.reference(arrays)
+        require_likeness(outputs, wanted, self._engine.precision, f"for '{SHORT}'")
 
     def _encoded(self, text: str, limit: int) -> Tokens:
         tokenizer, types = self._encoder.tokenizer, self._encoder.types
@@ -110,7 +110,7 @@ class Examples:
         """
         row = next(index for index, sequence in enumerate(sequences) if sequence is self._short)
         try:
-            found = self._run(sequences)
-            return max(distance(alone[name][0], array[row]) for name, array in found.items())
+            outputs = self._run(sequences)
+            return max(distance(alone[name][0], array[row]) for name, array in outputs.items())
         except Exception:  # networks that accept only one row or one length raise many types
             return float("inf")

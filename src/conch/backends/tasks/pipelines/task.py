@@ -135,15 +135,15 @@ def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
     if len(text) > _MAX_OPTIONS:
         raise invalid(f"input 'options' in row {row} has {len(text)} characters; at most {_MAX_OPTIONS} are read")
     try:
-        given = json.loads(text) if text.strip() else {}
+        options = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
         raise invalid(f"input 'options' in row {row} is not JSON: {error}") from None
-    if not isinstance(given, dict):
+    if not isinstance(options, dict):
         raise invalid(f"input 'options' in row {row} must be a JSON object")
     generation = _generation_parameters() if getattr(pipeline, "_pipeline_calls_generate", False) else frozenset()
     named = frozenset(inspect.signature(pipeline._sanitize_parameters).parameters) - {"kwargs"}
     known = (named | _UNNAMED.get(task, frozenset()) | generation) - _REFUSED
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in known:
             raise _unknown(name, known)
         if name in ("generate_kwargs", "forward_params"):
@@ -160,7 +160,7 @@ def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
             check_template(value, formatted=True)
         else:
             _check_amount(name, value)
-    return given
+    return options
 
 
 def _check_amount(name: str, value: Any) -> None:
@@ -185,34 +185,34 @@ def _unknown(name: str, known: frozenset[str]) -> ConchError:
     )
 
 
-def call(pipeline: Any, task: str, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+def call(pipeline: Any, task: str, row: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call a pipeline with one decoded row: texts as ``str``, images as Pillow images, audio as an array."""
     match task:
         case "zero-shot-audio-classification":
-            return pipeline(row["audio"], candidate_labels=row["candidate_labels"], **given)
+            return pipeline(row["audio"], candidate_labels=row["candidate_labels"], **options)
         case "zero-shot-image-classification" | "zero-shot-object-detection":
-            return pipeline(row["image"], candidate_labels=row["candidate_labels"], **given)
+            return pipeline(row["image"], candidate_labels=row["candidate_labels"], **options)
         case "document-question-answering" | "visual-question-answering":
-            return pipeline(image=row["image"], question=row["question"], **given)
+            return pipeline(image=row["image"], question=row["question"], **options)
         case "table-question-answering":
-            return pipeline(table=row["table"], query=row["question"], **given)
+            return pipeline(table=row["table"], query=row["question"], **options)
         case "image-text-to-text" | "image-to-text" | "any-to-any" if "text_input" in row:
-            return _multimodal(pipeline, row, given)
+            return _multimodal(pipeline, row, options)
         case "decision":
-            return pipeline(_decision(row["text_input"]), **given)
+            return pipeline(_decision(row["text_input"]), **options)
     values = [row[name] for name in ("text_input", "image", "audio", "video") if name in row]
-    return pipeline(values[0] if len(values) == 1 else values, **given)
+    return pipeline(values[0] if len(values) == 1 else values, **options)
 
 
-def _multimodal(pipeline: Any, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+def _multimodal(pipeline: Any, row: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call a multimodal pipeline, with a chat of one message if the checkpoint has a chat template."""
     media = [name for name in ("image", "audio") if name in row]
     if getattr(pipeline.processor, "chat_template", None):
         content = [{"type": name, name: row[name]} for name in media]
         message = {"role": "user", "content": [*content, {"type": "text", "text": row["text_input"]}]}
-        return pipeline(text=[message], **{"return_full_text": False, **given})
+        return pipeline(text=[message], **{"return_full_text": False, **options})
     named = {"images" if name == "image" else name: row[name] for name in media}
-    return pipeline(text=row["text_input"], **named, **given)
+    return pipeline(text=row["text_input"], **named, **options)
 
 
 def _decision(text: str) -> dict[str, Any]:
@@ -286,8 +286,8 @@ def check_task(task: str, config: Mapping[str, Any]) -> None:
     Looks at the names of transformers' files, because importing it takes seconds. If transformers is not installed,
     every task passes.
     """
-    found = importlib.util.find_spec("transformers")
-    folders = found.submodule_search_locations if found is not None else None
+    module_spec = importlib.util.find_spec("transformers")
+    folders = module_spec.submodule_search_locations if module_spec is not None else None
     files = {path.stem for folder in folders or () for path in Path(folder, "pipelines").glob("*.py")}
     if files and task.replace("-", "_") not in files and own_pipeline(task, config) is None:
         known = sorted(name.replace("_", "-") for name in files - _NO_TASKS)
@@ -380,10 +380,10 @@ class PipelineTask(Task):
             per_row = max(1, len(files) // max(1, len(values)))
             _spread(values, "image", media.images(files, pixels=self._pixels, per_row=per_row))
         if "audio" in self._names:
-            given = request.has("audio") + request.has("samples")
-            if given > 1:
+            count = request.has("audio") + request.has("samples")
+            if count > 1:
                 raise invalid("a request has at most one of the inputs 'audio' and 'samples'")
-            if self._needs_sound and not given:
+            if self._needs_sound and not count:
                 raise invalid("a request needs one of the inputs 'audio' and 'samples'")
             sounds = media.sounds_of(request, self._rate, seconds=self._seconds, least=self._shortest)
             if sounds:
@@ -403,38 +403,38 @@ class PipelineTask(Task):
 
     def _answer(self, prepared: PreparedRows, work: ExecutionWork) -> Result | ConchError:
         texts = []
-        for row, given in zip(prepared.values, prepared.arguments, strict=True):
+        for row, options in zip(prepared.values, prepared.arguments, strict=True):
             if prepared.request.cancelled:
                 return cancelled("the request was cancelled")
             before = monotonic_ns()
             try:
-                answer = self._call(row, given)
+                answer = self._call(row, options)
             except ConchError as error:
                 return error
             except ImportError as error:
                 return extras.lacks_library(f"task '{self._task}'", error)
             except Exception as error:
                 # Pipelines validate little, so unsuitable arguments fail with any type of error.
-                return library_failure(f"task '{self._task}'", error, of_request=bool(given))
+                return library_failure(f"task '{self._task}'", error, of_request=bool(options))
             texts.append(text_of(answer))
             work.add(1, 1, 1)
             work.engine_ns += monotonic_ns() - before
         return Result({"text_output": Strings((len(texts), 1), texts)})
 
-    def _call(self, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    def _call(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         pipeline = self._of_thread()
         if "video" not in row:
-            return call(pipeline, self._task, row, given)
+            return call(pipeline, self._task, row, options)
         # Pipelines decode videos only from files.
         with TemporaryFolder() as folder:
             path = folder / "video"
             path.write_bytes(row["video"])
-            return call(pipeline, self._task, {**row, "video": str(path)}, given)
+            return call(pipeline, self._task, {**row, "video": str(path)}, options)
 
     def _example(self) -> dict[str, Any]:
         """Return an example row with the inputs of the task."""
         text = '{"state": "it is open", "questions": ["Is it open?"]}' if self._task == "decision" else EXAMPLE_TEXT
-        made: dict[str, Callable[[], Any]] = {
+        examples: dict[str, Callable[[], Any]] = {
             "text_input": lambda: text,
             "question": lambda: EXAMPLE_TEXT,
             "candidate_labels": lambda: ["travel", "cooking"],
@@ -442,7 +442,7 @@ class PipelineTask(Task):
             "image": media.example_image,
             "audio": lambda: media.example_sound(self._rate, self._shortest),
         }
-        row = {name: make() for name, make in made.items() if name in self._names}
+        row = {name: make() for name, make in examples.items() if name in self._names}
         if self._task == "keypoint-matching":
             row["image"] = [row["image"], row["image"].rotate(90)]
         return row

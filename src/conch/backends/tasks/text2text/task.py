@@ -72,7 +72,7 @@ class TaskParameters:
         if source is not None or target is not None:
             known = [pair for pair in self._pairs if pair[0] == (source or pair[0]) and pair[1] == (target or pair[1])]
             if len(known) != 1:
-                pairs = ", ".join(f"{one} to {other}" for one, other in self._pairs) or "none"
+                pairs = ", ".join(f"{source} to {target}" for source, target in self._pairs) or "none"
                 raise invalid(
                     f"inputs 'src_lang' and 'tgt_lang' are '{source or ''}' and '{target or ''}'; "
                     f"the pairs that this model names are: {pairs}"
@@ -175,11 +175,11 @@ def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
 
     def holds(texts: Sequence[list[int]]) -> bool:
         try:
-            found = _first_logits(model, texts, pad)
+            logits = _first_logits(model, texts, pad)
         except Exception:  # networks that accept only one text or one length raise many types
             return False
         size = wanted[wanted.isfinite()].abs().max().clamp(min=1e-6)
-        apart = (wanted - found).where(wanted != found, 0.0).abs().max()
+        apart = (wanted - logits).where(wanted != logits, 0.0).abs().max()
         return bool(apart <= tolerance * size)
 
     return _first_that_holds(holds, short, other, long)
@@ -201,11 +201,11 @@ def _first_logits(model: Any, texts: Sequence[list[int]], pad: int) -> Any:
     ids = torch.tensor([text + [pad] * (longest - len(text)) for text in texts], device=model.device)
     mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts], device=model.device)
     with torch.inference_mode():
-        given = model.generate(
+        output = model.generate(
             input_ids=ids, attention_mask=mask, max_new_tokens=1, return_dict_in_generate=True, output_logits=True,
             **_GREEDY,
         )  # fmt: skip
-    return given.logits[0][0].float()
+    return output.logits[0][0].float()
 
 
 def verify(task: Writer, model: Any, examples: Sequence[list[int]]) -> None:
@@ -228,15 +228,15 @@ def verify(task: Writer, model: Any, examples: Sequence[list[int]]) -> None:
         ids = torch.tensor([text], device=model.device)
         try:
             with torch.inference_mode():
-                given = model.generate(
+                output = model.generate(
                     input_ids=ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True,
                     output_logits=True, **generation,
                 )  # fmt: skip
         except Exception as error:
             raise unlike(f"transformers itself fails: {type(error).__name__}: {one_line(error)}") from error
-        begin = given.sequences.shape[1] - len(given.logits)
-        wanted = given.sequences[0, begin:].tolist()
-        logits = [row[0] for row in given.logits]
+        begin = output.sequences.shape[1] - len(output.logits)
+        wanted = output.sequences[0, begin:].tolist()
+        logits = [row[0] for row in output.logits]
         if difference := greedy_difference(answers[index][begin:], wanted, logits, tie):
             raise unlike(f"for a text of {len(text)} tokens among {len(examples)}, {difference}")
 
@@ -326,7 +326,7 @@ class Text2Text(Task):
     def prepare(self, request: Request) -> PreparedTexts:
         """Tokenise the texts. Raises INVALID_ARG for a text that is not UTF-8, is too long, or has no tokens."""
         texts = request.texts("text_input")
-        given = generation_arguments(request, most_tokens=self._most_tokens)
+        requested = generation_arguments(request, most_tokens=self._most_tokens)
         with self._lock:
             prefix, implied = self._languages.choose(request.option("src_lang"), request.option("tgt_lang"))
             encoded = self._tokenizer([prefix + text for text in texts])["input_ids"]
@@ -342,7 +342,7 @@ class Text2Text(Task):
         for row, ids in enumerate(encoded):
             if not ids:
                 raise invalid(f"input 'text_input' gives no tokens in row {row}; the model needs one at least")
-        return PreparedTexts(request, encoded, self._parameters(given, implied), len(long))
+        return PreparedTexts(request, encoded, self._parameters(requested, implied), len(long))
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         groups: dict[str, list[_Row]] = {}
@@ -368,13 +368,13 @@ class Text2Text(Task):
                         answers[row.index] = text
         return [self._result(prepared, written[id(prepared)]) for prepared in batch]
 
-    def _parameters(self, given: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
+    def _parameters(self, requested: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the task's arguments with the request's; a length limit in the request replaces the task's limits."""
         limits = ("max_new_tokens", "max_length")
         parameters = dict(implied)
-        if any(name in given for name in limits):
+        if any(name in requested for name in limits):
             parameters = {name: value for name, value in parameters.items() if name not in limits}
-        parameters.update(given)
+        parameters.update(requested)
         saved = self._model.generation_config.to_diff_dict()
         if not any(name in parameters or name in saved for name in limits):
             parameters["max_new_tokens"] = min(
