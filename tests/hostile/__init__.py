@@ -1,6 +1,7 @@
-"""What hostile clients do, against conch and the real Triton, and what everybody else notices of it.
+"""Attacks of hostile clients on conch and the real Triton, and their effect on other clients.
 
-``attacks/`` has the attacks, each declared once with :func:`~tests.hostile.attack.attack` and bounded in bytes and
-seconds.  ``test_attacks.py`` runs each against conch: whoever asks for its health meanwhile is answered, and what was
-taken comes back.  ``python -m tests.hostile`` runs them against both servers and prints the table of SECURITY.md.
+``attacks/`` contains the attacks, each declared once with :func:`~tests.hostile.attack.attack` and limited in bytes and
+seconds.  ``test_attacks.py`` runs each against conch: the server responds to health requests during the attack, and
+releases the memory afterwards.  ``python -m tests.hostile`` runs them against both servers and prints the table of
+SECURITY.md.
 """

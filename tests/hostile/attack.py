@@ -1,4 +1,4 @@
-"""The declaration of attacks, and what is measured while one runs."""
+"""The declaration of attacks, and the measurements during an attack."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import psutil
 from tests.conftest import Server
 from tests.hostile.health_watch import HealthWatch
 
-#: Sends something to a server, and returns when it has been answered or the connection is gone.  What it opened and
-#: leaves open (idle connections) it gives to the stack, which is closed after the server's memory was read.
+#: Sends something to a server, and returns when the server has responded or the connection has ended.  It adds the
+#: connections that it leaves open to the stack, which is closed after the server's memory has been measured.
 Run = Callable[[Server, ExitStack], None]
 
 MEBIBYTE: Final = 1 << 20
@@ -22,7 +22,7 @@ MEBIBYTE: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Attack:
-    """``title`` is its row in SECURITY.md; ``conch_only`` ones use what the real Triton does not have."""
+    """An attack: ``title`` is its row in SECURITY.md; ``conch_only`` attacks use features that Triton does not have."""
 
     name: str
     title: str
@@ -47,10 +47,11 @@ def attack(title: str, *, conch_only: bool = False) -> Callable[[Run], Run]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What others noticed of an attack.
+    """The effect of an attack.
 
-    ``longest_wait`` is that of a health request (s), ``seconds`` how long the attack took; ``peak`` and ``kept`` are
-    how much more memory (MiB, resident) the server had at most, and after the attack, its connections still open.
+    ``longest_wait`` is the longest wait of a health request (s), ``seconds`` the duration of the attack.  ``peak`` and
+    ``kept`` are the growth of the server's resident memory (MiB): its maximum, and after the attack, with the
+    connections still open.
     """
 
     longest_wait: float
@@ -60,7 +61,7 @@ class Outcome:
 
 
 def measure(attack: Attack, server: Server, *, settle: float = 10.0) -> Outcome:
-    """Run an attack beside health requests; the memory that is kept is the least within ``settle`` seconds."""
+    """Run an attack during health requests; ``kept`` is the least memory within ``settle`` seconds after it."""
     assert server.process is not None
     process = psutil.Process(server.process.pid)
     before = process.memory_info().rss

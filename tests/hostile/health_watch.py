@@ -1,8 +1,8 @@
-"""Asks a server for its health every 10 ms, on a connection of its own, from a process of its own.
+"""Sends a health request to a server every 10 ms, from a separate process with its own connection.
 
-``python health_watch.py <address> <pid>`` asks until its standard input ends, and then prints the longest wait (s) and
-the most memory (bytes, resident) that the server had; :class:`HealthWatch` is that process.  It uses the standard
-library and psutil alone, so that whoever attacks meanwhile does not slow it down.
+``python health_watch.py <address> <pid>`` runs until its standard input ends, and then prints the longest wait (s) and
+the server's maximum resident memory (bytes); :class:`HealthWatch` starts it.  It imports only the standard library and
+psutil; as a separate process, it is not slowed down by the attack.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 
 _REQUEST: Final = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _PERIOD: Final = 0.01
-#: A server that does not answer for this long (s) is not waited for any longer.
+#: Timeout of a health request (s).
 _PATIENCE: Final = 60.0
 
 
@@ -43,7 +43,7 @@ class HealthWatch:
         return self
 
     def stop(self) -> Seen:
-        """What was seen; a health request that is under way is waited for."""
+        """Return the result, after the in-flight health request."""
         if self._seen is None:
             longest, peak = self._process.communicate()[0].split()
             self._seen = Seen(float(longest), int(peak))
@@ -73,7 +73,7 @@ def main(address: str, pid: int) -> None:
             reply = b""
         longest = max(longest, monotonic() - asked)
         if not reply.startswith(b"HTTP/1.1 200"):
-            # Closed, refused or out of patience: as bad as no answer at all.
+            # Closed, refused or timed out: counts as no response.
             longest = _PATIENCE
             break
         peak = max(peak, server.memory_info().rss)

@@ -1,4 +1,4 @@
-"""An HTTP/2 client for attacks: it sends frames as fast as the socket takes them, and reads in a thread of its own."""
+"""An HTTP/2 client for attacks: it sends frames as fast as the socket accepts them, and reads in a separate thread."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LIVE: Final = "/inference.GRPCInferenceService/ServerLive"
 
 
 def message(data: bytes, compressed: bool = False) -> bytes:
-    """A gRPC message with its prefix."""
+    """Return a gRPC message with its prefix."""
     return PREFIX.pack(compressed, len(data)) + data
 
 
 def _in_frames(stream: int, data: bytes, end: bool) -> bytes:
-    """DATA frames of the size that every server takes; ``end`` ends the stream with the last."""
+    """Return DATA frames of a size that every server accepts; with ``end``, the last one ends the stream."""
     size = frames.DEFAULT_FRAME_SIZE
     parts = []
     for at in range(0, len(data), size):
@@ -34,7 +34,7 @@ def _in_frames(stream: int, data: bytes, end: bool) -> bytes:
 
 
 class Http2Client:
-    """A connection that grants the server every window; ``closed`` is set at its end.
+    """A connection that opens every window for the server; ``closed`` is set at its end.
 
     ``ended`` counts the streams that the server has ended or reset.
     """
@@ -77,7 +77,7 @@ class Http2Client:
         self._socket.close()
 
     def send(self, data: bytes) -> bool:
-        """Send bytes as they are; returns whether the connection is still there."""
+        """Send bytes unchanged; returns whether the connection is still open."""
         try:
             self._socket.sendall(data)
         except OSError:
@@ -87,7 +87,7 @@ class Http2Client:
     def open(
         self, path: str, *more: tuple[str, str], indexed: bool = True, end: bool = False, encoded: bytes = b""
     ) -> tuple[int, bytes]:
-        """A new stream and its HEADERS frame; ``encoded`` are fields that stand behind the others as they are."""
+        """Return a new stream and its HEADERS frame; ``encoded`` are encoded fields to append to the others."""
         self._last += 2
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"), ("te", "trailers"),
                   ("content-type", "application/grpc"), *more]  # fmt: skip
@@ -98,7 +98,7 @@ class Http2Client:
         return self._last, frames.frame(frames.HEADERS, flags, self._last, block + encoded)
 
     def send_data(self, stream: int, data: bytes, *, end: bool = False) -> bool:
-        """Send a body as flow control allows it; returns whether the connection is still there."""
+        """Send a body as flow control allows; returns whether the connection is still open."""
         at = 0
         while at < len(data):
             with self._changed:
@@ -114,12 +114,12 @@ class Http2Client:
         return True
 
     def wait_ended(self, count: int, seconds: float) -> None:
-        """Return when so many streams have ended, or the connection is gone."""
+        """Wait until this many streams have ended, or the connection has."""
         with self._changed:
             self._changed.wait_for(lambda: self.closed or self.ended >= count, seconds)
 
     def wait_answered(self, stream: int, size: int, seconds: float) -> None:
-        """Return when so many bytes of answers came on a stream, or the connection is gone."""
+        """Wait until this many bytes of responses have arrived on a stream, or the connection has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self.closed or self.answered[stream] >= size, seconds)
 
@@ -141,7 +141,7 @@ class Http2Client:
             self._changed.notify_all()
 
     def _handle_all(self, buffer: bytes) -> int:
-        """Handle the frames that have arrived; returns where the first incomplete one begins."""
+        """Handle the received frames; returns the position of the first incomplete one."""
         at = 0
         while len(buffer) - at >= 9:
             word, flags, stream_id = frames.FRAME.unpack_from(buffer, at)

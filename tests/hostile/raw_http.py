@@ -1,4 +1,4 @@
-"""Bytes on an HTTP connection, past every client library: what a server makes of them."""
+"""Sends bytes on an HTTP connection without a client library, and reads the responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STATUS: Final = re.compile(rb"HTTP/\d\.\d (\d{3})[^\r]*\r\n")
 
 
 class Exchange(NamedTuple):
-    """The statuses of all answers in order, whether the server closed the connection, and all that it sent."""
+    """The statuses of all responses in order, whether the server closed the connection, and everything that it sent."""
 
     statuses: tuple[int, ...]
     closed: bool
@@ -23,7 +23,7 @@ def connect(address: str, timeout: float = 10) -> socket.socket:
 
 
 def exchange(address: str, sent: bytes, patience: float) -> Exchange:
-    """Send bytes on a connection of their own, and read until it is closed or silent for ``patience`` seconds."""
+    """Send bytes on a new connection, and read until it is closed or silent for ``patience`` seconds."""
     received, closed = b"", False
     with connect(address) as connection:
         connection.sendall(sent)

@@ -1,4 +1,4 @@
-"""Runs every attack against conch: nobody else stands still, the server lives on, and the memory comes back."""
+"""Every attack leaves conch running and responsive for other clients, and its memory is released."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.conftest import Server
 from tests.hostile.attack import ATTACKS, Attack, measure
 from tests.hostile.servers import start
 
-#: How long a health request may wait (s).  The aim is 0.1 on a quiet machine (``python -m tests.hostile`` measures);
-#: here it tells a server that goes on from one that stands still, on machines that do other work too.
+#: Maximum wait of a health request (s).  The goal is 0.1 on a quiet machine (``python -m tests.hostile`` measures it);
+#: this limit only detects a blocked server, on machines that do other work too.
 STANDSTILL = 1.0
-#: How much more memory (MiB) the server may keep.
+#: Maximum growth of the server's memory (MiB).
 KEPT = 32.0
 
 

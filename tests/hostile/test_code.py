@@ -1,4 +1,4 @@
-"""Data that is code in other hands: pickles, templates and addresses are never run, and never fetched."""
+"""Data that could be executed: pickles and templates are never executed, addresses never fetched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.conftest import STARTERS, Server
 from tests.models import build
 from tests.task_checkpoints import image_file, sound_file, tone
 
-#: Each writes the file ``marker`` in an ordinary environment of Jinja.
+#: Each creates the file ``marker`` in an ordinary Jinja environment.
 ESCAPES: Final = (
     "{{ cycler.__init__.__globals__.os.system(touch) }}",
     "{{ joiner.__init__.__globals__.os.system(touch) }}",
@@ -61,7 +61,7 @@ def test_template_does_not_leave_its_sandbox(tmp_path: Path, template: str) -> N
 
 
 class _Touching:
-    """What unpickling it makes touches a file."""
+    """An object that touches a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker
@@ -76,7 +76,7 @@ class Place(NamedTuple):
 
 
 def _broken_models(repository: Path, pickled: bytes) -> None:
-    """Models whose files are pickles, or say that they are far longer than they are."""
+    """Return models with files that are pickles, or that declare a far greater length than they have."""
     files = {
         "pickled": ("pytorch_model.bin", pickled),
         "pickled_as_safetensors": ("model.safetensors", pickled),
@@ -104,7 +104,7 @@ def _safetensors(shape: list[int], offsets: list[int]) -> bytes:
     return struct.pack("<Q", len(head)) + head
 
 
-#: The broken models, and what is said of them.
+#: The broken models, and the error messages.
 BROKEN: Final = {
     "pickled": "Weights only load failed",
     "pickled_as_safetensors": "is not a safetensors file",
@@ -177,7 +177,7 @@ def test_address_in_a_conversation_is_never_fetched(place: Place, part: dict[str
     "data", ["http://{}/a", "https://{}/a", "gopher://{}/_GET", "ftp://{}/a", "file://{}", "{}", "data:image/png,{}"]
 )
 def test_address_in_the_place_of_a_file_is_no_file(tmp_path: Path, data: str) -> None:
-    """Tasks read images and recordings with these two alone; a path is tried with a file that is a good one."""
+    """Tasks read images and recordings with these two functions only; the path is that of a valid file."""
     (tmp_path / "image.png").write_bytes(image_file())
     (tmp_path / "sound.wav").write_bytes(sound_file(tone(0.1)))
     with socket.create_server(("127.0.0.1", 0)) as trap:

@@ -1,4 +1,4 @@
-"""Header blocks that mean far more than they say, or never end: the connection goes, and the server goes on."""
+"""Header blocks that are far larger when decoded, or never end: the connection ends, and the server continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import Server, Start
 from tests.hostile.raw_http import connect
 from tests.models import build
 
-#: A literal that enters HPACK's table: ``x`` with 4000 bytes.
+#: A literal that is added to HPACK's table: ``x`` with 4000 bytes.
 _ENTRY: Final = b"\x40\x01x\x7f\xa1\x1e" + b"y" * 4000
 
 
@@ -54,7 +54,7 @@ def test_header_block_that_is_a_bomb_ends_the_connection(server: Server, server_
     with connect(server.grpc) as connection:
         try:
             connection.sendall(frames.PREFACE + frames.settings({}) + FLOODS[name])
-            # The real Triton resets the stream where it can, or reads on.
+            # The real Triton resets the stream if it can, or continues to read.
             while server_kind == "conch" and connection.recv(1 << 16):
                 pass
         except ConnectionError:

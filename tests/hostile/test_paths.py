@@ -1,6 +1,6 @@
-"""Names that lead out of the repository: nothing outside of it is loaded, written or read.
+"""Names with paths out of the repository: nothing outside it is loaded, written or read.
 
-``outside`` is a model beside the repository that leaves a file behind when it is loaded, ``secret.txt`` a file there.
+``outside`` is a model next to the repository that creates a file when it is loaded, ``secret.txt`` a file there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.conftest import Server, Start
 from tests.hostile.raw_http import exchange
 from tests.models import build, write
 
-#: As long as the warm-up data that it is taken for.
+#: As long as the warm-up data that it would be read as.
 _SECRET: Final = "sixteen letters."
 _MARKING: Final = "from pathlib import Path\nPath({marker!r}).touch()\nfrom conch.nothing import TritonPythonModel\n"
 _CONFIG: Final[dict[str, Any]] = {
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     folder: Path
 
     def untouched(self) -> bool:
-        """Whether nothing ran or was written, and the server goes on."""
+        """Return whether nothing was run or written, and the server still runs."""
         found = {path.name for path in self.folder.iterdir()}
         return found == {"models", "outside", "secret.txt", "log"} and (
             get(self.server.http, "/v2/models/add_sub").status == 200
@@ -96,7 +96,7 @@ def test_version_is_a_number_in_digits(place: Place, version: str) -> None:
     assert exchange(place.server.http, head.encode(), 10).statuses in ((400,), (404,))
 
 
-#: The real Triton answers the others with nothing, and no load after them.
+#: The real Triton does not respond to the others, nor to any load after them.
 _BOTH: Final = ("../escape", "../../escape", "1/../../escape", "/../escape")
 
 

@@ -1,7 +1,8 @@
-"""HTTP requests whose end is in dispute: none gets a second answer, and the server goes on.
+"""HTTP requests with an ambiguous end: none gets a second response, and the server continues.
 
-Behind each stands a request for a model's metadata, where a proxy with another idea of the first one's end would have
-put it.  The table has what conch answers and what the real Triton does; conch closes the connection after each refusal.
+Each is followed by a request for a model's metadata, at the position where a proxy with another interpretation of the
+first request's end would send it.  The table has the responses of conch and of the real Triton; conch closes the
+connection after each refusal.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tests.models import build
 _HIDDEN: Final = b"GET /v2/models/add_sub HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _END: Final = b"0\r\n\r\n"
 _INDEX: Final = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\n"
-#: How long (s) a server may be silent before nothing more is expected of it; all exchanges run at once.
+#: Time without data (s) after which no more responses are expected; all exchanges run at once.
 _PATIENCE: Final = 2.0
 
 
 class Case(NamedTuple):
-    """What is sent, and the statuses of all that conch and the real Triton answer."""
+    """The bytes to send, and the statuses of all responses of conch and of the real Triton."""
 
     sent: bytes
     conch: tuple[int, ...] = (400,)
@@ -45,7 +46,7 @@ def _line(line: bytes, *headers: bytes, body: bytes = b"") -> bytes:
     return b"\r\n".join([line, b"Host: localhost", *headers, b"", body])
 
 
-#: The real Triton answers the first request and drops what stands behind it.
+#: The real Triton responds to the first request and drops the bytes after it.
 _IGNORED: Final = (200,)
 
 CASES: Final[Mapping[str, Case]] = {
@@ -136,7 +137,7 @@ CASES: Final[Mapping[str, Case]] = {
 
 @pytest.fixture(scope="module")
 def outcomes(server_kind: str, start: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exchange]:
-    """What comes of all cases, sent at once; the server answers others afterwards."""
+    """Return the results of all cases, sent at once; the server responds to other requests afterwards."""
     folder: Path = tmp_path_factory.mktemp("smuggling")
     repository = build(folder / "models", "add_sub")
     with start(repository, log=folder / f"{server_kind}.log") as server, ThreadPoolExecutor(len(CASES)) as pool:

@@ -1,7 +1,7 @@
-"""Clients that take all the time there is: each is sent away when its time is over, and counted.
+"""Slow clients: each is disconnected after its time limit, and counted.
 
-The real Triton has no such limits but for gRPC's keep-alive, so that there is nothing to compare with.  Answers that
-nobody reads have theirs in the unit tests alone: what the sockets of this machine take in is worth minutes.
+The real Triton has no such limits except gRPC's keepalive, so there is nothing to compare with.  The limit for unread
+responses is covered by unit tests only: sockets buffer so much data that a test would take minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.hostile.raw_http import connect, exchange
 from tests.models import build
 
 _FLAGS: Final = ("--head-timeout-secs=1", "--body-timeout-secs=1", "--idle-timeout-secs=2")
-#: Far more (s) than any of the limits, on a machine that does other work too.
+#: Far longer (s) than any of the limits, for machines that do other work too.
 _PATIENCE: Final = 30.0
 _HEAD: Final = b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
 _LIVE: Final = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -33,9 +33,9 @@ _GREETING: Final = frames.PREFACE + frames.settings({})
 
 
 class Slow(NamedTuple):
-    """A client that sends ``first``, and then one byte of ``drips`` ten times a second until it is cut off.
+    """A client that sends ``first``, and then one byte of ``drips`` ten times a second until it is disconnected.
 
-    ``says`` is what the server tells it; ``reason`` the label of ``conch_closed_connections`` that counts it.
+    ``says`` is the server's message, ``reason`` the label of ``conch_closed_connections`` that counts the client.
     """
 
     first: bytes
@@ -74,7 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _told(server: Server, slow: Slow) -> bytes | None:
-    """What a client is told until it is cut off; None for one that may stay."""
+    """Return the data that a client receives until it is disconnected; None if it may stay."""
     told, until = b"", monotonic() + _PATIENCE
     with connect(server.grpc if slow.grpc else server.http, 0.1) as connection:
         drips = iter([bytes([byte]) for byte in slow.drips])
@@ -93,7 +93,7 @@ def _told(server: Server, slow: Slow) -> bytes | None:
 
 
 def _closed(server: Server) -> dict[tuple[str, str], int]:
-    """How many connections were closed, by protocol and reason."""
+    """Return the number of closed connections by protocol and reason."""
     text = get(server.metrics, "/metrics").body.decode()
     found = re.findall(r'^conch_closed_connections\{protocol="(\w+)",reason="(\w+)"\} (\d+)', text, re.MULTILINE)
     return {(protocol, reason): int(count) for protocol, reason, count in found}

@@ -1,8 +1,8 @@
-"""NVIDIA's own server and load generator, fetched from PyPI, to compare conch with.
+"""NVIDIA's server and load generator, installed from PyPI for comparisons with conch.
 
-Nothing in ``src/`` knows them; they are test tools.  ``install()`` unpacks two wheels below
-``.oracle/`` at the root of the checkout (once), ``TritonServer`` runs the server on free ports of
-127.0.0.1, ``perf_analyzer()`` runs the load generator against any server.
+These are test tools, which ``src/`` does not use.  ``install()`` unpacks two wheels below ``.oracle/`` at the root of
+the checkout (once), ``TritonServer`` runs the server on free ports of 127.0.0.1, ``perf_analyzer()`` runs the load
+generator against any server.
 """
 
 from tests.oracle.install import Oracle, OracleUnavailable, install

@@ -1,6 +1,6 @@
-"""Fetch the real Triton (2.51.0) and the real perf_analyzer (2.41.0) with pip.
+"""Installs the real Triton (2.51.0) and the real perf_analyzer (2.41.0) with pip.
 
-Run as ``python -m tests.oracle`` to do it ahead of the tests.
+Run ``python -m tests.oracle`` to install them before the tests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ANALYZER_WHEEL = "tritonclient==2.41.0"
 
 
 class OracleUnavailable(Exception):
-    """The wheels cannot be had on this machine (another platform, no registry)."""
+    """The wheels are not available on this machine (unsupported platform, no package index)."""
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Where the pieces of the unpacked wheels are."""
+    """The paths of the unpacked programs and libraries."""
 
     home: Path
 
@@ -53,12 +53,12 @@ class Oracle:
 
     @property
     def python(self) -> Path:
-        """The interpreter that the server's Python models use; its numpy is older than 2."""
+        """The interpreter for the server's Python models; its numpy is older than 2."""
         return self.home / "venv" / "bin" / "python"
 
 
 def install() -> Oracle:
-    """Unpack the oracle unless that has been done; raise :class:`OracleUnavailable` when it cannot be."""
+    """Install the oracle unless it is installed; raises :class:`OracleUnavailable` if this is impossible."""
     ROOT.mkdir(exist_ok=True)
     oracle = Oracle(ROOT)
     with _locked(ROOT / "lock"):
@@ -88,7 +88,7 @@ def _unpack(oracle: Oracle) -> None:
     shutil.copy(stub, oracle.backends / "python")
     for program in (oracle.server, oracle.perf_analyzer, oracle.backends / "python" / stub.name):
         program.chmod(0o755)
-    # perf_analyzer asks for these two by their plain names; the wheel carries them under hashed ones.
+    # perf_analyzer needs these two under their plain names; the wheel contains them under hashed names.
     for plain, hashed in (("libb64.so.0d", "libb64-*"), ("libcudart.so.12", "libcudart-*")):
         link = oracle.libraries / plain
         link.unlink(missing_ok=True)
@@ -101,12 +101,12 @@ def _unpack(oracle: Oracle) -> None:
 
 
 def library_path(oracle: Oracle) -> str:
-    """What the server's programs need on ``LD_LIBRARY_PATH``: libpython and the wheel's own libraries."""
+    """Return the ``LD_LIBRARY_PATH`` of the server's programs: libpython and the wheel's libraries."""
     return f"{sysconfig.get_config_var('LIBDIR')}:{oracle.libraries}"
 
 
 def run_pip(python: str, *arguments: str) -> None:
-    """Run a command of pip; raises :class:`OracleUnavailable` with what it says where it fails."""
+    """Run a command of pip; raises :class:`OracleUnavailable` with its output if it fails."""
     command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

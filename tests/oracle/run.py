@@ -1,4 +1,4 @@
-"""Run the oracle's programs; every process started here is ended here, by its own id."""
+"""Runs the oracle's programs, and ends every process that it starts by its id."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from types import TracebackType
 
 from tests.oracle.install import Oracle, install, library_path
 
-#: How often the server is started that aborts as it starts: on a busy machine its stubs now and then crash, and it with
-#: them.
+#: Maximum number of starts of a server that aborts at the start: on a busy machine, its stubs sometimes crash, and the
+#: server with them.
 _STARTS = 3
 
 
 class TritonServer:
     """The real server over ``repository``, as a context manager.
 
-    ``flags`` are passed on; ``python`` is the interpreter of another environment for its models
-    (with a numpy older than 2).  ``http``, ``grpc`` and ``metrics`` are ``127.0.0.1:port``.  With
-    ``wait=False`` the context is entered at once, for servers that are expected to fail.
+    ``flags`` are passed to the server; ``python`` is the interpreter of another environment for its models (with a
+    numpy older than 2).  ``http``, ``grpc`` and ``metrics`` are ``127.0.0.1:port``.  With ``wait=False`` the context is
+    entered at once, for servers that are expected to fail.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TritonServer:
 
     def _start(self) -> None:
         output = self.log.open("wb") if self.log else subprocess.DEVNULL
-        # A group of its own: a server that has to be killed leaves its stubs behind.
+        # A separate process group, because a killed server leaves its stubs behind.
         self.process = subprocess.Popen(
             self.command, env=self.env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -121,10 +121,10 @@ def perf_analyzer(*arguments: str, timeout: float = 300) -> subprocess.Completed
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listens on now.
+    """Return ports of 127.0.0.1 on which nothing listens now.
 
-    They lie below the range from which systems choose for clients and for servers on port 0: a server that starts
-    slowly would find such a port taken, and its test would ask the server of another one.
+    They are below the range from which systems choose ports for clients and for servers on port 0.  Otherwise the port
+    of a server that starts slowly could be taken, and its test would send requests to another test's server.
     """
     ports: set[int] = set()
     while len(ports) < count:
@@ -138,9 +138,9 @@ def free_ports(count: int) -> list[int]:
 def wait_until_ready(
     address: str, process: subprocess.Popen[bytes], timeout: float = 120, scheme: str = "http"
 ) -> None:
-    """Return when ``/v2/health/ready`` says 200; raise when the process ends or time runs out first.
+    """Wait until ``/v2/health/ready`` returns 200; raises if the process ends or the timeout passes before.
 
-    With ``scheme`` https, any certificate will do.
+    With ``scheme`` https, any certificate is accepted.
     """
     context = ssl.create_default_context() if scheme == "https" else None
     if context is not None:

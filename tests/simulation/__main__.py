@@ -1,6 +1,6 @@
 """``python -m tests.simulation``; see ``--help``.
 
-The order in which sets of text are gone through is part of a run, so Python's hashes are fixed first.
+The iteration order of sets of strings is part of a run, so Python's hash seed is fixed first.
 """
 
 import os

@@ -2,5 +2,5 @@
 
 #: The servers that run remote models.
 ADDRESSES = (("remote1", 9000), ("remote2", 9000))
-#: The Redis server that keeps cached responses.
+#: The Redis server that stores cached responses.
 REDIS = ("redis", 6379)

@@ -1,6 +1,6 @@
-"""The clients of a simulated server: in its process, over HTTP, and over gRPC, in single calls and in streams.
+"""The clients of a simulated server: in its process, over HTTP, and over gRPC with single calls and streams.
 
-Some of them are threads that use conch's own library.
+Some clients are threads that use conch's library.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.simulation.promises import Outcome, Promises
 from tests.simulation.shared_memory import ClientMemory
 from tests.simulation.sockets import BlockingSockets
 
-#: Values below this make requests that are equal to the last byte, as clients that ask the same thing do.
+#: Requests with the same value below this are identical in every byte, like equal requests of several clients.
 REPEATED = 1000
 
 
 class Clients:
-    """Sends requests; each of the connections is opened with its first request, and again after it was closed."""
+    """Sends requests; a connection is opened by its first request, and opened again after it was closed."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Clients:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def send(self, outcome: Outcome, on_response: OnResponse) -> None:
-        """Send a request the way that its arguments say; ``on_response`` gets every response."""
+        """Send a request as its arguments specify; ``on_response`` gets every response."""
         arguments = outcome.arguments
         via = arguments.get("via", "core")
         if via in ("http", *PLATFORMS) and via in self._addresses:
@@ -79,7 +79,7 @@ class Clients:
             self._submit(outcome, on_response)
 
     def cancel(self, outcome: Outcome) -> bool:
-        """Cancel a request where its protocol can; returns whether no response is to be expected."""
+        """Cancel a request if its protocol supports it; returns whether no response is expected any more."""
         if outcome.give_up is not None:
             outcome.give_up()
             outcome.give_up = None
@@ -99,7 +99,7 @@ class Clients:
         return client
 
     def break_off(self) -> None:
-        """Have all connections break that threads have."""
+        """Break all connections of threads."""
         for caller in self._library.values():
             caller.disturbed = True
         for connection in self._sockets.opened:
@@ -107,13 +107,13 @@ class Clients:
         self._sockets.opened.clear()
 
     def end_stream(self, number: int) -> None:
-        """Have a client send nothing more in its stream."""
+        """End a client's side of its stream."""
         client = self._grpc.get(number)
         if client is not None and not client.lost:
             client.end_stream()
 
     def close(self) -> None:
-        """Hang up everywhere."""
+        """Close all connections."""
         for client in (*self._http.values(), *self._grpc.values()):
             client.hang_up()
         for caller in self._library.values():

@@ -1,6 +1,6 @@
 """The ends of simulated connections, for clients and for servers of all protocols.
 
-Both send little, so they ignore that a transport's buffer is full.
+Both send little data, so they ignore a full transport buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONNECTION_LOST = unavailable("the connection was closed before the request was 
 
 
 class ClientConnection(asyncio.Protocol):
-    """Sends data as soon as it is connected; ``lost`` says whether the connection has ended."""
+    """Sends data as soon as it is connected; ``lost`` is set when the connection has ended."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -39,7 +39,7 @@ class ClientConnection(asyncio.Protocol):
         raise NotImplementedError
 
     def refused(self) -> None:
-        """The server does not accept connections."""
+        """Handle a server that does not accept connections."""
         self.connection_lost(None)
 
     def _send(self, data: bytes) -> None:
@@ -60,7 +60,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 class ServerConnection(asyncio.Protocol):
-    """The server's end of a connection, which is one of ``connections`` while it is open."""
+    """The server's end of a connection; it is in ``connections`` while it is open."""
 
     transport: Any
 

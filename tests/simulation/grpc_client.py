@@ -20,7 +20,7 @@ _PATH = "/inference.GRPCInferenceService/"
 
 
 class _Call:
-    """One stream of HTTP/2: the requests in it that have not ended, by id."""
+    """One HTTP/2 stream: its requests that have not ended, by id."""
 
     def __init__(self, streamed: bool) -> None:
         self.streamed = streamed
@@ -31,7 +31,7 @@ class _Call:
 
 
 class SimulatedGrpcClient(ClientConnection):
-    """``stream`` requests share one ``ModelStreamInfer`` call; others have a ``ModelInfer`` call each."""
+    """Sends ``stream`` requests in one ``ModelStreamInfer`` call, and each other request in a ``ModelInfer`` call."""
 
     def __init__(self, on_unasked: Callable[[str], None]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class SimulatedGrpcClient(ClientConnection):
     def infer(
         self, request: InferRequest, key: str, on_response: OnResponse, *, streamed: bool, milliseconds: int = 0
     ) -> None:
-        """Send a request known here as ``key``; ``milliseconds`` are its deadline, 0 for none."""
+        """Send a request; ``key`` identifies it, ``milliseconds`` is its timeout (0 for none)."""
         message = encode_request(request, request.model_name, -1, streamed=streamed)
         data = _MESSAGE.pack(0, len(message)) + message
         if streamed and self._open in self._calls:
@@ -61,7 +61,7 @@ class SimulatedGrpcClient(ClientConnection):
         self._send(frames.frame(frames.DATA, 0 if streamed else frames.END_STREAM, stream, data))
 
     def cancel(self, key: str) -> bool:
-        """Cancel a call of one message; False where there is no such call."""
+        """Cancel a call with a single message; False if there is no such call."""
         for stream, call in list(self._calls.items()):
             if key in call.waiting and not call.streamed:
                 del self._calls[stream]
@@ -70,7 +70,7 @@ class SimulatedGrpcClient(ClientConnection):
         return False
 
     def end_stream(self) -> None:
-        """Send nothing more in the open stream."""
+        """End the client's side of the open stream."""
         if self._open in self._calls and self._open is not None:
             self._send(frames.frame(frames.DATA, frames.END_STREAM, self._open))
         self._open = None

@@ -1,6 +1,6 @@
 """A client of the HTTP front end, or of a platform's port, on one connection.
 
-It may send requests before earlier ones are answered.
+It may send requests before earlier ones are completed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.simulation.shared_memory import ClientMemory
 
 _INFER = struct.Struct("<3q")
 _LENGTH = "inference-header-content-length"
-#: How SageMaker and Vertex AI say the size of the JSON before binary tensors.
+#: How SageMaker and Vertex AI specify the size of the JSON before binary tensors.
 _BINARY = "application/vnd.{}-triton.binary+json;json-header-size="
 
 
 class SimulatedHttpClient(ClientConnection):
-    """Sends requests in order to the port of ``platform``; that of plain HTTP is ``http``.
+    """Sends requests in order to the port of ``platform``, or to the HTTP port (``http``).
 
-    ``compressed`` says whether it accepts compressed answers.
+    ``compressed`` makes it accept compressed responses.
     """
 
     def __init__(self, on_unasked: Callable[[str], None], platform: str = "http", *, compressed: bool = False) -> None:
@@ -54,8 +54,8 @@ class SimulatedHttpClient(ClientConnection):
     ) -> None:
         """Send an inference request; ``options`` are its parameters.
 
-        With a ``region``, its input and its output are in ``memory``, which is registered by that name.  ``binary``
-        says what follows the JSON as bytes: "" nothing, ``outputs``, or ``all`` tensors.
+        With a ``region``, the input and the output are in ``memory``, which is registered under that name.  ``binary``
+        selects the tensors that follow the JSON as bytes: "" for none, ``outputs``, or ``all``.
         """
         tensor: dict[str, Any] = {"name": "IN", "shape": [1, 3] if batched else [3], "datatype": "INT64"}
         document: dict[str, Any] = {"id": id, "inputs": [tensor]}
@@ -88,7 +88,7 @@ class SimulatedHttpClient(ClientConnection):
         self._send(head.encode() + text + data)
 
     def _addressed(self, model: str, size: int) -> tuple[str, str]:
-        """The path and the further lines of a request, ``size`` bytes of which are JSON if tensors follow."""
+        """Return the path and further header lines of a request; ``size`` is the JSON's (bytes) if tensors follow."""
         length = f"{_LENGTH}: {size}\r\n" if size else ""
         match self._platform:
             case "sagemaker":
@@ -101,7 +101,7 @@ class SimulatedHttpClient(ClientConnection):
         return f"/v2/models/{model}/infer", length
 
     def _header_size(self, fields: dict[str, str]) -> int | None:
-        """The size of the JSON before binary tensors, as clients of the platform read it; None for no tensors."""
+        """Return the size of the JSON before binary tensors as the platform's clients read it; None without tensors."""
         size = fields.get(_LENGTH)
         if self._platform == "sagemaker":
             _, found, size = fields.get("content-type", "").partition(_BINARY.format("sagemaker"))
@@ -136,7 +136,7 @@ class SimulatedHttpClient(ClientConnection):
 
 
 def _response(status: int, size: int | None, body: bytes, read_output: Callable[[], bytes] | None) -> InferResponse:
-    """The response in an answer, of which ``size`` bytes are JSON; status 0 for a connection that was lost."""
+    """Return the inference response in an HTTP response with ``size`` bytes of JSON; status 0 is a lost connection."""
     if not status:
         return InferResponse(error=CONNECTION_LOST)
     if status != 200:

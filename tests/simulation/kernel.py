@@ -1,7 +1,7 @@
-"""A simulated kernel: the descriptors and processes that conch makes when it starts workers and templates.
+"""A simulated kernel: the descriptors and processes that conch creates when it starts workers and templates.
 
-Replaces ``os``, ``signal``, ``socket`` and ``subprocess`` in the modules that start processes.  Names that it does not
-simulate are those of the real modules.
+Replaces ``os``, ``signal``, ``socket`` and ``subprocess`` in the modules that start processes.  Other names of these
+modules are the real ones.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.simulation.workers import SimulatedWorkers
 
 
 class SimulatedKernel:
-    """The descriptors and children of the server's process.  ``broken`` is called when the server misuses one."""
+    """The descriptors and children of the server process.  ``broken`` is called if the server misuses one of them."""
 
     def __init__(self, loop: SimulatedLoop, workers: SimulatedWorkers, broken: Callable[[str], None]) -> None:
         self.loop = loop
         self.workers = workers
-        #: Faults of the templates that get the next messages: ``die`` or ``stall``.
+        #: Faults of the templates that receive the next messages: ``die`` or ``stall``.
         self.template_faults: list[str] = []
         self._broken = broken
         self._open: dict[int, Any] = {}
@@ -39,23 +39,23 @@ class SimulatedKernel:
         self._before_failing = self._failing = 0
 
     def fail(self, after: int, times: int) -> None:
-        """Refuse ``times`` descriptors, after ``after`` more have been given."""
+        """Refuse ``times`` descriptors after the next ``after`` ones."""
         self._before_failing, self._failing = after, times
 
     def heal(self) -> None:
-        """Refuse no more descriptors; templates work."""
+        """End all faults: give out descriptors, and let templates work."""
         self._failing = 0
         self.template_faults.clear()
 
     def left(self) -> list[str]:
-        """The descriptors that are open and the children that were not waited for."""
+        """Describe the open descriptors and the children that were not waited for."""
         processes = [f"the process {pid}, which was not waited for" for pid in self._children]
         return processes + [f"the open descriptor of a {type(of).__name__}" for of in self._open.values()]
 
     # Descriptors
 
     def install(self, descriptor: Any, fd: int | None = None) -> int:
-        """Give a descriptor a number.  Raises OSError where the process has too many."""
+        """Give a descriptor a number.  Raises OSError if the process has too many."""
         if self._failing and self._before_failing:
             self._before_failing -= 1
         elif self._failing:
@@ -104,7 +104,7 @@ class SimulatedKernel:
     # Processes
 
     def start_process(self, command: Sequence[str], stdout: int | None, fds: Sequence[int]) -> int:
-        """Start a worker or a template, as ``command`` says, with the peer of a socket and an end of a pipe."""
+        """Start a worker or a template, according to ``command``, with the peer of a socket and an end of a pipe."""
         (channel,) = (self._open[fd].socket for fd in fds)
         return self.start(TEMPLATE in command, channel, self._open[stdout] if stdout is not None else _PipeEnd())
 
@@ -134,7 +134,7 @@ class SimulatedKernel:
         self._children[pid].kill()
 
     def wait(self, pid: int) -> int:
-        """The status of a child that has ended or been killed; negative for a signal."""
+        """Return the exit status of a child that has ended or was killed; negative for a signal."""
         status = self._children.pop(pid).status
         if status is None:
             self._broken(f"the event loop waits for the process {pid}, which runs")
@@ -166,7 +166,7 @@ class SimulatedKernel:
 
 
 class _Replaced:
-    """A module, some of whose names mean something else."""
+    """A module with some of its names replaced."""
 
     def __init__(self, module: Any, **replaced: Any) -> None:
         self._module = module
@@ -177,11 +177,11 @@ class _Replaced:
 
 
 def _nothing(*ignored: object) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 class _PipeEnd:
-    """The writing end of a pipe, which several processes may have, or the reading end of ``writing``."""
+    """The writing end of a pipe, which several processes may hold, or the reading end of ``writing``."""
 
     writable = False
 
@@ -198,7 +198,7 @@ class _PipeEnd:
 
 
 class _KernelSocket(SimulatedSocket):
-    """The server's end of a socket pair; ``passed`` are the descriptors that go with each message."""
+    """The server's end of a socket pair; ``passed`` are the descriptors sent with each message."""
 
     def __init__(self, kernel: SimulatedKernel) -> None:
         super().__init__(kernel.loop, _nothing, _nothing)
@@ -212,7 +212,7 @@ class _KernelSocket(SimulatedSocket):
 
 
 class _PeerEnd:
-    """The other end of a socket pair, which goes to another process."""
+    """The other end of a socket pair, which is passed to another process."""
 
     readable = writable = False
 
@@ -248,7 +248,7 @@ class _PidFd:
 
 
 class _Popen:
-    """``subprocess.Popen`` of a worker, of a template, or of the guard, which is the only one with a pipe."""
+    """``subprocess.Popen`` for a worker, a template, or the guard, the only process with a pipe."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class _Popen:
         **options: Any,
     ) -> None:
         self._kernel = kernel
-        kernel.close(kernel.install(_PipeEnd()))  # for the error of a program that cannot start
+        kernel.close(kernel.install(_PipeEnd()))  # the pipe that reports a program that cannot start
         self.stdin: Any = None
         if stdin == subprocess.PIPE:
             fd = kernel.install(_PipeEnd())

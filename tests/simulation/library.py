@@ -25,7 +25,7 @@ _SLACK_SECONDS = 0.5
 
 
 class SimulatedLoopThread:
-    """Runs calls on the simulation's loop; replaces :class:`conch.library.loop_thread.LoopThread`."""
+    """Runs calls on the simulation's event loop; replaces :class:`conch.library.loop_thread.LoopThread`."""
 
     is_current = False
 
@@ -51,7 +51,7 @@ class SimulatedLoopThread:
             self._loop.busy_threads += 1
 
     def close(self) -> None:
-        """Does nothing: the simulation owns the loop."""
+        """Do nothing: the simulation owns the loop."""
 
 
 def _finish(future: SimulatedFuture, task: Any) -> None:
@@ -63,20 +63,20 @@ def _finish(future: SimulatedFuture, task: Any) -> None:
 
 
 def running(application: Application) -> Any:
-    """A stand-in for ``application`` that a ``conch.AsyncServer`` can start and stop without effect."""
+    """Return a fake for ``application`` that a ``conch.AsyncServer`` can start and stop without effect."""
     steps = dict.fromkeys(("listen", "load_models", "stop"), _nothing)
     return SimpleNamespace(server=application.server, addresses={}, abandon=lambda: None, **steps)
 
 
 async def _nothing(*ignored: object) -> None:
-    """Does nothing: the simulation starts and stops the application."""
+    """Do nothing: the simulation starts and stops the application."""
 
 
 class LibraryCaller:
     """A thread that makes calls of ``service`` in order.  ``broken`` is called if one exceeds its timeout."""
 
     def __init__(self, loop: SimulatedLoop, service: Server | Client, broken: Callable[[str], None]) -> None:
-        #: Whether its connections may have been closed by others than the server.
+        #: Whether something other than the server may have closed its connections.
         self.disturbed = False
         self._loop = loop
         self._service = service

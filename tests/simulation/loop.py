@@ -1,27 +1,27 @@
-"""An asyncio event loop with virtual time, whose schedule a seed decides.
+"""An asyncio event loop with virtual time and a schedule drawn from a seed.
 
 Which orders are permitted
 --------------------------
-The simulation may only show orders that a server on asyncio or uvloop can meet:
+The simulation may only produce orders that can occur in a server on asyncio or uvloop:
 
 * Callbacks of ``call_soon`` run in the order in which they were scheduled.  Both loops keep one first-in, first-out
   queue, so the simulation never reorders it.  Tasks that wake each other keep their order for the same reason.
-* I/O is looked at between two rounds of that queue.  The order of the events of one look is free (epoll's is
+* I/O is polled between two rounds of that queue.  The order of the events of one poll is free (epoll's is
   arbitrary), except that one descriptor is reported once and its bytes keep their order.  Events may come before
   or after timers of the same round: asyncio handles I/O first, uvloop timers.
-* When I/O happens is free: bytes take any time to arrive, may arrive in pieces, and a process may be reaped before or
-  after its socket reports the end.  Bytes of one socket never overtake each other.
+* The time of I/O is free: bytes take any time to arrive, may arrive in several parts, and a process may be reaped
+  before or after its socket reports the end.  Bytes of one socket never overtake each other.
 * Timers run in the order of their deadlines.  Deadlines are never equal, as on a real clock: every callback and every
-  reading of the clock takes some time.  How long callbacks take is free, sometimes seconds, as on a busy machine; so
-  the order of timers that were set in different callbacks is free as far as these durations allow.
-* A thread runs at any speed: what it does becomes visible between any two callbacks, and its completion is appended
+  reading of the clock takes some time.  The duration of callbacks is free, sometimes seconds, as on a busy machine.
+  Therefore the order of timers set in different callbacks is free as far as these durations allow.
+* A thread runs at any speed: its effects become visible between any two callbacks, and its completion is appended
   to the queue (``call_soon_threadsafe``) at that moment, also in the middle of a round.  A pool starts its work in the
-  order of submission, on as many threads as it has.  A thread's work here runs in a greenlet: it is not preempted in
-  the middle of a Python call, only where it blocks, which is less than real threads may do.
-* Nothing is lost or invented: each event that was caused happens once.
+  order of submission, on all its threads.  Here a thread's work runs in a greenlet: it is preempted only where it
+  blocks, whereas a real thread may be preempted anywhere.
+* No event is lost or invented: each event happens once.
 
-Everything outside of the loop (threads, sockets, processes, other servers) calls :meth:`SimulatedLoop.later`; such
-events happen when their time has come, also between two callbacks, and are not callbacks of the loop themselves.
+All code outside the loop (threads, sockets, processes, other servers) calls :meth:`SimulatedLoop.later`.  Its events
+happen when they are due, also between two callbacks, and are not callbacks of the loop.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tests.simulation.virtual_time import VirtualClock
 
 
 class NothingHappens(Exception):
-    """Nothing is ready, and no timer or event is left that could make anything ready."""
+    """The loop would wait forever: nothing is ready, and no timer or event is left."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Runs callbacks on ``clock`` in an order drawn from ``random``; reads descriptors that :meth:`open` has made.
+    """Runs callbacks on ``clock`` in an order drawn from ``random``; polls the descriptors created by :meth:`open`.
 
-    ``slowness`` is the probability that a callback takes long (up to two seconds), as on a busy machine.
+    ``slowness`` is the probability of a long callback (up to two seconds), as on a busy machine.
     """
 
     def __init__(self, clock: VirtualClock, random: random.Random, slowness: float = 0.0) -> None:
@@ -54,13 +54,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.slowness = slowness
         self.failures: list[str] = []
         self.callbacks = 0
-        #: How much longer each of the next calls in threads takes (s).
+        #: Additional time of each of the next calls in threads (s).
         self.slow_calls: list[float] = []
-        #: How much longer it takes to read the files of a model (s).
+        #: Additional time to read the files of each model (s).
         self.hangs: dict[str, float] = {}
-        #: How many calls run in threads.
+        #: The number of calls that run in threads.
         self.busy_threads = 0
-        #: What ``create_server`` and ``create_connection`` ask.
+        #: The network that ``create_server`` and ``create_connection`` use.
         self.network: Any = None
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._event_count = 0
@@ -78,17 +78,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self.clock.now_ns / 1e9
 
     def later(self, seconds: float, event: Callable[[], object]) -> None:
-        """Have something happen outside of the loop after ``seconds``."""
+        """Schedule an event outside the loop after ``seconds``."""
         self._event_count += 1
         heappush(self._events, (self.clock.now_ns + int(seconds * 1e9) + 1, self._event_count, event))
 
     def latency(self, typical: float = 0.0005) -> float:
-        """How long something outside takes (s): most often about ``typical``, now and then a hundred times that."""
+        """Return a duration outside the loop (s): usually about ``typical``, sometimes a hundred times that."""
         draw = self.random.random()
         return typical * (draw * 2 if draw < 0.9 else draw * 10 if draw < 0.98 else draw * 100)
 
     def arrive(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """Report an I/O event at the next look; call from an event."""
+        """Report an I/O event at the next poll; call from an event."""
         self._arrived.append((callback, arguments))
 
     # The round
@@ -117,7 +117,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         handle = None
 
     def _wait(self, scheduled: list[Any]) -> None:
-        """Let time pass until something happens."""
+        """Advance the time to the next event."""
         while scheduled and scheduled[0]._cancelled:
             heappop(scheduled)._scheduled = False
         timer = int(scheduled[0]._when * 1e9) + 1 if scheduled else None
@@ -137,7 +137,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         )
 
     def _look(self, scheduled: list[Any]) -> None:
-        """Add the callbacks of I/O and of timers that are due."""
+        """Add the callbacks of I/O events and of timers that are due."""
         first = self.random.random() < 0.5
         if first:
             self._add_timers(scheduled)
@@ -161,7 +161,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # Descriptors
 
     def open(self, descriptor: Any) -> int:
-        """Make a descriptor, of a number that no real one has; it says whether it is ``readable`` or ``writable``."""
+        """Give a descriptor a number that no real one has; it has the attributes ``readable`` and ``writable``."""
         fd = 1_000_000 + len(self._descriptors)
         self._descriptors[fd] = descriptor
         return fd
@@ -188,7 +188,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return handle is not None
 
     def left(self) -> list[str]:
-        """What still waits for I/O or a time."""
+        """Describe everything that still waits for I/O or a timer."""
         timers = [handle for handle in self._scheduled if not handle._cancelled]
         return [
             *(f"reader of descriptor {fd}: {handle!r}" for fd, handle in self._readers.items()),
@@ -196,16 +196,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             *(f"timer {handle!r}" for handle in timers),
         ]
 
-    # What BaseEventLoop leaves to its subclasses
+    # Methods that BaseEventLoop leaves to its subclasses
 
     def _write_to_self(self) -> None:
-        """Nothing has to be woken: no other thread runs."""
+        """Do nothing: no other thread could wake the loop."""
 
     def _process_events(self, event_list: Any) -> None:
-        """Events are added by :meth:`_look`."""
+        """Do nothing: :meth:`_look` adds events."""
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
-        """Signals are not simulated."""
+        """Do nothing: signals are not simulated."""
 
     def remove_signal_handler(self, sig: int) -> bool:
         return False
@@ -219,7 +219,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return asyncio.wrap_future(future, loop=self)
 
     def duration_of(self, call: Any) -> float:
-        """How long a call in a thread takes (s)."""
+        """Return the duration of a call in a thread (s)."""
         seconds = self.latency(0.0002) + (self.slow_calls.pop() if self.slow_calls else 0.0)
         while isinstance(call, partial):
             # ``asyncio.to_thread`` passes a partial of ``Context.run``, with the function and its arguments.
@@ -248,7 +248,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return await self.network.connect(protocol_factory, host, port)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """The threads of the simulation end with it."""
+        """Do nothing: the threads of the simulation end with it."""
 
     def _note_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         exception = context.get("exception")

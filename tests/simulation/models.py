@@ -1,4 +1,4 @@
-"""The model repository of a simulation: model directories whose files say what their simulated workers do."""
+"""The model repository of a simulation: model directories with files that control their simulated workers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from tests.simulation.addresses import ADDRESSES
 
-#: What a model's configuration and files are made from; see :func:`config_of`.
+#: The description of a model, for its configuration and files; see :func:`config_of`.
 ModelSpec = Mapping[str, Any]
 
 
 class SimulatedRepository:
-    """Writes model directories below ``path``; every change of a model's files has a new stamp."""
+    """Writes model directories below ``path``; each change of a model's files has a new stamp."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,17 +44,17 @@ class SimulatedRepository:
         self._replace(directory / "config.pbtxt", config_of(name, spec))
 
     def _replace(self, path: Path, text: str) -> None:
-        """Replace a file by another, whose time of change follows from the stamp alone."""
+        """Replace a file; its modification time depends on the stamp alone."""
         path.write_text(text)
         os.utime(path, (self._stamp, self._stamp))
 
 
 def config_of(name: str, spec: ModelSpec) -> str:
-    """The text of ``config.pbtxt``.
+    """Return the text of ``config.pbtxt``.
 
-    ``kind`` is ``plain``, ``sequence``, ``decoupled``, ``bls`` or ``ensemble``, or of models that other servers run
-    ``remote``, ``remote_sequence`` or ``remote_decoupled``; these are reached over gRPC if ``grpc`` says so;
-    ``calls`` names the model that a BLS model calls, ``steps`` those of an ensemble.
+    ``kind`` is ``plain``, ``sequence``, ``decoupled``, ``bls`` or ``ensemble``, or ``remote``, ``remote_sequence`` or
+    ``remote_decoupled`` for models that other servers run, over gRPC if ``grpc`` is set.  ``calls`` is the name of the
+    model that a BLS model calls, ``steps`` are the names of the models of an ensemble.
     """
     tensors = (
         'input { name: "IN" data_type: TYPE_INT64 dims: [3] }\noutput { name: "OUT" data_type: TYPE_INT64 dims: [3] }\n'

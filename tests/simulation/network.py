@@ -1,4 +1,4 @@
-"""A network in memory: listeners, and connections whose bytes take time and arrive in pieces."""
+"""A network in memory: listeners, and connections with delayed bytes that may arrive in several parts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from tests.simulation.loop import SimulatedLoop
 
-#: What the kernels of both ends keep of bytes that nobody has read (bytes); more stay in the sender's buffer.
+#: Unread bytes that the kernels of both ends hold (bytes); the rest stays in the sender's buffer.
 _KERNEL = 64 << 10
-#: The most bytes of one read.
+#: Maximum size of one read (bytes).
 _READ = 256 << 10
 
 
 class SimulatedListener:
-    """What ``create_server`` returns."""
+    """The result of ``create_server``."""
 
     def __init__(self, network: SimulatedNetwork, address: tuple[str, int], factory: Callable[[], Any]) -> None:
         self._network = network
@@ -36,11 +36,11 @@ class SimulatedListener:
         return self._address in self._network.listeners
 
     async def wait_closed(self) -> None:
-        """Nothing is left of a listener that is closed."""
+        """Do nothing: ``close`` takes effect at once."""
 
 
 class SimulatedNetwork:
-    """All listeners; ``refused`` ports have no server, ``silent`` ones take connections and bytes without an answer."""
+    """All listeners; connection attempts to ``silent`` ports are never answered."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
@@ -49,7 +49,7 @@ class SimulatedNetwork:
         self._last_port = 20_000
 
     def listen(self, factory: Callable[[], Any], host: str, port: int) -> SimulatedListener:
-        """Listen at an address, or at a free port of ``host`` (0)."""
+        """Listen at an address; port 0 takes a free port of ``host``."""
         if not port:
             self._last_port += 1
             port = self._last_port
@@ -59,7 +59,7 @@ class SimulatedNetwork:
         return listener
 
     async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[Any, Any]:
-        """Connect to a listener; raises ConnectionRefusedError where there is none."""
+        """Connect to a listener; raises ConnectionRefusedError if there is none."""
         arrived = self._loop.create_future()
         self._loop.later(self._loop.latency(0.0002), partial(self._loop.arrive, _set, arrived))
         await arrived
@@ -96,7 +96,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 class SimulatedTransport:
-    """One end of a connection; has the interface of a transport, not the base class, as uvloop's have it."""
+    """One end of a connection; like uvloop's, it has the interface of a transport but not the base class."""
 
     peer: SimulatedTransport
 
@@ -106,14 +106,14 @@ class SimulatedTransport:
         self._inbound: deque[bytes] = deque()
         self._ended = False  # the peer sends nothing more
         self._paused = False
-        self._reading = False  # an event is on its way
+        self._reading = False  # an event is scheduled
         self._closing = self._lost = False
         self._eof_sent = False
-        self._unread = 0  # sent, and not read by the peer's protocol (bytes)
+        self._unread = 0  # bytes that were sent and that the peer's protocol has not read
         self._high, self._low = _KERNEL, _KERNEL // 4
         self._full = False
         self._last_arrival = 0
-        #: The peer has gone before the connection was accepted.
+        #: Whether the peer disconnected before the connection was accepted.
         self.reset_early = False
 
     # Sending
@@ -140,7 +140,7 @@ class SimulatedTransport:
         return [data]
 
     def _send(self, event: Callable[[], None]) -> None:
-        """Have something happen at the peer, after all that was sent before."""
+        """Schedule an event at the peer, after everything that was sent before."""
         now = self._loop.clock.now_ns
         when = max(now + int(self._loop.latency(0.0001) * 1e9), self._last_arrival + 1)
         self._last_arrival = when
@@ -170,18 +170,18 @@ class SimulatedTransport:
     # Receiving
 
     def receive(self, data: bytes) -> None:
-        """Bytes of the peer have arrived."""
+        """Handle bytes from the peer."""
         if not self._lost:
             self._inbound.append(data)
             self.read()
 
     def receive_end(self) -> None:
-        """The peer has sent all that it is going to send."""
+        """Handle the end of the peer's data."""
         self._ended = True
         self.read()
 
     def reset(self) -> None:
-        """The peer has gone without reading everything, or without saying so."""
+        """Handle a peer that disconnected without reading everything, or without ending its data."""
         if self.protocol is None:
             self.reset_early = True
         elif not self._lost:
@@ -189,7 +189,7 @@ class SimulatedTransport:
             self._lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
     def read(self) -> None:
-        """Report what has arrived at the next look, unless nothing is to be read."""
+        """Report the data that arrived at the next poll, unless reading is paused."""
         if (self._inbound or self._ended) and not self._reading and not self._paused and self.protocol is not None:
             self._reading = True
             self._loop.arrive(self._read)

@@ -1,6 +1,6 @@
-"""Random programs: a configuration of features, models, and steps that clients, operators and accidents take.
+"""Random programs: features, models, and the steps of clients, operators and faults.
 
-A program is plain data, so that it can be written down, and steps can be left out of it.
+A program is plain data, so that it can be stored, and shrunk by leaving out steps.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tests.simulation.addresses import REDIS
 
 #: The names of shared memory regions.
 REGIONS = ("s0", "s1")
-#: The ports of managed platforms, beside that of HTTP.
+#: The ports of managed platforms, in addition to the HTTP port.
 PLATFORMS = ("sagemaker", "vertex-ai", "oci")
-#: Programs of smaller seeds have none of the later features, so that known seeds mean what they did before.
+#: Programs of smaller seeds do not use the features added later, so that known seeds give the same programs as before.
 _FIRST_WITH_LATER_FEATURES = 1_000_000
 _LATER_FEATURES = ("platforms", "descriptors", "client", "metrics")
-#: A step: seconds to wait before it, what is done, and its arguments by name.
+#: A step: the delay before it (s), its action, and its arguments by name.
 Step = tuple[float, str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Program:
-    """``settings`` are those of the server; ``schedule`` is the seed of the order in which everything happens."""
+    """A program; ``settings`` are the server's, ``schedule`` is the seed of the order of events."""
 
     settings: dict[str, Any]
     models: dict[str, dict[str, Any]]
@@ -36,7 +36,7 @@ class Program:
 
     @property
     def stable(self) -> frozenset[str]:
-        """The models that nothing replaces or unloads while the program runs."""
+        """The models that no step replaces or unloads."""
         if self.settings["model_control_mode"] == "on-demand" and self.settings["max_loaded_models"]:
             return frozenset()
         changing = ("load", "unload", "rewrite", "kill")
@@ -44,7 +44,7 @@ class Program:
 
     @property
     def unlimited(self) -> bool:
-        """Whether every model can be loaded whenever it is asked for, and soon."""
+        """Whether every model can be loaded quickly at any time."""
         settings = self.settings
         quick = not self.features & {"faults", "slow", "store", "descriptors"} and all(
             spec.get("load_seconds", 0) < 5 for spec in self.models.values()
@@ -52,7 +52,7 @@ class Program:
         return quick and settings["model_control_mode"] == "on-demand" and not settings["max_loaded_models"]
 
     def without(self, steps: set[int]) -> Program:
-        """The program with some steps left out; those after them keep their times."""
+        """Return the program without some steps; later steps keep their times."""
         kept: list[Step] = []
         waited = 0.0
         for index, (seconds, what, arguments) in enumerate(self.steps):
@@ -64,7 +64,7 @@ class Program:
 
 
 def generate(seed: int) -> Program:
-    """The program of a seed."""
+    """Return the program of a seed."""
     return _Generator(random.Random(seed)).program(seed)
 
 
@@ -78,7 +78,7 @@ class _Generator:
         self._values = 0
         self._sequences = 0
         self._regions: tuple[str, ...] = ()
-        #: The model of requests that name none.
+        #: The model of requests that do not name a model.
         self._default_model = ""
 
     def program(self, seed: int) -> Program:
@@ -209,7 +209,7 @@ class _Generator:
                 "plain",
                 "decoupled",
                 "sequence",
-            ):  # a BLS model would wait for its own
+            ):  # a BLS model would wait for its own call
                 spec["resources"] = {"R": draw.choice([1, 1, 2])}
             if "descriptors" in features:
                 spec["modules"] = draw.choice([[], [], ["x"], ["y"]])
@@ -311,7 +311,7 @@ class _Generator:
                 return [(wait, "store", arguments)]
             case "remote":
                 arguments = {"server": draw.randrange(2), "seconds": draw.choice([0.1, 5])}
-                # What only one request of a sequence meets would leave it half done, which no server can mend.
+                # A fault of a single request would leave its sequence incomplete, which no server can repair.
                 plain = any(spec["kind"] in ("remote", "remote_decoupled") for spec in self._models.values())
                 sequences = any(spec["kind"] == "remote_sequence" for spec in self._models.values())
                 faults = ["die", "away", *(["drop", "interim", "stall"] if plain and not sequences else ["interim"])]
@@ -333,7 +333,7 @@ class _Generator:
                 return [(wait, "hang_up", {"via": draw.choice(vias), "client": draw.randrange(4)})]
             case "end_stream":
                 return [(wait, "end_stream", {"client": draw.randrange(4)})]
-            case "break_off":  # perhaps while a kept connection has a request
+            case "break_off":  # perhaps while a kept-alive connection has a request
                 way = {"via": "client", "client": draw.randrange(4), "deadline": 0, "streamed": False, "results": None}
                 infers: list[Step] = [(wait, "infer", self._request(name) | way) for _ in range(2)]
                 return [*infers, (draw.choice([0.0, 0.002, 0.02]), what, {})]
@@ -357,11 +357,11 @@ class _Generator:
         }
 
     def _vias_to(self, name: str) -> list[str]:
-        """The ways to a model; some platforms have one model only."""
+        """Return the protocols and ports that reach a model; some platforms have only one model."""
         return [via for via in self._vias if name == self._default_model or via not in ("sagemaker", "oci")]
 
     def _way(self, name: str) -> dict[str, Any]:
-        """How a request reaches the server."""
+        """Draw the protocol and the connection of a request."""
         draw = self._random
         decoupled = self._models[name]["kind"] in ("decoupled", "remote_decoupled")
         vias = [via for via in self._vias_to(name) if via in ("core", "stream", "library", "client") or not decoupled]
@@ -372,7 +372,7 @@ class _Generator:
         if via in ("library", "client"):
             way["streamed"] = decoupled or draw.random() < 0.2
         if way.get("streamed") and "client" in self._vias:
-            way["results"] = draw.choice([None, 0, 1])  # after which it gives up
+            way["results"] = draw.choice([None, 0, 1])  # the number of responses after which it cancels
         if via == "http" and self._regions and draw.random() < 0.5:
             way["region"] = draw.choice(self._regions)
         if via in ("grpc", "library", "client"):
@@ -387,7 +387,7 @@ class _Generator:
         self._sequences += 1
         name, correlation, length = draw.choice(models), self._sequences, draw.choice([1, 2, 5])
         between = draw.choice([0.0, 0.001, 0.2])
-        # Calls of their own have no order, and pipelined requests wait for each other.
+        # Separate calls have no order, and pipelined requests wait for each other.
         via = self._way(name) | {
             "via": draw.choice([via for via in self._vias_to(name) if via != "grpc"]),
             "streamed": False,
@@ -405,5 +405,5 @@ class _Generator:
             }
             steps.append((wait if at == 0 else between, "infer", request))
         if draw.random() < 0.1:
-            steps.pop()  # the client goes away
+            steps.pop()  # the client disconnects
         return steps

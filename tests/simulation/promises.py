@@ -1,4 +1,4 @@
-"""What the server promises, asserted while a program runs and at its end."""
+"""The server's guarantees, checked while a program runs and at its end."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _OUTPUT = struct.Struct("<3q")
 
 @dataclass
 class Outcome:
-    """A request of the program and what became of it."""
+    """A request of the program and its result."""
 
     id: str
     arguments: dict[str, Any]
     origin: str
-    #: The models that have to be loaded for it.
+    #: The models that must be loaded for it.
     models: set[str]
-    #: The oldest stamp that a response may have: that of the last load that had ended when the request was sent.
+    #: The oldest stamp that a response may have: that of the last load completed before the request was sent.
     oldest: int
     kind: str
     request: InferRequest | None = None
     give_up: Callable[[], None] | None = None
-    #: The connection that it was sent over; None in the process of the server.
+    #: The client whose connection carries it; None in the server process.
     client: object = None
-    #: Whether it refers to a shared memory region that is registered until the end of the program.
+    #: Whether its shared memory region stays registered until the end of the program.
     registered: bool = False
     responses: list[tuple[int, int, int]] = field(default_factory=list)
     error: ConchError | None = None
@@ -43,27 +43,27 @@ class Outcome:
     cancelled_waiting: bool = False
     given_up: bool = False
     executed: bool = False
-    #: Whether it ended while the server was stopping, which closes connections.
+    #: Whether it ended while the server was stopping and closing connections.
     during_stop: bool = False
-    #: Whether its response waits for those of earlier requests.
+    #: Whether its response waits for the responses to earlier requests.
     ordered: bool = False
 
 
 class Promises:
-    """Follows every request; ``violations`` says what was broken."""
+    """Tracks every request; ``violations`` describes the broken promises."""
 
     def __init__(self, repository: SimulatedRepository) -> None:
         self.violations: list[str] = []
         self.outcomes: list[Outcome] = []
-        #: Whether the server has been told to stop.
+        #: Whether the server is stopping.
         self.stopping = False
         #: The models that no step of the program replaces or unloads.
         self.stable: frozenset[str] = frozenset()
-        #: Whether any number of models may be loaded, and all loads are quick, so that no request waits in vain.
+        #: Whether any number of models may be loaded and all loads are quick, so that every request can run.
         self.unlimited = False
-        #: Whether the limit of bytes in flight is so low that bodies are refused, which closes connections.
+        #: Whether the limit of bytes in flight is low enough that bodies are refused, which closes connections.
         self.refuses_bodies = False
-        #: The models whose files cannot be read in time.
+        #: The models with files that cannot be read in time.
         self.hung: set[str] = set()
         self._repository = repository
         self._loaded: dict[str, int] = {}
@@ -76,17 +76,17 @@ class Promises:
     # Loads
 
     def newest(self, model: str) -> int:
-        """The stamp of a model's files as they are now."""
+        """Return the current stamp of a model's files."""
         return self._repository.stamps[model][-1]
 
     def loaded(self, model: str, stamp: int) -> None:
-        """A load of a model has ended that began when the files had ``stamp``."""
+        """Record a completed load of a model that began when its files had ``stamp``."""
         self._loaded[model] = max(self._loaded.get(model, 0), stamp)
 
     # Requests
 
     def begin(self, arguments: dict[str, Any], specs: Mapping[str, Any]) -> Outcome:
-        """A request is about to be sent."""
+        """Record a request that is about to be sent."""
         spec = specs[arguments["model"]]
         origin = arguments["model"]
         models = {origin, *spec.get("steps", ())}
@@ -107,18 +107,18 @@ class Promises:
         return outcome
 
     def cancelled(self, outcome: Outcome) -> None:
-        """The client gives up a request that the server has."""
+        """Record that the client cancelled a request that the server has received."""
         request = outcome.request
         outcome.cancelled = True
         if request is not None and not request.finished and not request.times.started:
             outcome.cancelled_waiting = not outcome.executed
 
     def gave_up(self, outcome: Outcome) -> None:
-        """The client expects no response any more."""
+        """Record that the client expects no more responses."""
         outcome.given_up = not outcome.finals
 
     def executed(self, id: str) -> None:
-        """A worker has begun to execute a request."""
+        """Record that a worker began to execute a request."""
         outcome = self._by_id.get(id)
         if outcome is None or outcome.kind in ("ensemble", "bls"):
             return
@@ -127,7 +127,7 @@ class Promises:
         outcome.executed = True
 
     def responded(self, outcome: Outcome, response: InferResponse) -> None:
-        """A response has come."""
+        """Record and check a response."""
         if outcome.finals:
             self.broken(f"request {outcome.id} got a response after its last one")
         if outcome.given_up:
@@ -153,15 +153,15 @@ class Promises:
                 self._check_response(outcome, value, stamp, place)
 
     def _check_overtaken(self, outcome: Outcome) -> None:
-        """A request that is told to begin its sequence must not have overtaken the one that does."""
+        """Check that a request did not overtake the first request of its sequence."""
         if outcome.arguments["model"] not in self.stable:
-            return  # a version that has replaced another does not continue its sequences, as in Triton
+            return  # a new version does not continue the sequences of the old one, as in Triton
         first = self._sequences[outcome.arguments["model"], outcome.arguments.get("correlation", 0)][0]
         if first.arguments["start"] and first is not outcome and not first.finals and not first.given_up:
             self.broken(f"request {outcome.id} overtook {first.id}, which begins its sequence")
 
     def _check_late(self, outcome: Outcome, error: ConchError) -> None:
-        """A model that could be loaded at once is."""
+        """Check that a model that could be loaded at once was loaded."""
         impatient = outcome.arguments.get("deadline", 0)
         if self.unlimited and not impatient and not self.hung & outcome.models:
             self.broken(f"request {outcome.id} waited in vain: {error.message}")
@@ -182,7 +182,7 @@ class Promises:
             self.broken(f"request {outcome.id} got response {place} as number {len(outcome.responses) - 1}")
 
     def waiting(self) -> list[Outcome]:
-        """The requests for which a worker of their model alone is needed."""
+        """Return the requests that need nothing but a worker of their model."""
         return [
             outcome
             for outcome in self.outcomes
@@ -197,7 +197,7 @@ class Promises:
     # Checks
 
     def check_rest(self, server: InferenceServer) -> None:
-        """Nothing is under way any more: nothing may be counted as if it were."""
+        """Check a server without work: no counter may show any."""
         if server.in_flight():
             self.broken(f"{server.in_flight()} requests count as in flight at rest")
         for name, version, status in server.model_rows():
@@ -205,19 +205,19 @@ class Promises:
                 self.broken(f"'{name}' version {version} is {status} at rest")
 
     def serving(self, server: InferenceServer, specs: Mapping[str, Any]) -> list[str]:
-        """The models that should answer now."""
+        """Return the models that should respond now."""
         if server.loads_on_demand:
             return sorted(specs)
         ready = {name for name, _, status in server.model_rows() if status.startswith("READY")}
         return sorted(name for name in ready if specs[name].get("calls", name) in ready)
 
     def check_probe(self, outcome: Outcome) -> None:
-        """A request that was sent when all faults had been taken away."""
+        """Check a request that was sent after all faults had ended."""
         if outcome.kind not in ("sequence", "remote_sequence") and outcome.error is not None:
             self.broken(f"at rest, '{outcome.arguments['model']}' answers {outcome.error.status}")
 
     def check_end(self) -> None:
-        """The server has stopped."""
+        """Check the results after the server has stopped."""
         for outcome in self.outcomes:
             if not outcome.finals and not outcome.given_up:
                 self.broken(f"request {outcome.id} to '{outcome.arguments['model']}' never ended")
@@ -238,7 +238,7 @@ class Promises:
             self._check_sequence(model, correlation, outcomes)
 
     def _check_sequence(self, model: str, correlation: object, outcomes: list[Outcome]) -> None:
-        """The responses to a sequence come from one instance that saw its requests in the order they were sent."""
+        """Check that the responses to a sequence come from one instance that executed its requests in order."""
         remote = outcomes[0].kind == "remote_sequence"
         places = [outcome.responses[0][2] for outcome in outcomes if outcome.responses]
         if outcomes[0].arguments["start"] and places != sorted(places):
@@ -255,5 +255,5 @@ class Promises:
 
 
 def _refused_at_once(error: ConchError) -> bool:
-    """Whether a front end refused a request, so that its model never received it."""
+    """Return whether a front end refused a request, so that its model never received it."""
     return any(reason in error.message for reason in ("shared memory region", "--max-bytes-in-flight"))

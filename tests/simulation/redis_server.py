@@ -1,4 +1,4 @@
-"""A simulated Redis server: answers, stalls, dies, and refuses writes."""
+"""A simulated Redis server, which responds, stalls, dies, or refuses writes."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from tests.simulation.connection import ServerConnection
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import SimulatedNetwork
 
-import_module("redis.asyncio")  # not while a program runs: importing reads the clock
+import_module("redis.asyncio")  # import before a program runs: importing reads the clock
 
 _REFUSED = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
-#: How a missing value is written in versions 2 and 3 of the protocol.
+#: A missing value in versions 2 and 3 of the protocol.
 _NIL2, _NIL3 = b"$-1\r\n", b"_\r\n"
 #: conch reads this key to test whether Redis responds; no response is stored under it.
 _NO_KEY = b"conch:"
 
 
 class RedisServer:
-    """Keeps what clients set.  ``misses`` counts the lookups of responses that it does not have."""
+    """Stores the values that clients set.  ``misses`` counts the lookups of missing responses."""
 
     def __init__(self, loop: SimulatedLoop, network: SimulatedNetwork) -> None:
         self.loop = loop
         self.connections: set[ServerConnection] = set()
         self.misses = 0
-        #: Whether it has answered every command in time so far, if only with a refusal.
+        #: Whether it has responded to every command in time so far, even if with a refusal.
         self.reliable = True
         self._entries: dict[bytes, bytes] = {}
         self._refuses_writes = False
-        #: Until when it does not respond (ns).
+        #: The time until which it does not respond (ns).
         self.stalled_until = 0
         self._network = network
         self._up()
 
     def fail(self, fault: str, seconds: float) -> None:
-        """Have something go wrong for ``seconds``: ``die``, ``stall`` or ``refuse`` (writes)."""
+        """Cause a fault for ``seconds``: ``die``, ``stall`` or ``refuse`` (writes)."""
         match fault:
             case "die":
                 self.reliable = False
@@ -53,7 +53,7 @@ class RedisServer:
                 self.loop.later(seconds, self._accept_writes)
 
     def heal(self) -> None:
-        """Answer every further command."""
+        """End all faults."""
         self.stalled_until = 0
         self._accept_writes()
         self._up()
@@ -66,11 +66,11 @@ class RedisServer:
         self._refuses_writes = False
 
     def delay(self) -> float:
-        """The time until the next response (s)."""
+        """Return the time until the next response (s)."""
         return self.loop.latency(0.0002) + max(self.stalled_until - self.loop.clock.now_ns, 0) / 1e9
 
     def answer(self, command: list[bytes]) -> bytes | None:
-        """The response to a command; None for a missing value."""
+        """Return the response to a command; None for a missing value."""
         match command[0].upper(), command[1:]:
             case b"GET", [key]:
                 data = self._entries.get(key)
@@ -118,7 +118,7 @@ class _Connection(ServerConnection):
         self.transport.write(self._nil if answer is None else answer)
 
     def _command(self) -> list[bytes] | None:
-        """The next whole command, which is an array of strings."""
+        """Return the next complete command, an array of strings."""
         head, end, rest = self._buffer.partition(b"\r\n")
         if not end:
             return None

@@ -1,4 +1,4 @@
-"""Other servers, which run remote models: they answer, die, drop connections, and turn requests away."""
+"""Simulated servers that run remote models; they respond, die, drop connections, or refuse requests."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
 
-#: A server forgets a sequence after this time without a request (s), which is the default of
+#: A server forgets a sequence after this time without a request (s), the default of
 #: ``max_sequence_idle_microseconds``.
 SEQUENCE_IDLE_SECONDS = 1.0
 
 
 class RemoteServer:
-    """One server for every remote model; a sequence's requests must come to it in order, from the first on."""
+    """A server with every remote model; it must receive all requests of a sequence in order."""
 
     def __init__(
         self, loop: SimulatedLoop, network: SimulatedNetwork, address: tuple[str, int], repository: SimulatedRepository
@@ -36,16 +36,16 @@ class RemoteServer:
         self.connections: set[ServerConnection] = set()
         self.channels: set[SimulatedChannel] = set()
         self.away = False
-        #: What goes wrong with the next answers: ``drop``, ``interim`` or ``stall``.
+        #: The faults of the next responses: ``drop``, ``interim`` or ``stall``.
         self.faults: list[str] = []
         self.positions: dict[tuple[str, object], int] = {}
-        self._seen: dict[tuple[str, object], float] = {}  # when its last request came (s)
+        self._seen: dict[tuple[str, object], float] = {}  # the time of its last request (s)
         self._network = network
         self.address = address
         self._up()
 
     def fail(self, fault: str, seconds: float) -> None:
-        """Have something go wrong; ``die`` and ``away`` last for ``seconds``."""
+        """Cause a fault; ``die`` and ``away`` last for ``seconds``."""
         match fault:
             case "die":
                 self._network.listeners.pop(self.address, None)
@@ -63,7 +63,7 @@ class RemoteServer:
                 self.faults.append(fault)
 
     def heal(self) -> None:
-        """Answer every further request."""
+        """End all faults."""
         self.away = False
         self.faults.clear()
         self._up()
@@ -77,7 +77,7 @@ class RemoteServer:
             self._network.listen(lambda: _Connection(self), *self.address)
 
     def answer(self, path: str, header: dict[str, Any], data: bytes) -> tuple[int, dict[str, Any]]:
-        """The status and the body of an answer; ``header`` and ``data`` are those of an inference request."""
+        """Return the status and the body of a response; ``header`` and ``data`` are those of an inference request."""
         if self.away:
             return 503, {"error": "the model is being unloaded"}
         if not path.endswith("/infer"):
@@ -190,7 +190,7 @@ class SimulatedChannel:
         await asyncio.sleep(0)
 
     def break_off(self) -> None:
-        """End the connection and its calls."""
+        """Break the connection and its calls."""
         self._server.channels.discard(self)
         calls, self._calls = self._calls, set()
         for call in calls:
@@ -239,6 +239,8 @@ def _response(shape: list[int], value: int, stamp: int, place: int, *, final: bo
 
 
 def channels_to(servers: list[RemoteServer]) -> Callable[[RemoteUrl, RemoteModel], SimulatedChannel]:
-    """A factory of channels to ``servers``; replaces :class:`conch.server.execution.remote.grpc_calls.RemoteGrpc`."""
+    """Return a factory of channels to ``servers``, in place of
+    :class:`conch.server.execution.remote.grpc_calls.RemoteGrpc`.
+    """
     by_address = {server.address: server for server in servers}
     return lambda url, model: SimulatedChannel(by_address[url.host, url.port], model)

@@ -1,4 +1,4 @@
-"""Runs seeds for some time, shrinks the programs that fail, and shows how to run one again."""
+"""Runs seeds for a given time, shrinks failing programs, and prints the command to run one again."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tests.simulation.shrinking import shrink
 from tests.simulation.simulation import simulate
 from tests.simulation.virtual_time import real_monotonic
 
-#: The seeds that have ever failed, each with a line about the fault that it found.
+#: All seeds that ever failed, each with a line about the fault that it found.
 KNOWN_SEEDS = Path(__file__).with_name("seeds.txt")
-#: How many violations of a program are shown, and how much of each.
+#: How many violations of a program are shown, and how many characters of each.
 _SHOWN, _LENGTH = 5, 600
 
 
 def known_seeds() -> list[int]:
-    """The seeds that have ever failed."""
+    """Return all seeds that ever failed."""
     lines = KNOWN_SEEDS.read_text().splitlines()
     return [int(line.split()[0]) for line in lines if line.strip() and not line.startswith("#")]
 
 
 def main() -> int:
-    """Run what the command line asks for; returns 1 if a promise was broken."""
+    """Run the seeds that the command line selects; returns 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description="Run random programs on a server in simulated surroundings.")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long new seeds are run")
     parser.add_argument("--first", type=int, help="the first of the new seeds; without it, one from the clock")
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--no-shrink", action="store_true", help="do not look for a smaller program that fails")
     options = parser.parse_args()
     gc.collect()
-    gc.freeze()  # what has been imported is not looked at after each program
+    gc.freeze()  # exclude imported modules from the collections after each program
     if options.seed is not None:
         return _run_one(options.seed)
     failed = 0

@@ -1,4 +1,4 @@
-"""Shared memory of a program's clients, which holds the inputs and outputs of their requests."""
+"""The shared memory of a program's clients, for inputs and outputs of their requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClientMemory:
         self._used = 0
 
     def write_input(self, values: Sequence[int]) -> int:
-        """Write an input and reserve space for its output behind it; returns the input's offset."""
+        """Write an input and reserve space for its output after it; returns the input's offset."""
         offset, self._used = self._used, self._used + 2 * _PLACE.size
         with open(self._path, "r+b") as file:
             file.seek(offset)
@@ -33,13 +33,13 @@ class ClientMemory:
         return offset
 
     def read_output(self, offset: int) -> bytes:
-        """The output of the request whose input is at ``offset``."""
+        """Return the output of the request with its input at ``offset``."""
         with open(self._path, "rb") as file:
             file.seek(offset + _PLACE.size)
             return file.read(_PLACE.size)
 
     def parameters(self, region: str, offset: int) -> tuple[dict[str, object], dict[str, object]]:
-        """The parameters of an input at ``offset`` and of its output, in a region of the whole memory."""
+        """Return the parameters of an input at ``offset`` and of its output, in a region of the whole memory."""
         place = {"shared_memory_region": region, "shared_memory_byte_size": _PLACE.size}
         return place | {"shared_memory_offset": offset}, place | {"shared_memory_offset": offset + _PLACE.size}
 

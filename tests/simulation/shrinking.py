@@ -1,4 +1,4 @@
-"""Makes a failing program smaller: leaves out steps and models as long as it still fails in the same way."""
+"""Shrinks a failing program: leaves out steps and models while it still fails in the same way."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tests.simulation.programs import Program
 from tests.simulation.simulation import simulate
 from tests.simulation.virtual_time import real_monotonic
 
-#: How long a program is shrunk (s, of real time).
+#: Time limit for shrinking a program (s, real time).
 SECONDS = 30.0
-#: How many schedules a smaller program is tried with: fewer steps shift everything that is drawn after them.
+#: The number of schedules tried for a smaller program: with fewer steps, all later draws change.
 SCHEDULES = 4
 
 
 def shrink(program: Program, violations: list[str]) -> tuple[Program, list[str]]:
-    """The smallest program that was found to fail in the same way, and what is wrong with it."""
+    """Return the smallest program found that fails in the same way, and its violations."""
     kind = kind_of(violations)
     deadline = real_monotonic() + SECONDS
     size = max(len(program.steps) // 2, 1)
@@ -32,7 +32,7 @@ def shrink(program: Program, violations: list[str]) -> tuple[Program, list[str]]
 
 
 def _without_some(program: Program, size: int, kind: str, deadline: float) -> tuple[Program, list[str]] | None:
-    """The program without ``size`` of its steps, or without some models, if one of those fails in the same way."""
+    """Return a program without ``size`` of the steps, or without some models, that fails in the same way, if any."""
     candidates = [program.without(set(range(start, start + size))) for start in range(0, len(program.steps), size)]
     used = {arguments.get("model") for _, _, arguments in program.steps}
     needed = {other for spec in program.models.values() for other in (*spec.get("steps", ()), spec.get("calls"))}
@@ -52,5 +52,5 @@ def _without_some(program: Program, size: int, kind: str, deadline: float) -> tu
 
 
 def kind_of(violations: list[str]) -> str:
-    """The first violation without its numbers and names, by which failures are compared."""
+    """Return the first violation without numbers and names, for comparing failures."""
     return re.sub(r"'[^']*'|\d+|\[[^]]*\]", "", violations[0])[:60]

@@ -1,4 +1,4 @@
-"""Runs a program on a server whose surroundings are simulated, and tells which promises it broke."""
+"""Runs a program on a server in a simulated environment, and reports the promises that it broke."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from tests.simulation.stores import SimulatedStore
 from tests.simulation.substitutes import InjectedError, SimulatedMemory, substituted
 from tests.simulation.workers import METRIC, SimulatedWorkers
 
-#: The most virtual time that anything may take to end (s): longer than all timeouts of a program together.
+#: The time within which everything must end (s, virtual): longer than all timeouts of a program together.
 PATIENCE = 400.0
-#: How long a request may wait although a worker could run it (s).
+#: The time for which a request may wait although a worker could run it (s).
 STRANDED_SECONDS = 4
-#: The most callbacks of a program; one that needs more does not come to rest.
+#: Maximum number of callbacks of a program; a program with more is stuck in a loop.
 MOST_CALLBACKS = 400_000
 
 
 class Simulation:
-    """One run of a program; ``trace`` collects what happened, line by line, if it is wanted."""
+    """One run of a program; ``trace`` collects the events as lines, unless it is None."""
 
     def __init__(self, program: Program, folder: Path, trace: list[str] | None = None) -> None:
         self.program = program
@@ -88,7 +88,7 @@ class Simulation:
         self._clients: Clients
 
     def run(self) -> list[str]:
-        """Run the program to its end; returns what is wrong."""
+        """Run the program to its end; returns the violations."""
         records = _Errors()
         virtual_time.use(self.clock)
         asyncio.set_event_loop(self.loop)
@@ -112,7 +112,7 @@ class Simulation:
             self.promises.broken(f"an exception was logged: {line}")
         return self.promises.violations
 
-    # What surrounds the server
+    # The environment of the server
 
     def next_fault(self, model: str, during: str) -> str:
         faults = self._faults.get((model, during))
@@ -126,7 +126,7 @@ class Simulation:
     def looks_up(self) -> bool:
         """Whether every request to a model with a cache must be looked up in Redis."""
         patient = ("redis", "socket_timeout", "10000") in self.program.settings.get("cache_config", ())
-        rewritten = any(what == "rewrite" for _, what, _ in self.program.steps)  # files that change are not cached
+        rewritten = any(what == "rewrite" for _, what, _ in self.program.steps)  # such models are not cached
         return patient and self.redis.reliable and not rewritten and not self.program.slowness
 
     # The program
@@ -153,7 +153,7 @@ class Simulation:
         await self._stop()
 
     async def _come_to_rest(self) -> None:
-        """Let everything end, take all faults away, and see whether the server is whole again."""
+        """Wait for all requests, end all faults, and check that the server has recovered."""
         await self._quiet()
         self._faults.clear()
         self.loop.slow_calls.clear()
@@ -177,11 +177,11 @@ class Simulation:
             await self._quiet()
             self.promises.check_probe(outcome)
         if "metrics" in self.program.features:
-            await asyncio.sleep(30.0)  # what a probe has evicted ends
+            await asyncio.sleep(30.0)  # let the models end that a probe has evicted
             self._check_metrics()
 
     def _check_metrics(self) -> None:
-        """A model's metric has what its workers have added, and is there as long as any of them."""
+        """Check that a model's metric has the sum of its workers' updates, and exists while any of them runs."""
         families = self.registry.custom.joined(iter(()))
         shown = {sample.labels: sample.value for _, samples in families for sample in samples}
         for name in self._specs:
@@ -191,7 +191,7 @@ class Simulation:
                 self.promises.broken(f"the metric of '{name}' is {value}, and should be from {least} to {most}")
 
     async def _quiet(self) -> None:
-        """Wait for everything that was begun."""
+        """Wait until all tasks have ended."""
         while self._tasks:
             done, pending = await asyncio.wait(list(self._tasks), timeout=PATIENCE)
             if not done:
@@ -204,7 +204,7 @@ class Simulation:
                 self._tasks.clear()
 
     async def _watch(self) -> None:
-        """See whether a request waits although a worker of its model has nothing to do, and nobody else has either."""
+        """Check that no request waits while a worker of its model is idle and nothing else is busy."""
         since: dict[str, int] = {}
         while True:
             await asyncio.sleep(1.0)
@@ -368,7 +368,7 @@ class Simulation:
                 self._gave_up(outcome)
 
     def _gave_up(self, outcome: Outcome) -> None:
-        """Wait no longer for a request."""
+        """Stop waiting for a request."""
         self.promises.gave_up(outcome)
         for task in self._tasks:
             if task.get_name() == f"request {outcome.id}":
@@ -403,7 +403,7 @@ async def _wait(future: asyncio.Future[None]) -> None:
 
 
 class _Errors(logging.Handler):
-    """Collects log records with tracebacks: exceptions that nobody expected."""
+    """Collects log records with tracebacks: unexpected exceptions."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -431,7 +431,7 @@ class _Errors(logging.Handler):
 
 
 def _stack(task: asyncio.Task[Any]) -> str:
-    """Where a task waits, innermost last."""
+    """Return the stack of a waiting task, innermost frame last."""
     places = []
     awaitable: Any = task.get_coro()
     while awaitable is not None:
@@ -448,11 +448,11 @@ def _stacks(loop: SimulatedLoop) -> list[str]:
 
 
 def simulate(program: Program, trace: list[str] | None = None) -> list[str]:
-    """Run a program in a folder of its own; returns what is wrong."""
+    """Run a program in a temporary folder; returns the violations."""
     parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="conch-simulation-", dir=parent))
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # of coroutines that a failed run has left
-    gc.disable()  # what the collector finds, and when, is not part of the schedule
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # caused by coroutines that a failed run left behind
+    gc.disable()  # the time of collections is not part of the schedule
     try:
         simulation = Simulation(program, folder, trace)
         with substituted(simulation):

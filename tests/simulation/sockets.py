@@ -1,6 +1,4 @@
-"""Sockets in memory: those of which the loop reads one end, through which a worker and the server talk, and those of
-threads, which block.
-"""
+"""Sockets in memory: non-blocking ones between the server's event loop and workers, and blocking ones of threads."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.threads import SimulatedEvent, block
 
-#: How much the kernel takes before a socket is full (bytes).
+#: The size of the kernel's buffer (bytes), after which a socket is full.
 _CAPACITY = 208 << 10
 
 
 class SimulatedSocket:
-    """The server's end; what it sends arrives at ``on_bytes`` in order, after a time that the loop draws."""
+    """The server's end; sent data arrives at ``on_bytes`` in order, after a delay that the loop draws."""
 
     def __init__(self, loop: SimulatedLoop, on_bytes: Callable[[bytes], None], on_closed: Callable[[], None]) -> None:
         self._loop = loop
@@ -34,20 +32,20 @@ class SimulatedSocket:
         self._last_sent = self._last_arrival = 0
         self._fd = loop.open(self)
 
-    # What the other end does
+    # Calls of the other end
 
     def attach(self, on_bytes: Callable[[bytes], None], on_closed: Callable[[], None]) -> None:
-        """Have another process take the other end."""
+        """Attach another process to the other end."""
         self._on_bytes, self._on_closed = on_bytes, on_closed
         if self._closed:
             self._loop.later(0, on_closed)
 
     def deliver_packet(self, data: bytes) -> None:
-        """Have ``data`` arrive as one packet."""
+        """Deliver ``data`` as one packet."""
         self._last_arrival = self._in_order(self._last_arrival, partial(self._inbound.append, data))
 
     def deliver(self, data: bytes) -> None:
-        """Have ``data`` arrive, perhaps in two pieces."""
+        """Deliver ``data``, perhaps in two parts."""
         random = self._loop.random
         if len(data) > 1 and random.random() < 0.05:
             cut = random.randrange(1, len(data))
@@ -58,20 +56,20 @@ class SimulatedSocket:
             self._last_arrival = self._in_order(self._last_arrival, partial(self._inbound.append, piece))
 
     def hang_up(self) -> None:
-        """Have the end arrive, after everything that was sent."""
+        """Deliver the end of the connection, after everything that was sent."""
         self._last_arrival = self._in_order(self._last_arrival, self._end)
 
     def _end(self) -> None:
         self._ended = True
 
     def _in_order(self, last: int, event: Callable[[], object]) -> int:
-        """Have an event happen after ``last`` (ns); returns when."""
+        """Schedule an event after ``last`` (ns); returns its time."""
         now = self._loop.clock.now_ns
         when = max(now + int(self._loop.latency(0.0001) * 1e9), last + 1)
         self._loop.later((when - now) / 1e9, event)
         return when
 
-    # What the loop asks
+    # Calls of the loop
 
     @property
     def readable(self) -> bool:
@@ -81,7 +79,7 @@ class SimulatedSocket:
     def writable(self) -> bool:
         return self._unread < _CAPACITY
 
-    # What conch calls
+    # Calls of conch
 
     def fileno(self) -> int:
         return self._fd
@@ -122,7 +120,7 @@ class SimulatedSocket:
         return taken, [], 0, None
 
     def recv(self, size: int) -> bytes:
-        """A packet."""
+        """Receive a packet."""
         if not self._inbound and not self._ended:
             raise BlockingIOError
         return self._inbound.popleft() if self._inbound else b""
@@ -138,7 +136,7 @@ class SimulatedSocket:
 
 
 class BlockingSocket(asyncio.Protocol):
-    """A connected socket of a simulated thread, with the calls that ``http.client`` makes."""
+    """A connected socket of a simulated thread, with the methods that ``http.client`` uses."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
@@ -152,7 +150,7 @@ class BlockingSocket(asyncio.Protocol):
         self._closed = False
 
     def break_off(self) -> None:
-        """Have the connection break."""
+        """Break the connection."""
         self._transport.abort()
         self.connection_lost(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
@@ -177,7 +175,7 @@ class BlockingSocket(asyncio.Protocol):
     # Called by the thread
 
     def setsockopt(self, *ignored: object) -> None:
-        """All bytes are sent at once."""
+        """Do nothing: bytes are always sent at once."""
 
     def settimeout(self, seconds: float | None) -> None:
         self._timeout = seconds
@@ -226,7 +224,7 @@ class BlockingSocket(asyncio.Protocol):
 
 
 class BlockingSockets:
-    """Takes the places of ``socket`` and ``select`` for threads; ``opened`` are the sockets that were made."""
+    """Replaces ``socket`` and ``select`` for threads; ``opened`` are the sockets created."""
 
     POLLIN = 1
 

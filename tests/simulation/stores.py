@@ -1,4 +1,4 @@
-"""An object store with the models of a simulated repository, which answers slowly, not at all, or with errors."""
+"""An object store with the models of a simulated repository; it may respond late, never, or with errors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.simulation.threads import block
 
 
 class SimulatedStore:
-    """See :class:`conch.repository.stores.store.Store`.  ``hangs`` and ``failures`` are those of the next calls."""
+    """See :class:`conch.repository.stores.store.Store`.  ``hangs`` and ``failures`` apply to the next calls."""
 
     def __init__(self, folder: Path, latency: Callable[[float], float]) -> None:
         self._folder = folder
         self._latency = latency
-        #: How much longer the next calls take (s).
+        #: Additional time of each of the next calls (s).
         self.hangs: list[float] = []
-        #: How many of the next calls fail.
+        #: The number of next calls that fail.
         self.failures = 0
 
     def heal(self) -> None:
-        """Answer every further call."""
+        """End all faults."""
         self.hangs.clear()
         self.failures = 0
 

@@ -1,4 +1,4 @@
-"""Puts the simulation in the place of what the server would ask of the machine."""
+"""Replaces the server's access to the machine by the simulation."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class InjectedError(OSError):
-    """What the simulation has the machine do; it may be logged."""
+    """An error injected by the simulation; the server may log it."""
 
 
 class SimulatedMemory:
-    """Tells the memory of processes; ``failures`` says how many of the next readings fail."""
+    """Reports the memory of processes; the next ``failures`` readings fail."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -51,7 +51,7 @@ class SimulatedMemory:
 
 @contextmanager
 def substituted(simulation: Simulation) -> Iterator[None]:
-    """While the block runs, the server of ``simulation`` has simulated workers, and a machine without anything else."""
+    """Give the server of ``simulation`` simulated workers, and a machine with nothing else, during the block."""
     loop = simulation.loop
     make_budget = ByteBudget.of
 
@@ -97,7 +97,7 @@ def substituted(simulation: Simulation) -> Iterator[None]:
 
 
 def _processes(simulation: Simulation) -> list[tuple[Any, str, Any]]:
-    """What starts workers: simulated ones at once, or conch's own code on a simulated kernel."""
+    """Replace the code that starts workers: by simulated workers, or by conch's own code on a simulated kernel."""
     workers, kernel = simulation.workers, simulation.kernel
     if kernel is None:
 

@@ -1,4 +1,4 @@
-"""The loop of the simulation shows orders that asyncio permits, and the same ones for the same seed."""
+"""The simulated loop produces orders that asyncio permits, and the same order for the same seed."""
 
 from __future__ import annotations
 

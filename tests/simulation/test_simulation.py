@@ -1,4 +1,4 @@
-"""Random programs keep the promises of the design; and the seeds that have ever found a fault find none."""
+"""The server keeps its promises in random programs, and with all seeds that ever found a fault."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: How long new seeds are run (s); CI may say another time, and the first seed.
+#: How long new seeds run (s); CI may set another time, and the first seed.
 SECONDS = os.environ.get("SIMULATION_SECONDS", "30")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def simulation(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the simulation in a process of its own, whose clocks it replaces."""
+    """Run the simulation in a separate process, because it replaces the clocks of its process."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
 

@@ -1,8 +1,8 @@
 """Threads of a simulation: greenlets that block in virtual time.
 
-A thread runs until it blocks (:func:`block`, or a wait of :class:`Threading`) or ends; how long calls take in virtual
-time is drawn by the loop.  ``Threading``, ``SimulatedQueue``, ``SimulatedFuture`` and :func:`wait_for` take the place
-of what modules of conch import from the standard library.
+A thread runs until it blocks (:func:`block`, or a wait of :class:`Threading`) or ends; the loop draws the duration of
+calls in virtual time.  ``Threading``, ``SimulatedQueue``, ``SimulatedFuture`` and :func:`wait_for` replace names that
+conch's modules import from the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.simulation.loop import SimulatedLoop
 
 
 class SimulatedPool:
-    """The threads of an executor: at most ``size`` calls at a time, started in the order of their submission."""
+    """The threads of an executor: at most ``size`` calls at a time, started in the order of submission."""
 
     def __init__(self, loop: SimulatedLoop, size: int) -> None:
         self._loop = loop
@@ -29,7 +29,7 @@ class SimulatedPool:
         self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Have ``call`` made in a thread."""
+        """Schedule ``call`` in a thread."""
         future: Future[Any] = Future()
         self._queue.append((future, call))
         self._start()
@@ -60,26 +60,26 @@ class SimulatedPool:
 
 
 class SimulatedThread:
-    """A thread that runs ``work``; an event of the loop calls it to let it go on after it has blocked."""
+    """A thread that runs ``work``; after it has blocked, an event of the loop calls it to continue."""
 
     def __init__(self, loop: SimulatedLoop, work: Callable[[], None]) -> None:
         self.loop = loop
         self._work = work
-        # Whoever makes it, it goes back to the loop when it blocks.
+        # It returns to the loop when it blocks, no matter which greenlet creates it.
         maker = getcurrent()
         self._greenlet = _Body(self._run, maker.parent if isinstance(maker, _Body) else maker)
         self._greenlet.thread = self
 
     def start(self) -> None:
-        """Let it begin in a while."""
+        """Schedule the start of the thread."""
         self.loop.busy_threads += 1
         self.loop.later(self.loop.latency(0.0001), self)
 
     def join(self) -> None:
-        """Do not wait: a thread whose work is over ends in virtual time."""
+        """Do nothing: a thread that has completed its work ends in virtual time."""
 
     def wake(self, *ignored: object) -> None:
-        """Let it go on, which waits for something that has happened."""
+        """Let a waiting thread continue, because its event has happened."""
         self.loop.later(self.loop.latency(0.0001), self)
 
     def _run(self) -> None:
@@ -89,7 +89,7 @@ class SimulatedThread:
             self.loop.busy_threads -= 1
 
     def __call__(self) -> None:
-        """Let it run until it blocks or ends; call from an event of the loop, never from another thread."""
+        """Run the thread until it blocks or ends; call from an event of the loop, never from another thread."""
         _set_running_loop(None)
         try:
             self._greenlet.switch()
@@ -102,13 +102,13 @@ class _Body(greenlet):
 
 
 def current_thread() -> SimulatedThread | None:
-    """The simulated thread that runs; None for the loop's."""
+    """Return the running simulated thread; None for the loop's thread."""
     body = getcurrent()
     return body.thread if isinstance(body, _Body) else None
 
 
 def block(seconds: float) -> None:
-    """Have the simulated thread that runs do nothing for ``seconds``."""
+    """Block the running simulated thread for ``seconds``."""
     thread = current_thread()
     assert thread is not None, "only a thread may block"
     thread.loop.later(seconds, thread)
@@ -116,7 +116,7 @@ def block(seconds: float) -> None:
 
 
 def suspend() -> None:
-    """Have the simulated thread that runs wait until something calls it."""
+    """Block the running simulated thread until something calls it."""
     body = getcurrent()
     assert body.parent is not None
     body.parent.switch()
@@ -165,7 +165,7 @@ class SimulatedEvent:
 
 
 class _Waiter:
-    """Lets a thread go on once, whichever of several things happens first."""
+    """Lets a thread continue once, at the first of several events."""
 
     def __init__(self, thread: SimulatedThread | None) -> None:
         assert thread is not None, "the event loop would block"
@@ -178,7 +178,7 @@ class _Waiter:
 
 
 class SimulatedQueue:
-    """``queue.SimpleQueue``, from which a thread takes work, each piece of which takes some time."""
+    """``queue.SimpleQueue`` for a thread's work; each item takes some time."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
@@ -205,7 +205,7 @@ class SimulatedQueue:
 
 
 class SimulatedFuture(Future[Any]):
-    """``concurrent.futures.Future``, for whose result a simulated thread may wait."""
+    """``concurrent.futures.Future``; a simulated thread may wait for its result."""
 
     def result(self, timeout: float | None = None) -> Any:
         if not self.done():
@@ -219,7 +219,7 @@ class SimulatedFuture(Future[Any]):
 
 
 def wait_for(futures: Iterable[Future[Any]], return_when: str = "ALL_COMPLETED") -> None:
-    """``concurrent.futures.wait``, in a simulated thread."""
+    """``concurrent.futures.wait`` for a simulated thread."""
     pending = [future for future in futures if not future.done()]
     while pending:
         waiter = _Waiter(current_thread())

@@ -1,7 +1,7 @@
-"""The clocks of ``time``, replaced by the clock of the simulation that runs.
+"""Replaces the clocks of ``time`` by the clock of the running simulation.
 
-:func:`install` has to be called before any module of conch is imported: modules bind ``monotonic`` when they are.
-Without a running simulation the clocks are the machine's.
+:func:`install` must be called before any module of conch is imported, because modules bind ``monotonic`` at import.
+Without a running simulation, the clocks are the machine's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-#: The machine's monotonic clock (s), which budgets of real time are measured with.
+#: The machine's monotonic clock (s), for budgets of real time.
 real_monotonic: Callable[[], float] = time.monotonic
 _real_monotonic_ns = time.monotonic_ns
 _real_sleep = time.sleep
@@ -19,13 +19,13 @@ _READING_NS = 1_000
 
 
 class VirtualClock:
-    """Nanoseconds that pass as the simulation says, and a little with each reading."""
+    """A clock (ns) that the simulation advances, and that advances a little with each reading."""
 
     def __init__(self, start: int) -> None:
         self.now_ns = start
 
     def advance_to(self, when_ns: int) -> None:
-        """Let time pass until ``when_ns``; the clock never goes back."""
+        """Advance the clock to ``when_ns``; it never goes back."""
         if when_ns > self.now_ns:
             self.now_ns = when_ns
 
@@ -34,7 +34,7 @@ _running: VirtualClock | None = None
 
 
 def use(clock: VirtualClock | None) -> None:
-    """Have the clocks of ``time`` show ``clock``, or the machine's time again (None)."""
+    """Make the clocks of ``time`` show ``clock``, or the machine's time again (None)."""
     global _running
     _running = clock
 
@@ -60,7 +60,7 @@ def _sleep(seconds: float) -> None:
 
 
 def install() -> None:
-    """Replace the clocks of this process for good."""
+    """Replace the clocks of this process permanently."""
     time.monotonic = _monotonic
     time.monotonic_ns = _monotonic_ns
     time.perf_counter = _monotonic

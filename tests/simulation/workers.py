@@ -1,7 +1,7 @@
-"""Worker processes of a simulation: they speak the worker protocol over a simulated socket, and run simulated models.
+"""Simulated worker processes, which use the worker protocol over a simulated socket, and run simulated models.
 
 A model's input ``IN`` is ``[value, milliseconds, responses]``; its output ``OUT`` is ``[value, stamp, position]``: the
-stamp of the files that the worker has loaded, and the place of the response in its sequence or stream.  A model with
+stamp of the files that the worker has loaded, and the position of the response in its sequence or stream.  A model with
 metrics adds one to :data:`METRIC` for each of its requests.
 """
 
@@ -22,9 +22,9 @@ from conch.workers.child.packing import Packer, Unpacker
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.sockets import SimulatedSocket
 
-#: The metric of models, which has the label ``model``.
+#: The metric of models, with the label ``model``.
 METRIC = "executions"
-#: What a worker has written so long ago has reached the server (s).
+#: Data that a worker wrote longer ago than this (s) has reached the server.
 _SETTLED_SECONDS = 0.1
 _HEAD = struct.Struct("<II")
 _INPUT = struct.Struct("<3q")
@@ -33,36 +33,36 @@ _FIRST_PID = 1 << 30
 
 
 class LevelEnvironment(Protocol):
-    """What decides about workers, and watches them."""
+    """Decides the faults of workers, and observes them."""
 
     loop: SimulatedLoop
 
     def next_fault(self, model: str, during: str) -> str:
-        """What goes wrong with the next load or execution of a model: "" for nothing."""
+        """Return the fault of the next load or execution of a model; "" for none."""
 
     def executed(self, model: str, id: str) -> None:
-        """A worker of ``model`` has begun to execute the request ``id``."""
+        """Record that a worker of ``model`` began to execute the request ``id``."""
 
 
 class SimulatedWorkers:
-    """Starts workers; ``alive`` are those that have not ended."""
+    """Starts workers; ``alive`` are the workers that have not ended."""
 
     def __init__(self, surroundings: LevelEnvironment) -> None:
         self.surroundings = surroundings
         self.alive: list[SimulatedWorker] = []
         self.started = 0
-        #: How often workers of each model have changed its metric, and how often those did that have ended while
-        #: others of the model had it.
+        #: The number of updates of each model's metric by its workers, and by those of them that ended while other
+        #: workers of the model still had it.
         self.updates: Counter[str] = Counter()
         self._kept: Counter[str] = Counter()
 
     def least_value(self, model: str) -> int | None:
-        """The least value that the metric of a model must have; None where no worker has it."""
+        """Return the least value that the metric of a model must have; None if no worker has it."""
         holders = [worker for worker in self.alive if worker.model == model and worker.has_metric]
         return self._kept[model] + sum(len(worker.updates) for worker in holders) if holders else None
 
     def ended(self, worker: SimulatedWorker) -> None:
-        """A worker has ended."""
+        """Record that a worker has ended."""
         self.alive.remove(worker)
         settled = self.surroundings.loop.clock.now_ns - int(_SETTLED_SECONDS * 1e9)
         if self.least_value(worker.model) is None:
@@ -71,7 +71,7 @@ class SimulatedWorkers:
             self._kept[worker.model] += sum(when < settled for when in worker.updates)
 
     def idle(self, model: str) -> bool:
-        """Whether a worker of ``model`` is ready for a request, and no worker of any model does anything."""
+        """Return whether a worker of ``model`` is ready for a request, and no worker of any model is busy."""
         return all(worker.idle for worker in self.alive) and any(
             worker.model == model and worker.ready for worker in self.alive
         )
@@ -94,7 +94,7 @@ class SimulatedWorkers:
         return worker
 
     def new_pid(self) -> int:
-        """The id of a new process."""
+        """Return the ID of a new process."""
         self.started += 1
         return _FIRST_PID + self.started
 
@@ -110,14 +110,14 @@ class SimulatedWorker:
         socket: SimulatedSocket | None = None,
     ) -> None:
         self.pid = pid
-        #: How it has ended, as soon as it has, and as soon as that is noticed.
+        #: The exit status, set when it has ended, and set when the server can notice that.
         self.status: int | None = None
         self.exit_status: int | None = None
         self.model = ""
         self.stalled = False
         #: Whether its model is loaded.
         self.ready = False
-        #: Whether it has its model's metric, and when it has changed that (ns).
+        #: Whether it has its model's metric, and the times of its updates (ns).
         self.has_metric = False
         self.updates: list[int] = []
         self._workers = workers
@@ -131,7 +131,7 @@ class SimulatedWorker:
         self._frames: deque[tuple[dict[str, Any], bytes]] = deque()
         self._busy = False
         self._spec: dict[str, Any] = {}
-        self._config = ""  # JSON, as it came
+        self._config = ""  # JSON, as received
         self._batched = False
         self._directory = Path()
         self._positions: dict[object, int] = {}
@@ -141,7 +141,7 @@ class SimulatedWorker:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether it has no work."""
         return not self._busy and not self.stalled and not self._frames
 
     # The process
@@ -209,7 +209,7 @@ class SimulatedWorker:
                 self._after(self._loop.latency(0.002), self._stop)
 
     def _after(self, seconds: float, then: Callable[[], None]) -> None:
-        """Be busy for some time, then do something and go on, unless the process has ended."""
+        """Be busy for some time, then call a function and continue, unless the process has ended."""
         self._busy = True
 
         def go_on() -> None:
@@ -226,7 +226,7 @@ class SimulatedWorker:
             self.socket.deliver(b"".join(bytes(part) for part in encode_frame(header, payload, size)))
 
     def _stop(self) -> None:
-        if self.has_metric and len(self.updates) % 2:  # others leave it to their end
+        if self.has_metric and len(self.updates) % 2:  # others keep it until they end
             self._send({"op": "metrics_drop", "family": 1})
         self._send({"op": "stopped"})
         self._end(0)
@@ -306,7 +306,7 @@ class SimulatedWorker:
             self._after(seconds, lambda: self._answer(header, inputs, places))
 
     def _position(self, request: dict[str, Any]) -> int:
-        """The place of a request in its sequence; -1 outside of one that this worker has seen begin."""
+        """Return the position of a request in its sequence; -1 if this worker did not execute the start of it."""
         key = request["correlation_id"]
         if not self._spec.get("sequence"):
             return 0
@@ -364,7 +364,7 @@ class SimulatedWorker:
     # Calls of other models (BLS)
 
     def _call_others(self, header: dict[str, Any], inputs: list[Any], seconds: float) -> None:
-        """Ask another model for each request, one after the other, and answer what it answered."""
+        """Call another model for each request, one after the other, and return its response."""
         self._busy = True
         packer, responses = Packer(), list[Any]()
 

@@ -1,4 +1,4 @@
-"""The attacks, a module for each part of the server's surface; importing this declares all of them."""
+"""The attacks, one module for each part of the server's interface; importing this package declares all of them."""
 
 from tests.hostile.attacks import answered as answered
 from tests.hostile.attacks import bodies as bodies

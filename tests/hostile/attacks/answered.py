@@ -1,4 +1,4 @@
-"""Requests with large bodies, one after the other or given up while they wait: what is answered must be gone."""
+"""Requests with large bodies, sequential or cancelled in the queue: completed requests must release their memory."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def hung_up_in_the_queue(server: Server, stack: ExitStack) -> None:
             try:
                 connection.sendall(head.encode() + b"\r\n")
                 connection.sendall(body)
-            except OSError:  # refused: too much is in flight
+            except OSError:  # refused: too many bytes are in flight
                 continue
 
 
 def _infer(size: int) -> tuple[dict[str, str], bytes]:
-    """The headers and the body of a request with a binary tensor of ``size`` bytes."""
+    """Return the headers and the body of a request with a binary tensor of ``size`` bytes."""
     inputs = [
         {"name": "INPUT", "datatype": "FP32", "shape": [size // 4], "parameters": {"binary_data_size": size}},
     ]

@@ -1,4 +1,4 @@
-"""Bodies over HTTP: those that nobody asked for, those that stay in memory, those that never end."""
+"""HTTP bodies that are not needed, that stay in memory, or that never end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hang_up_with_large_infers(server: Server, stack: ExitStack) -> None:
     for _ in range(40):
         with ExitStack() as here:
             connection = _connect(server, here)
-            connection.settimeout(1)  # the server reads no further while an answer is not read
+            connection.settimeout(1)  # the server stops reading while a response is unread
             _try_to_send(connection, request * 2)
 
 
@@ -58,7 +58,7 @@ def _head(path: str, length: int, *headers: str) -> bytes:
 
 
 def _infer(size: int) -> bytes:
-    """A request with a tensor of ``size`` bytes, which is answered with the same tensor."""
+    """Return a request with a tensor of ``size`` bytes; the response contains the same tensor."""
     tensor = {"name": "INPUT", "datatype": "FP32", "shape": [size // 4], "parameters": {"binary_data_size": size}}
     header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     lengths = f"Inference-Header-Content-Length: {len(header)}"
@@ -72,7 +72,7 @@ def _send_and_wait(server: Server, stack: ExitStack, head: bytes, megabytes: int
 
 
 def _try_to_send(connection: socket.socket, data: bytes) -> None:
-    """Send as much as the server takes."""
+    """Send as much as the server accepts."""
     try:
         connection.sendall(data)
     except OSError:
@@ -80,7 +80,7 @@ def _try_to_send(connection: socket.socket, data: bytes) -> None:
 
 
 def _read_answer(connection: socket.socket) -> int:
-    """Read one answer; returns how long it is, 0 if there is none."""
+    """Read one response; returns its size, 0 if there is none."""
     answer = bytearray()
     wanted = 1
     try:

@@ -1,4 +1,4 @@
-"""gRPC messages that are large, or become large."""
+"""gRPC messages that are large, or large when decompressed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.hostile.http2_client import INFER, STREAM_INFER, Http2Client, message
 
 
 def zeros(size: int) -> bytes:
-    """A gzip of a request whose input has ``size`` bytes, all zero."""
+    """Return a gzip-compressed request with an input of ``size`` zero bytes."""
     request = pb.ModelInferRequest(model_name="identity_fp32")
     request.inputs.add(name="INPUT", datatype="FP32", shape=[size // 4])
     compressor = zlib.compressobj(wbits=31)
@@ -39,7 +39,7 @@ def gzip_below_the_limit(server: Server, stack: ExitStack) -> None:
 
 
 def _send_compressed(server: Server, stack: ExitStack, count: int, size: int) -> None:
-    """Send ``count`` messages in gzip that have ``size`` bytes each when they are inflated."""
+    """Send ``count`` gzip-compressed messages, each with ``size`` bytes after decompression."""
     compressed = message(zeros(size), compressed=True)
     client = stack.enter_context(Http2Client(server.grpc))
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""HTTP/2 connections that make the gRPC port work for nothing, or without pause."""
+"""HTTP/2 connections that make the gRPC port do useless work, or work without pause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = 2.0
 
 
 def small_request() -> bytes:
-    """A valid request of some 60 bytes to ``identity_string``."""
+    """Return a valid request of about 60 bytes to ``identity_string``."""
     request = pb.ModelInferRequest(model_name="identity_string")
     request.inputs.add(name="TEXT", datatype="BYTES", shape=[1, 1])
     request.raw_input_contents.append(b"\x01\0\0\0x")
@@ -47,7 +47,7 @@ def settings_for_a_thousand_streams(server: Server, stack: ExitStack) -> None:
 
 
 def _flood(server: Server, stack: ExitStack, flood: bytes, path: str = INFER) -> None:
-    """Send the same frames to a stream, again on a new connection whenever the server has had enough."""
+    """Send the same frames to a stream again and again; open a new connection whenever the server closes one."""
     until = monotonic() + _SECONDS
     while monotonic() < until:
         client = stack.enter_context(Http2Client(server.grpc))
@@ -88,7 +88,7 @@ def made_you_reset(server: Server, stack: ExitStack) -> None:
 
 
 def _requests_followed_by(server: Server, stack: ExitStack, frame_for: Callable[[int], bytes]) -> None:
-    """Send requests, each with a frame for its stream behind it, on one connection after the other."""
+    """Send requests, each followed by a frame for its stream, on one connection after the other."""
     body = small_request()
     until = monotonic() + _SECONDS
     while monotonic() < until:
@@ -106,7 +106,7 @@ def _requests_followed_by(server: Server, stack: ExitStack, frame_for: Callable[
 @attack("300 requests with 28 kB of metadata in Huffman code")
 def huffman_metadata(server: Server, stack: ExitStack) -> None:
     client = stack.enter_context(Http2Client(server.grpc))
-    # Encoded once: Huffman's code takes the client longer than the server.
+    # Encoded once, because Huffman coding takes the client longer than the server.
     metadata = hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple("x-metadata", "a" * 28_000)])
     heads = []
     for number in range(300):

@@ -1,4 +1,4 @@
-"""Bodies that are large, or become large, and answers that do: what takes long to inflate, to parse or to write."""
+"""Large bodies and responses that take long to decompress, parse or encode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GZIP: Final = {"Content-Encoding": "gzip"}
 
 
 def _post(server: Server, path: str, body: bytes, headers: dict[str, str] | None = None) -> int:
-    """The status of the answer; the connection is closed."""
+    """Return the status of the response; the connection is closed."""
     connection = http.client.HTTPConnection(server.http, timeout=60)
     try:
         connection.request("POST", path, body, {"Content-Type": "application/json", **(headers or {})})
@@ -29,7 +29,7 @@ def _post(server: Server, path: str, body: bytes, headers: dict[str, str] | None
 def _binary(
     name: str, datatype: str, shape: list[int], data: bytes, *, binary_output: bool
 ) -> tuple[bytes, dict[str, str]]:
-    """The body and the headers of an ``infer`` with one binary tensor."""
+    """Return the body and the headers of an inference request with one binary tensor."""
     tensor = {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary_output}}).encode()
     return head + data, {"Inference-Header-Content-Length": str(len(head))}

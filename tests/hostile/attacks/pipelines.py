@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections that send requests without pause, and read the answers as they come."""
+"""HTTP/1.1 connections that send requests without pause, and read the responses as they arrive."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _send_without_pause(server: Server, stack: ExitStack, requests: bytes) -> No
         while monotonic() < until:
             connection.sendall(requests)
     except TimeoutError:
-        pass  # the server reads no faster than it answers
+        pass  # the server reads no faster than it responds
     connection.shutdown(socket.SHUT_RDWR)
     reader.join(60)
 
