@@ -1,8 +1,8 @@
-"""Requests that arrive in a known order, and the batches that Triton makes of them.
+"""Requests that arrive in a known order, and the batches that Triton forms from them.
 
 Both servers hold each model's first ``HOLD`` requests (``TRITONSERVER_DELAY_SCHEDULER``), so that all of them wait
-when the first batch is made.  What came of them is in ``batches.json``, recorded from Triton 2.51 by
-``python -m tests.conformance.batches``; each pattern is a model of its own.
+when the first batch is formed.  The expected results are in ``batches.json``, recorded from Triton 2.51 by
+``python -m tests.conformance.batches``; each pattern has its own model.
 """
 
 # ruff: noqa: E501  (one pattern a line)
@@ -54,11 +54,11 @@ class TritonPythonModel:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Requests, named a, b, c … in the order in which they arrive, and how their model batches.
+    """Requests, named a, b, c … in order of arrival, and the batching configuration of their model.
 
-    A request is its batch size and what else it has: ``p2`` a priority, ``t500`` a timeout (µs), ``w3`` a width of
-    its input X, ``y`` the optional input Y.  ``|`` waits for the first response, ``~`` for what has a short timeout to
-    be late.
+    A request is written as its batch size and its attributes: ``p2`` is a priority, ``t500`` a timeout (µs), ``w3``
+    the width of its input X, ``y`` the optional input Y.  ``|`` waits for the first response, ``~`` until short
+    timeouts have passed.
     """
 
     requests: str
@@ -79,7 +79,7 @@ class Pattern:
 
 
 OPTIONAL = 'input { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] optional: true }\n'
-#: Policies under which a request may have a timeout of its own.
+#: Policies that let a request set its own timeout.
 SHORTER = "default_timeout_microseconds: 60000000 allow_timeout_override: true"
 DELAYED = f"timeout_action: DELAY {SHORTER}"
 
@@ -101,7 +101,7 @@ def default(text: str) -> str:
 
 
 PATTERNS: dict[str, Pattern] = {
-    # What waits, up to the largest batch.
+    # All waiting requests, up to the maximum batch size.
     "six of one": Pattern("1 1 1 1 1 1"),
     "sizes that fit": Pattern("2 2 2 2 2 2"),
     "sizes that leave room": Pattern("3 3 3 3 3 3"),
@@ -177,7 +177,7 @@ RECORDED = Path(__file__).with_suffix(".json")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The batches in the order in which they ran, each the names of its requests, and what was refused with what."""
+    """The batches in execution order, each as the names of its requests, and the refused requests with their errors."""
 
     batches: list[str]
     refused: list[str]
@@ -195,7 +195,7 @@ def lay_out(repository: Path) -> Path:
 
 
 def run(address: str, names: list[str]) -> dict[str, Outcome]:
-    """Send the requests of the patterns, side by side; each pattern's on one stream, which keeps their order."""
+    """Send the requests of all patterns concurrently; each pattern uses one stream, which keeps their order."""
     with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(len(names)) as pool:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         return dict(zip(names, pool.map(lambda name: _outcome(stub, name), names), strict=True))

@@ -1,7 +1,7 @@
-"""Models that do not load, or hardly: configuration and files by name.
+"""Models that do not load, or that load despite faults: configurations and files by name.
 
-What the load answers is in ``broken_models.json``, recorded from Triton 2.51 by
-``python -m tests.conformance.broken_models``; ``OURS`` is where conch answers otherwise.
+The expected responses to loads are in ``broken_models.json``, recorded from Triton 2.51 by
+``python -m tests.conformance.broken_models``; ``OURS`` lists the cases in which conch responds differently.
 """
 
 # ruff: noqa: E501  (one case a line)
@@ -234,7 +234,7 @@ BROKEN: dict[str, Broken] = {
     "ensemble_member_broken": ensemble(step("initialize_raises", "I:I", "O:O")),
 }  # fmt: skip
 
-#: What Triton does not survive or takes minutes for, with conch's own answer (a regular expression).
+#: Models that crash Triton or take it minutes, with conch's error (a regular expression).
 OURS: dict[str, str] = {
     "no_model_file": r".*model\.py.*",
     "other_filename": r".*absent\.py.*",
@@ -245,7 +245,7 @@ Answer = tuple[int, str]
 
 
 def lay_out(repository: Path) -> Path:
-    """Write all of them, and the models that the ensembles use."""
+    """Write all models, and the models that the ensembles use."""
     build(repository, "plus_one", "add_sub", "add_sub_fp32")
     for name, broken in BROKEN.items():
         write(repository, name, broken.config, broken.files)
@@ -253,9 +253,9 @@ def lay_out(repository: Path) -> Path:
 
 
 def load_all(address: str, repository: Path, names: list[str]) -> dict[str, Answer]:
-    """Load them on a server in explicit mode, one after another: Triton dies of several at once.
+    """Load models on a server in explicit mode, one after another, because several concurrent loads crash Triton.
 
-    Gives status and message by name, the repository's path left out; what gets no answer is missing.
+    Returns status and message by name, without the repository's path; models without a response are missing.
     """
     answers = {}
     for name in names:
@@ -268,7 +268,7 @@ def load_all(address: str, repository: Path, names: list[str]) -> dict[str, Answ
 
 
 def normalised(message: str, repository: Path) -> str:
-    """Without the frames of a traceback that are not in the model's own file."""
+    """Return a message without the traceback frames outside the model's own file."""
     frames = re.compile(r"^  (.*)\(\d+\): .*\n", re.MULTILINE)
     message = frames.sub(lambda found: found[0] if found[1].startswith(str(repository)) else "", message)
     return message.replace(str(repository), "{repository}")

@@ -1,4 +1,4 @@
-"""Plain gRPC calls and what came of them."""
+"""Plain gRPC calls and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Outcome:
 
 
 def call(address: str, case: Call, timeout: float = 30) -> Outcome:
-    """Make one call over a channel of its own, and wait for its end."""
+    """Make one call over a new channel, and wait for its end."""
     with grpc.insecure_channel(address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         method = getattr(stub, case.method)

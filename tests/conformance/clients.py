@@ -1,4 +1,4 @@
-"""``tritonclient`` over HTTP and gRPC behind one interface, so that one suite is fed to both."""
+"""``tritonclient`` for HTTP and gRPC behind one interface, so that one suite covers both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRPC_STATUS = {name: f"StatusCode.{name}" for name in HTTP_STATUS} | {
 
 @dataclass(frozen=True)
 class Result:
-    """An inference response: arrays by output name in the order of the response, and the rest."""
+    """An inference response: arrays by output name in the order of the response, and the other fields."""
 
     outputs: dict[str, np.ndarray]
     datatypes: dict[str, str]
@@ -64,7 +64,7 @@ class Client:
         classes: int = 0,
         **options: Any,
     ) -> Result:
-        """Send arrays; ``binary=False`` sends and asks for JSON where the protocol has it."""
+        """Send arrays; ``binary=False`` sends and requests JSON if the protocol supports it."""
         tensors = [self.input(name, value, binary, (datatypes or {}).get(name)) for name, value in inputs.items()]
         json_only = {"binary_data": binary} if self.protocol == "http" else {}
         wanted = [self.module.InferRequestedOutput(n, class_count=classes, **json_only) for n in outputs or ()]
@@ -89,13 +89,13 @@ class Client:
         )
 
     def get(self, what: str, *arguments: Any, **options: Any) -> Any:
-        """A control-plane call whose answer is JSON, with integers as integers."""
+        """Make a control-plane call; returns its JSON response, with 64-bit integers as integers."""
         json_option = {} if self.protocol == "http" else {"as_json": True}
         return as_integers(getattr(self.api, f"get_{what}")(*arguments, **options, **json_option))
 
     @contextmanager
     def refused(self, code: str, message: str) -> Iterator[None]:
-        """The block raises with exactly this code and message."""
+        """Assert that the block raises an error with exactly this code and message."""
         try:
             yield
         except InferenceServerException as error:
@@ -105,7 +105,7 @@ class Client:
 
 
 def as_integers(value: Any) -> Any:
-    """Strings of digits under names of counts become numbers, as protobuf's JSON writes 64-bit ones."""
+    """Convert the strings of digits under names of counts, as which protobuf's JSON writes 64-bit integers."""
     text = json.dumps(value)
     return json.loads(text, object_hook=_convert)
 
@@ -119,7 +119,7 @@ def _convert(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def strings(*values: str | bytes) -> np.ndarray:
-    """A one-dimensional BYTES array."""
+    """Return a one-dimensional BYTES array."""
     return np.array(values, dtype=np.object_)
 
 

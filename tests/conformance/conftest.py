@@ -1,4 +1,4 @@
-"""Clients of the servers under test, and what helps to make things happen in a known order."""
+"""Clients of the servers under test, and helpers that enforce a known order of events."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.events import Events, eventually
 
 @pytest.fixture(scope="session", params=["http", "grpc"])
 def client(request: pytest.FixtureRequest, server: Server) -> Client:
-    """tritonclient for HTTP and for gRPC, of each server."""
+    """tritonclient for HTTP and for gRPC, for each server."""
     return Client(request.param, server)
 
 
 @pytest.fixture
 def events(tmp_path: Path) -> Events:
-    """Where the model ``gate`` says that it has started, and waits for leave to go on."""
+    """Events of the model ``gate``, which reports that it has started and then waits for a signal."""
     return Events(tmp_path)
 
 
@@ -45,12 +45,12 @@ def gate_request(events: Events, name: str) -> dict[str, Any]:
 
 
 def pass_gate(server: Server, events: Events, name: str, model: str = "gate") -> Reply:
-    """Send a request through the gate and wait for the answer."""
+    """Send a request through the gate and wait for the response."""
     return post(server.http, f"/v2/models/{model}/infer", gate_request(events, name))
 
 
 def pending(server: Server, model: str) -> int:
-    """How many requests of the model wait, by the server's metrics."""
+    """Return the number of queued requests of the model, from the server's metrics."""
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         text = page.read().decode()
     found = re.search(rf'nv_inference_pending_request_count{{model="{model}",version="1"}} (\d+)', text)

@@ -1,4 +1,4 @@
-"""Statistics that are read right after an answer: Triton counts some time after it has answered, conch before."""
+"""Reads statistics right after a response: Triton counts some time after it has responded, conch before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def settled(server: Server, read: Callable[[], T]) -> T:
-    """What ``read`` gives; of Triton, once it is the same after 50 ms."""
+    """Return the result of ``read``; for Triton, once it is unchanged for 50 ms."""
     found = read()
     if isinstance(server, TritonServer):
 

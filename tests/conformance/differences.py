@@ -1,7 +1,7 @@
-"""Where conch answers otherwise than Triton 2.51, on purpose.
+"""Intended differences between the responses of conch and Triton 2.51.
 
-Every entry has a reason.  What conch answers instead is still checked: ``status`` (HTTP)
-or ``code`` (gRPC) and ``error``, a regular expression for the whole message.
+Every entry has a reason.  conch's response is still checked: ``status`` (HTTP) or ``code`` (gRPC) and ``error``, a
+regular expression for the whole message.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Difference:
-    """conch's answer to one case of the differential tests; ``None`` fields must be as Triton's.
+    """conch's response to one case of the differential tests; ``None`` fields must be equal to Triton's.
 
-    With ``ask_triton`` false the case is not sent to Triton, which does not survive it.
+    With ``ask_triton`` false, the case is not sent to Triton, because it would crash.
     """
 
     reason: str
@@ -23,7 +23,7 @@ class Difference:
     ask_triton: bool = True
 
 
-#: Rules that hold for every HTTP case.
+#: Rules for every HTTP case.
 GENERAL = {
     "content type of errors": "Triton sends some error bodies as text/plain; conch sends all as application/json.",
     "content type of nothing": "An empty body has no type, so what its header says may differ.",

@@ -1,4 +1,4 @@
-"""gRPC calls to send to both servers: a name for each; a list of requests is a ``ModelStreamInfer`` stream."""
+"""gRPC calls to send to both servers, by name; a list of requests is a ``ModelStreamInfer`` stream."""
 
 # ruff: noqa: E501  (one case a line)
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""HTTP requests to send to both servers: a name for each, grouped by the section of the protocol they probe.
+"""HTTP requests to send to both servers, by name, grouped by the section of the protocol that they test.
 
-None of them changes what a later one sees, except that the settings at the end are put back.
+No request affects later ones; the settings changed at the end are restored.
 """
 
 # ruff: noqa: E501  (one case a line)
@@ -28,7 +28,7 @@ def post(path: str, body: Any = b"", **headers: str) -> Request:
 
 
 def infer(model: str, inputs: Any, *, version: str = "", headers: dict[str, str] | None = None, **more: Any) -> Request:
-    """A JSON inference request; ``more`` are further members of the body."""
+    """Return a JSON inference request; ``more`` are additional members of the body."""
     return Request("POST", f"/v2/models/{model}{version}/infer", {"inputs": inputs, **more}, headers or {})
 
 

@@ -1,4 +1,4 @@
-"""Requests as bytes, past any client library: HTTP/1.1 by the standard library, gRPC by its plain stubs."""
+"""Raw requests without a client library: HTTP/1.1 with the standard library, gRPC with its plain stubs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request; ``body`` is sent as it is when bytes, else as JSON."""
+    """One HTTP request; ``body`` is sent unchanged if it is bytes, otherwise as JSON."""
 
     method: str
     path: str
@@ -38,7 +38,7 @@ class Reply:
 
     @property
     def error(self) -> str:
-        """The message of an error reply; fails unless the body is exactly ``{"error": message}``."""
+        """Return the message of an error reply; fails unless the body is exactly ``{"error": message}``."""
         answer = self.json()
         assert list(answer) == ["error"], answer
         message: str = answer["error"]
@@ -46,7 +46,7 @@ class Reply:
 
 
 def send(address: str, request: Request, timeout: float = 30) -> Reply:
-    """Send one request on a connection of its own."""
+    """Send one request on a new connection."""
     host, port = address.split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=timeout)
     try:
@@ -66,16 +66,16 @@ def post(address: str, path: str, body: Any = None, headers: Mapping[str, str] |
 
 
 def tensor(name: str, datatype: str, data: Sequence[Any], shape: Sequence[int] | None = None, **more: Any) -> Any:
-    """One input of a JSON inference request; one-dimensional unless ``shape`` is given."""
+    """Return one input of a JSON inference request; one-dimensional unless ``shape`` is given."""
     return {"name": name, "shape": list(shape or [len(data)]), "datatype": datatype, "data": list(data), **more}
 
 
 def binary_body(header: Any, *blobs: bytes) -> tuple[bytes, dict[str, str]]:
-    """A body of the binary tensor data extension and its header."""
+    """Return a body of the binary tensor data extension and its header."""
     encoded = json.dumps(header).encode()
     return encoded + b"".join(blobs), {"Inference-Header-Content-Length": str(len(encoded))}
 
 
 def pack_strings(*elements: bytes) -> bytes:
-    """BYTES elements as they travel."""
+    """Encode BYTES elements in their wire format."""
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)

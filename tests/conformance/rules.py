@@ -1,9 +1,9 @@
-"""Configurations at the edge of each rule for tensors, batches and ensembles, and what Triton says of them.
+"""Configurations at the limits of each rule for tensors, batches and ensembles, and Triton's error messages.
 
-What it says is in ``rules.json``, recorded from Triton 2.51 by ``python -m tests.conformance.rules``; an empty text is
-that it loads the model.  A rule that is broken when the repository is read shows in Triton's log alone.  It is recorded
-twice: of models that backends complete, and of models without a version where they complete nothing, whose
-configurations are refused for the missing version only if they are right.
+The messages are in ``rules.json``, recorded from Triton 2.51 by ``python -m tests.conformance.rules``; an empty text
+means that Triton loads the model.  A rule that is checked when the repository is read appears only in Triton's log.
+Messages are recorded twice: with auto-completion by the backends; and without it for models without a version, where
+only valid configurations are refused for the missing version.
 """
 
 # ruff: noqa: E501  (one configuration a line)
@@ -31,7 +31,7 @@ KINDS = (
     "BATCH_ELEMENT_COUNT", "BATCH_ACCUMULATED_ELEMENT_COUNT", "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO",
     "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", "BATCH_ITEM_SHAPE", "BATCH_ITEM_SHAPE_FLATTEN",
 )  # fmt: skip
-#: What follows name and type of a tensor.
+#: The fields after the name and the type of a tensor.
 SHAPES = {
     "no dims": "",
     "dim 0": "dims: [ 4, 0 ]",
@@ -65,7 +65,7 @@ def _batch_output(text: str) -> str:
 
 
 def _step(model: str, inputs: str, outputs: str) -> str:
-    """A step of ``model``; the maps are pairs such as ``A:X``."""
+    """Return a step of ``model``; the maps are pairs such as ``A:X``."""
     maps = [
         (kind, *pair.split(":")) for kind, pairs in (("input", inputs), ("output", outputs)) for pair in pairs.split()
     ]
@@ -78,7 +78,7 @@ def _ensemble(*steps: str, tensors: str = A + B, more: str = "") -> str:
     return f'platform: "ensemble" {tensors}{more} ensemble_scheduling {{ {" ".join(steps)} }}'
 
 
-#: The models that the ensembles are made of.
+#: The models that the ensembles use.
 MEMBERS = {
     "ok": _model(A + B),
     "wide": _model(A.replace("4", "8") + B.replace("4", "8")),
@@ -185,27 +185,27 @@ RULES: dict[str, str] = {
     "name of another model without scheduling": 'name: "other" platform: "ensemble" ' + A + B,
     "name of another model": _model(A + B + 'name: "other"'),
 }  # fmt: skip
-#: What stands for the answer of a server that is no more.
+#: Recorded in place of a message if the server crashed.
 CRASHES = "Triton does not survive this"
-#: What stands for the refusal of a model without a version.
+#: Recorded in place of the refusal of a model without a version.
 NO_VERSION = "it has no version"
 RECORDED = Path(__file__).with_suffix(".json")
 
 
 def name_of(rule: str) -> str:
-    """The model's name."""
+    """Return the name of a rule's model."""
     return re.sub(r"\W+", "_", rule)
 
 
 def lay_out(repository: Path, *, versions: bool = True) -> None:
-    """Write all models, with or without versions; each starts without reading anything."""
+    """Write all models, with or without versions; their code does not read their configuration."""
     for name, config in {**MEMBERS, **{name_of(rule): config for rule, config in RULES.items()}}.items():
         files = {"1/.keep": ""} if "platform" in config else {"1/model.py": PASS}
         write(repository, name, config, files if versions or name in MEMBERS else {"notes.txt": ""})
 
 
 def record(folder: Path, *flags: str, versions: bool = True) -> dict[str, str]:
-    """What Triton says to each; it is started anew where it does not survive one."""
+    """Return Triton's message for each rule; after a crash it is restarted."""
     lay_out(folder / "models", versions=versions)
     told: dict[str, str] = {}
     log = folder / "log"

@@ -1,4 +1,4 @@
-"""The batches that are made of requests in a known order are those of Triton, and so is what is refused."""
+"""Requests in a known order form the same batches as in Triton, and the same requests are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPECTED = {name: Outcome(*told) for name, told in json.loads(RECORDED.read_text
 def outcomes(
     tmp_path_factory: pytest.TempPathFactory, start: Start, logs: Path, server_kind: str
 ) -> dict[str, Outcome]:
-    """What the server makes of all patterns, at once."""
+    """Return the server's batches for all patterns, run concurrently."""
     if server_kind == "triton":
         pytest.skip("recorded from Triton, which takes half a minute for so many models; not asked again")
     repository = lay_out(tmp_path_factory.mktemp("batches") / "models")

@@ -1,4 +1,4 @@
-"""Models that call other models (BLS), and have them loaded and unloaded."""
+"""Models that call, load and unload other models (BLS)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXPLICIT = (
     "polling is enabled; this server runs with --model-control-mode=none: start it with explicit"
 )
 
-#: What each function of the model ``calling`` gives.
+#: The result of each function of the model ``calling``.
 CALLS: dict[str, Any] = {
     "ensemble": {"Y": [[3.0, 4.0]]},
     "all_outputs": ["REQUEST", "SPARE"],
@@ -81,9 +81,9 @@ CALLS: dict[str, Any] = {
     ],
 }  # fmt: skip
 
-#: What 2.51 gives instead.
+#: The result of Triton 2.51, where it differs.
 TRITON: dict[str, Any] = {
-    "model_error_code": False,  # newer releases keep the code
+    "model_error_code": False,  # newer releases preserve the code
     "gathered_decoupled": [[{"OUT": [1]}, {"OUT": [2]}, {}], [{}], [{"OUT": [3]}, {"OUT": [4]}, {}]],
 }
 
@@ -177,7 +177,7 @@ def explicit(tmp_path: Path, start: Start, logs: Path, server_kind: str) -> Iter
 
 def test_model_loads_and_unloads_others(explicit: Server, server_kind: str) -> None:
     assert post(explicit.http, "/v2/repository/models/loader/load", {}).status == 200
-    fail = ints(server_kind == "conch")  # 2.51 dies of a load that fails
+    fail = ints(server_kind == "conch")  # a failed load crashes Triton 2.51
     result = json.loads(Client("grpc", explicit).infer("loader", {"X": fail})["RESULT"][0])
     assert result[:8] == [
         True, False, False, True, True, 42, False,

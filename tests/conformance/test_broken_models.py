@@ -1,4 +1,4 @@
-"""Models that do not load are refused with the words of Triton, and harm nobody else."""
+"""Models that do not load are refused with Triton's messages, and do not affect other models."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def answers(broken_server: Server, broken_repository: Path, server_kind: str) ->
 
 
 def asked(name: str, server_kind: str) -> bool:
-    """Triton is asked again only for what it refuses without a process of the model.
+    """Return whether to load a model; on Triton, only if it refuses the model without starting a process for it.
 
-    The others take it more than a second each, and now and then one hangs or ends it.
+    Other models take more than a second each, and sometimes one of them hangs or crashes Triton.
     """
     return server_kind != "triton" or "failed to poll" in EXPECTED[name][1] or "instance group" in EXPECTED[name][1]
 

@@ -1,4 +1,4 @@
-"""The response cache of both servers: what is answered without the model, and how it is counted."""
+"""The response cache of both servers: cached responses and their statistics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import Server, Start
 from tests.events import eventually
 from tests.models import build, write
 
-#: Answers with the number of requests that it has had; fails for a negative input.
+#: Returns the number of its requests so far; fails for a negative input.
 MODEL = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -67,7 +67,7 @@ def cached(start: Start, server_kind: str, tmp_path_factory: pytest.TempPathFact
 
 
 def count(server: Server, model: str, *values: int, **fields: Any) -> int:
-    """Which execution of the model the answer is of."""
+    """Return the number of the execution that produced the response."""
     body = {"inputs": [tensor("INPUT", "INT32", list(values), [len(values)])], **fields}
     reply = post(server.http, f"/v2/models/{model}/infer", body)
     assert reply.status == 200, reply.body
@@ -122,7 +122,7 @@ def test_member_answers_its_ensemble_and_others_from_the_cache(cached: Server) -
 
 
 def test_error_is_not_kept(cached: Server, server_kind: str) -> None:
-    """Triton keeps it as a response without outputs, and answers later requests with that."""
+    """Triton caches it as a response without outputs, and sends that for later requests."""
     body = {"inputs": [tensor("INPUT", "INT32", [-1], [1])]}
     replies = [post(cached.http, "/v2/models/member/infer", body) for _ in range(2)]
     assert replies[0].error == "told to fail"
@@ -130,7 +130,7 @@ def test_error_is_not_kept(cached: Server, server_kind: str) -> None:
 
 
 def test_shape_and_outputs_count(cached: Server, server_kind: str) -> None:
-    """Not in Triton, which answers with outputs that were not asked for."""
+    """Not in Triton, which returns outputs that were not requested."""
     body = {"inputs": [tensor("INPUT", "INT32", [50], [1])]}
     names = [
         [output["name"] for output in reply.json()["outputs"]]

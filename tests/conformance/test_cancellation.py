@@ -1,4 +1,4 @@
-"""A gRPC client that cancels: the model is told while it runs, and the verbose log says what happened."""
+"""A gRPC client cancels: the model can see it while it runs, and the verbose log shows it."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_ensemble_of_a_decoupled_member_is_decoupled(server: Server) -> None:
 
 
 def statistics(client: Client, model: str) -> dict[str, dict[str, int]]:
-    """Counts of the durations, and the two counters."""
+    """Return the counts of the durations, and the two counters."""
     return settled(client.server, lambda: statistics_now(client, model))
 
 
@@ -184,7 +184,7 @@ def statistics_now(client: Client, model: str) -> dict[str, dict[str, int]]:
 
 
 def statistics_after(client: Client, model: str, executions: int) -> dict[str, dict[str, int]]:
-    """Statistics once so many executions are counted."""
+    """Return the statistics once this many executions are counted."""
 
     def counted() -> bool:
         return statistics_now(client, model)["counters"]["execution"] >= executions

@@ -1,4 +1,4 @@
-"""The same requests to conch and to the real Triton: the same answers, but for the list in ``differences.py``."""
+"""conch and the real Triton give the same responses to the same requests, except for the list in ``differences.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import Server
 
 pytestmark = pytest.mark.oracle
 
-#: Members of answers that must vary, with what stands for them.
+#: Members of responses that always vary, with their replacements.
 VARYING = {"version": r"2\.\d+\.\d+"}
 
 
@@ -69,7 +69,7 @@ def test_http(name: str, pair: Pair) -> None:
 
 
 def comparable(reply: Reply) -> Any:
-    """A body as something that is equal when it says the same: JSON as values with the order of keys."""
+    """Return a body in a comparable form: JSON as values with the order of keys."""
     body = decompressed(reply)
     if reply.headers.get("content-type", "").startswith("application/octet-stream"):
         length = int(reply.headers["inference-header-content-length"])
@@ -92,7 +92,7 @@ def decompressed(reply: Reply) -> bytes:
 
 
 def parsed(text: bytes) -> Any:
-    """JSON with objects as lists of pairs, each key once; NaN as text, since it does not equal itself."""
+    """Parse JSON with objects as lists of pairs, each key once; NaN becomes text, because it does not equal itself."""
     return json.loads(
         text,
         object_pairs_hook=lambda pairs: list(dict(pairs).items()),
@@ -101,7 +101,7 @@ def parsed(text: bytes) -> Any:
 
 
 def normalised(value: Any) -> Any:
-    """Without what may vary: see ``GENERAL`` in ``differences.py``."""
+    """Remove the parts that may vary: see ``GENERAL`` in ``differences.py``."""
     match value:
         case [("error", str(message))]:
             message = re.sub(r"(failed to parse the request JSON buffer): .*", r"\1", message)
@@ -119,12 +119,12 @@ def normalised(value: Any) -> Any:
 
 
 def without_extensions(members: list[Any]) -> list[Any]:
-    """The server's metadata without what differs on purpose; ``test_control_plane.py`` checks that."""
+    """Return the server's metadata without intended differences; ``test_control_plane.py`` checks those."""
     return [member for member in members if member[0] not in ("extensions", "conch_version")]
 
 
 def unordered(value: Any) -> Any:
-    """With every map in the order of its keys."""
+    """Sort every map by its keys."""
     match value:
         case (str(name), list(pairs)) if name in MAPS:
             return name, sorted(pairs, key=str)
@@ -136,12 +136,12 @@ def unordered(value: Any) -> Any:
             return value
 
 
-#: Fields of a configuration that are maps; their order is a hash table's.
+#: Fields of a configuration that are maps; their order is arbitrary (a hash table).
 MAPS = ("input_map", "output_map", "parameters", "metric_tags", "cc_model_filenames")
 
 
 def seen_by_model(member: tuple[str, Any]) -> Any:
-    """The names of requested outputs come to a model in any order (``echo_request``)."""
+    """Sort the names of requested outputs, which a model receives in any order (``echo_request``)."""
     name, value = member
     if name == "REQUEST" and isinstance(value, str):
         seen = json.loads(value)
@@ -177,13 +177,13 @@ def test_grpc(name: str, pair: Pair) -> None:
     assert actual.details == expected.details
     answers, wanted = ([as_values(message) for message in outcome.messages] for outcome in (actual, expected))
     if name.startswith("stream: decoupled ensemble"):
-        # Whether the end comes with the last response or after it is a matter of time, there and here.
+        # In both servers, the end may come with the last response or after it, depending on timing.
         answers, wanted = without_end(answers), without_end(wanted)
     assert answers == wanted
 
 
 def as_values(message: Any) -> Any:
-    """A protobuf message as values, without what may vary."""
+    """Return a protobuf message as values, without the parts that may vary."""
     values = MessageToDict(message, preserving_proto_field_name=True)
     if isinstance(message, service_pb2.ServerMetadataResponse):
         assert re.fullmatch(VARYING["version"], values.pop("version"))
@@ -196,7 +196,7 @@ def as_values(message: Any) -> Any:
 
 
 def without_end(answers: list[Any]) -> list[Any]:
-    """Responses of a stream without those that carry nothing but the end, and without its mark."""
+    """Return the responses of a stream without empty final responses and without final flags."""
     for answer in answers:
         answer["infer_response"]["parameters"].pop("triton_final_response", None)
     return [answer for answer in answers if answer["infer_response"].get("outputs")]

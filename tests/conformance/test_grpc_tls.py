@@ -1,4 +1,4 @@
-"""Who may call over gRPC with TLS, and with mutual TLS."""
+"""Which clients may connect over gRPC with TLS, and with mutual TLS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.StatusCode:
-    """How a call ends that every server answers."""
+    """Return the result of a call that every server supports."""
     channel = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
     with channel:
         live = channel.unary_unary(

@@ -1,4 +1,4 @@
-"""Instances that come and go while requests run: how often the model is initialized and finalized."""
+"""Instances added and removed while requests run: how often the model is initialized and finalized."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ backend: "python"
 input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
 """
-#: Flags of the server, and what each group says to the rate limiter.
+#: Flags of the server, and the rate limiter settings of each group.
 MODES = {
     "unlimited": ([], ""),
     "limited": (["--rate-limit=execution_count"], 'resources [ { name: "R" count: 2 } ]'),
@@ -49,7 +49,7 @@ MODES = {
 
 
 def groups(*texts: str) -> str:
-    """Instance groups, each as its kind, its count and its name if it has one."""
+    """Return instance groups, given by kind, count and optional name."""
     written = []
     for text in texts:
         kind, count, *name = text.split()
@@ -58,7 +58,7 @@ def groups(*texts: str) -> str:
     return f"instance_group [ {', '.join(written)} ]"
 
 
-#: By what happens: the groups of each load, and how often initialize and finalize have been called when it returns.
+#: By event: the groups of each load, and how often initialize and finalize have been called when it returns.
 CHANGES: dict[str, list[tuple[str, int, int]]] = {
     "add, remove, add": [
         (groups("CPU 3"), 3, 0), (groups("CPU 4"), 4, 0), (groups("CPU 3"), 4, 1), (groups("CPU 4"), 5, 1),
@@ -83,7 +83,7 @@ RESOURCES = [(2, 1, 0), (4, 2, 1), (3, 3, 2), (3, 3, 2)]
 
 
 class Watched:
-    """The model ``m`` of a server, and the calls that its instances have had."""
+    """The model ``m`` of a server, and the calls of its instances."""
 
     def __init__(self, server: Server, repository: Path, notes: Path, limits: str) -> None:
         self.server = server
@@ -95,7 +95,7 @@ class Watched:
         text = CONFIG + instances.replace(
             "rate_limiter { LIMITS }", self.limits and f"rate_limiter {{ {self.limits} }}"
         )
-        # Where Python cannot write its byte code, which to Triton would be a change of the version.
+        # Python cannot write byte code here, which Triton would regard as a change of the version.
         files = {"1/model.py": f"NOTES = {str(self.notes)!r}\n{MODEL}", "1/__pycache__": ""}
         write(self.repository, "m", text, {} if (self.repository / "m").exists() else files)
 
@@ -146,7 +146,7 @@ def watched(limited: tuple[Server, Path, str, Path], tmp_path: Path) -> Iterator
 
 @pytest.fixture
 def busy(watched: Watched, background: Callable[..., Future[None]]) -> Iterator[Callable[[], None]]:
-    """Starts requests that follow each other until the end of the test, all of which must be answered."""
+    """Sends requests one after another until the end of the test; all of them must succeed."""
     ended, clients = Event(), []
 
     def keep_asking() -> None:

@@ -1,4 +1,4 @@
-"""Summaries of latencies on the metrics page, with quantiles of one's own."""
+"""Latency summaries on the metrics page, with configured quantiles."""
 
 from __future__ import annotations
 

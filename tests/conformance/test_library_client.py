@@ -1,4 +1,4 @@
-"""``conch.Client`` talks to the real Triton as it does to conch."""
+"""``conch.Client`` works with the real Triton as it does with conch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_stream_that_is_refused_says_why(server: Server, server_kind: str) -> 
 
 
 def test_a_model_may_go_on_after_an_error(server: Server, server_kind: str) -> None:
-    """Asked for errors with codes, or cancelled just then, Triton crashes of it after some dozens of streams."""
+    """With error codes, or with cancellation at that moment, Triton crashes after some dozens of streams."""
     with conch.Client(server.grpc) as client:
         for _ in range(100):
             with pytest.raises(ConchError, match="negative") as raised:

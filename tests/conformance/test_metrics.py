@@ -1,4 +1,4 @@
-"""The metrics page of both servers: which families there are, and with which labels."""
+"""The metrics page of both servers: families and labels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIGS = {
         } }
     """,
 }
-#: What Triton 2.51 lacks, and later releases have.
+#: Families that Triton 2.51 lacks and later releases have.
 NEWER = {"nv_model_load_duration_secs", "nv_inference_first_response_histogram_ms"}
 
 

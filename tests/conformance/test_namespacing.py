@@ -1,4 +1,4 @@
-"""Models of one name in two repositories: ``--model-namespacing``."""
+"""Models with the same name in two repositories: ``--model-namespacing``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ensemble(member: str, more: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Both with ``twin`` and an ensemble of it, and with models that the other one does not have."""
+    """Create both, with ``twin`` and an ensemble of it, and with models that the other repository does not have."""
     root = tmp_path_factory.mktemp("namespaces")
     one, two = root / "one", root / "two"
     for number, (home, other) in enumerate(((one, two), (two, one)), 1):
@@ -105,7 +105,7 @@ def test_index_has_the_models_of_each_repository_by_name(twins: Server) -> None:
     ("name", "answer"),
     [
         ("single_one", 1), ("single_two", 2), ("plain_one", 1), ("plain_two", 2),
-        # Triton 2.51 takes a member of the ensemble's own repository, whatever ``model_namespace`` says.
+        # Triton 2.51 uses the step's model in the ensemble's own repository, regardless of ``model_namespace``.
         ("other_one", 1), ("other_two", 2),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What becomes of outputs that a model gives and its configuration does not declare, and the other way round."""
+"""Outputs that a model returns but its configuration does not declare, and the reverse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``conch perf`` against both servers: every request that it knows how to send is answered, and as it should be."""
+"""``conch perf`` against both servers: every kind of request that it can send gets the right response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import Server, Start
 from tests.models import build
 
 TEXT = {"model": "identity_string", "data": DataOptions(string_data="some text")}
-#: By what is asked.
+#: By the kind of request.
 CASES: dict[str, dict[str, Any]] = {
     "http": TEXT,
     "http json": {**TEXT, "binary": False, "binary_output": False},
@@ -43,14 +43,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def sharing(start: Start, server_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Each server, with clients' shared memory."""
+    """Each server, with shared memory enabled."""
     repository = build(tmp_path_factory.mktemp("shared") / "models", "add_sub", "identity_string")
     with start(repository, *(["--allow-client-shm=true"] if server_kind == "conch" else [])) as server:
         yield server
 
 
 def _measure(server: Server, **given: Any) -> Measured:
-    """20 requests of two callers."""
+    """Send 20 requests with a concurrency of two."""
     address, _ = read_address(server.grpc if given.get("protocol") == "grpc" else server.http, "http")
     fields = {"warm_up": 0.0, "requests": 20, "total_requests": 20, "trials": 1, "timeout": 30.0} | given
     with Measurement(PerfPlan(address=address, **fields)) as measurement:
@@ -68,7 +68,7 @@ def test_every_request_is_answered(name: str, server: Server, sharing: Server) -
 
 
 def test_memory_is_given_back_while_callers_run(sharing: Server) -> None:
-    """Not before their requests have ended: the server does not forget a region that is in use."""
+    """Not before their requests have ended: the server does not unregister a region that is in use."""
     address, _ = read_address(sharing.http, "http")
     client = InferenceServerClient(sharing.http)
     plan = PerfPlan("add_sub", address, shared_memory=True, warm_up=0.0, interval=0.2, trials=1)
@@ -83,7 +83,7 @@ def test_memory_is_given_back_while_callers_run(sharing: Server) -> None:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_sequences_keep_their_state_apart(protocol: str, server: Server, tmp_path: Path) -> None:
-    """The model answers with the sum of a sequence so far, which is right only for whole sequences in order."""
+    """The model returns the sum of a sequence so far, which is right only for complete sequences in order."""
     file = tmp_path / "data.json"
     data = [[{"INPUT": [1]}, {"INPUT": [2]}, {"INPUT": [3]}], [{"INPUT": [10]}, {"INPUT": [20]}]]
     sums = [[{"OUTPUT": [1]}, {"OUTPUT": [3]}, {"OUTPUT": [6]}], [{"OUTPUT": [10]}, {"OUTPUT": [30]}]]

@@ -1,4 +1,4 @@
-"""The ports for SageMaker and Vertex AI: documented requests get the same answers from conch and the real Triton."""
+"""The ports for SageMaker and Vertex AI: documented requests get the same responses from conch and the real Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ``model.py`` written for Triton relies on: utilities, surroundings, senders, batches, async execute."""
+"""The API for a ``model.py`` written for Triton: utilities, environment, senders, batches, async execute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RAISED = "TritonModelException"
 METRIC = "Failed to process the request for model 'utilities_0', message: TRITONSERVER_METRIC_KIND_COUNTER"
 BLS = "Error when running inference"
 
-#: What each function of the model ``utilities`` gives.
+#: The result of each function of the model ``utilities``.
 UTILITIES: dict[str, Any] = {
     "tensor_accessors": ["T", [2, 3], True, [[0, 1, 2], [3, 4, 5]]],
     "tensor_of_objects": [[2, 2], ["ä", "b'b'", "1", "None"]],
@@ -131,7 +131,7 @@ def test_utilities(http: Client, case: str, server_kind: str) -> None:
         pytest.skip("2.51 gives these answers, and now and then dies of them")
     expected = UTILITIES[case]
     if (server_kind, case) == ("conch", "tensor_of_unicode"):
-        expected = None  # conch takes arrays of str, encoded as UTF-8
+        expected = None  # conch accepts arrays of str, encoded as UTF-8
     result = http.infer("utilities", {"CASE": strings(case)})
     assert json.loads(result["RESULT"][0]) == expected
 
@@ -228,7 +228,7 @@ Background = Callable[..., Future[Any]]
 
 
 class TestBatches:
-    """A first request holds the model's only instance, so that what follows is one batch."""
+    """A first request occupies the model's only instance, so that the following requests form one batch."""
 
     def hold(self, server: Server, events: Events, background: Background, *names: str) -> list[Future[Any]]:
         first = background(pass_gate, server, events, "first")

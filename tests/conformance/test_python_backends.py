@@ -1,4 +1,4 @@
-"""Python-based backends: a model.py in a directory of backends runs every model that names it."""
+"""Python-based backends: a model.py in the backend directory runs every model that names it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import Server, Start
 from tests.models import write
 from tests.oracle import OracleUnavailable, install
 
-#: Answers with what its model, its class and its module were given.
+#: Returns the arguments that its model, its class and its module received.
 SOURCE = """
 import json
 import os
@@ -92,7 +92,7 @@ def backends(tmp_path_factory: pytest.TempPathFactory, server_kind: str) -> Path
 
 
 DATA = {"1/data.txt": "one", "1/beside.py": 'NAME = "beside the data"', "beside.py": 'NAME = "in the model"'}
-#: Configurations that load, and those that do not, by the name of their model.
+#: Valid and invalid configurations, by model name.
 LOADING = {
     "plain": 'backend: "mine"',
     "second": 'backend: "mine" parameters { key: "ASKS" value { string_value: "plain" } }',
@@ -152,7 +152,7 @@ def test_model_is_run_by_the_source_of_its_backend(name: str, based: Server, bas
     if name == "second":
         load(based, "plain")
     assert load(based, name) == (200, "")
-    asked = "plain" if name == "second" else name  # which it asks in turn
+    asked = "plain" if name == "second" else name  # which it calls in turn
     seen = ask(based, name)
     instance = re.sub(r"_\d$", "_0", seen["arguments"].pop("model_instance_name"))
     version = "2" if asked == "plain" else "1"
@@ -184,7 +184,7 @@ ESCAPES = "backend library name '{}' escapes backend directory '{}', for model '
 
 
 def expected(name: str, backends: Path, repository: Path) -> str:
-    """The reason that Triton gives why a model does not load."""
+    """Return Triton's reason why a model does not load."""
     if name == "fails":
         return f"Internal: ValueError: no fails\n\nAt:\n  {backends}/failing/model.py(4): initialize\n"
     if name == "lacks_class":
@@ -216,4 +216,4 @@ def test_model_without_a_backend_is_refused(name: str, based: Server, backends: 
 def test_archive_beside_the_source_is_the_environment_of_its_models(based: Server) -> None:
     status, error = load(based, "is_packed")
     assert status == 400
-    assert "Internal: " in error and "ValueError: no is_packed" not in error  # the archive is none
+    assert "Internal: " in error and "ValueError: no is_packed" not in error  # the file is not an archive

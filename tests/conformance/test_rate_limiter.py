@@ -1,4 +1,4 @@
-"""The rate limiter of both servers: instances of several models that share a resource, and loads that it refuses."""
+"""The rate limiter of both servers: instances of several models share a resource, and impossible loads are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conformance.raw import post, tensor
 from tests.conftest import Server, Start
 from tests.models import write
 
-#: Answers with the moments at which it began and ended.
+#: Returns the times at which it began and ended.
 MODEL = """
 import time
 import numpy as np
@@ -33,7 +33,7 @@ input {{ name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] }}
 output {{ name: "TIMES" data_type: TYPE_FP64 dims: [ 2 ] }}
 instance_group {{ count: 2 kind: KIND_CPU rate_limiter {{ resources {{ {resource} }} }} }}
 """
-#: Models of sequences that take what ``most`` takes.
+#: Sequence models that need the same resources as ``most``.
 SEQUENCES = {"direct": "direct { }", "oldest": "oldest { max_candidate_sequences: 2 }"}
 MODELS = {
     "most": 'name: "R" count: 4',
@@ -86,7 +86,7 @@ def test_instances_that_do_not_fit_together_run_in_turns(
 
 
 def test_instances_that_fit_together_run_side_by_side(limited: Server, background: Callable[..., Future[Any]]) -> None:
-    for _ in range(20):  # a busy machine may start one after the other has ended
+    for _ in range(20):  # on a busy machine, one may start after the other has ended
         ran = together(limited, background, "half", "shared", "half")
         if any(former[1] > latter[0] for former, latter in pairwise(ran)):
             return

@@ -1,4 +1,4 @@
-"""Models of conch that another server runs, in front of conch and of the real Triton, over HTTP and gRPC."""
+"""Remote models of conch, run by another conch and by the real Triton, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tests.events import Events
 from tests.models import build, write
 from tests.servers import ConchServer
 
-#: Models that are passed on over both protocols, as ``NAME_http`` and ``NAME_grpc``.
+#: Remote models over both protocols, as ``NAME_http`` and ``NAME_grpc``.
 BOTH = ("types", "identity_batched", "echo_request", "accumulate", "gate", "faults", "optional")
-#: Models that are passed on under their own names, over gRPC: steps and calls of models of the server in front.
+#: Remote models over gRPC with their own names: used by ensembles and models of the server in front.
 OWN = ("repeat", "square", "plus_one", "accumulate", "identity_string")
-#: Ensembles and models that run in front, and use those.
+#: Ensembles and models of the server in front that use them.
 IN_FRONT = ("accumulate_chain", "calling_async", "calling_decoupled")
 
 
 def remote(url: str, **parameters: object) -> str:
-    """The text of a configuration."""
+    """Return the text of a configuration."""
     lines = [
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
         for key, value in {"url": url, **parameters}.items()
@@ -124,7 +124,7 @@ def test_the_remote_sees_the_request_as_its_own_clients_send_it(server: Server, 
 
 
 def seen(reply: Reply) -> Any:
-    """What the model ``echo_request`` saw; the order of a message's parameters is nobody's."""
+    """Return the request that the model ``echo_request`` received; the order of parameters is undefined."""
     (output,) = reply.json()["outputs"]
     return json.loads(output["data"][0])
 
@@ -148,7 +148,7 @@ def add(front: ConchServer, model: str, sequence: int, number: int, **parameters
 
 
 def stream(server: Server, *requests: Any) -> list[tuple[list[bytes], bool]]:
-    """The data and the final flag of each response of one stream, which must end well."""
+    """Return the data and the final flag of each response of one stream, which must end without an error."""
     outcome = call(server.grpc, Call("ModelStreamInfer", list(requests)))
     assert outcome.code == "OK", outcome.details
     return [
@@ -173,7 +173,7 @@ def test_responses_of_a_decoupled_model_and_its_end_are_passed_on(server: Server
 def test_an_error_of_a_decoupled_model_keeps_its_code_where_that_is_told(front: ConchServer, server_kind: str) -> None:
     metadata = (("triton_grpc_error", "true"),)
     outcome = call(front.grpc, Call("ModelStreamInfer", [repeat(1, -1)], metadata))
-    code = "INVALID_ARGUMENT" if server_kind == "conch" else "UNKNOWN"  # Triton would crash where it is asked for it
+    code = "INVALID_ARGUMENT" if server_kind == "conch" else "UNKNOWN"  # Triton would crash if asked for it
     assert (outcome.code, outcome.details) == (code, "negative")
 
 
@@ -212,7 +212,7 @@ def test_a_request_that_is_given_up_is_cancelled_on_the_remote(
         events.wait("leaving.started")
         waiting.cancel()
         if over == "http" and server_kind == "triton":
-            events.set("leaving.go")  # its HTTP front end does not look whether its clients are still there
+            events.set("leaving.go")  # its HTTP front end does not detect disconnected clients
         else:
             events.wait("leaving.cancelled")
 

@@ -65,7 +65,7 @@ Put = Callable[..., None]
 
 @pytest.fixture
 def put(explicit_repository: Path) -> Put:
-    """Write (or overwrite) a model that answers with a number."""
+    """Write (or overwrite) a model that returns a number."""
     clock = iter(range(int(time.time()) + 10, 2**40, 10))
 
     def put(name: str, value: int | None, version: int = 1, config: str | None = CONFIG) -> None:
@@ -188,7 +188,7 @@ def test_config_override_is_gone_when_the_changed_model_is_loaded(client: Client
     seen = client.get("model_config", name)
     seen = seen.get("config", seen)
     assert seen["parameters"] == {"who": {"string_value": "override"}}
-    # Triton 2.51 keeps the override when no file has changed since; conch may go back to the file either way.
+    # Triton 2.51 keeps the override if no file has changed since; conch uses the file again in both cases.
     put(name, 1)
     client.api.load_model(name)
     seen = client.get("model_config", name)

@@ -1,4 +1,4 @@
-"""Which requests of sequences share a batch, in which rows, and what becomes of them, in conch and in Triton."""
+"""How conch and Triton batch the requests of sequences: batches, rows, and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST, LAST, ONLY = {"sequence_start": True}, {"sequence_end": True}, {"sequence
 
 
 def send(server: Server, model: str, sequence: int | str, **parameters: Any) -> Any:
-    """The rows of the batch in which a request ran, or its error."""
+    """Return the rows of the batch in which a request ran, or its error."""
     body = {
         "inputs": [tensor("NUMBER", "INT32", [0], [1, 1])],
         "parameters": {"sequence_id": sequence, **parameters},

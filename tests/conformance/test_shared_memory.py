@@ -21,14 +21,14 @@ from tests.conftest import Server, Start
 from tests.events import eventually
 from tests.models import build
 
-#: Half of the memory: whole pages, and more than travels in a message to a worker.
+#: Half of the memory: whole pages, and more than fits in a message to a worker.
 HALF = 64 * 4096
 MODELS = ("identity_fp32", "identity_string", "add_sub", "chain", "plus_one", "repeat")
 
 
 @pytest.fixture(scope="module")
 def sharing(start: Start, server_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Each server, with clients' shared memory."""
+    """Each server, with shared memory enabled."""
     repository = build(tmp_path_factory.mktemp("shared") / "models", *MODELS)
     flags = ["--allow-client-shm=true"] if server_kind == "conch" else []
     with start(repository, *flags) as server:
@@ -41,7 +41,7 @@ def client(request: pytest.FixtureRequest, sharing: Server) -> Client:
 
 
 class Memory:
-    """Shared memory of the test's own, for which every key is another."""
+    """Shared memory of the test, with a new key for each region."""
 
     def __init__(self) -> None:
         self.name = f"conch_conformance_{uuid4().hex[:12]}"
@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def key(self) -> str:
-        """A key that was not used before: Triton 2.51 registers one key once only."""
+        """Return a new key: Triton 2.51 registers each key only once."""
         self._slashes += 1
         return "/" * self._slashes + self.name
 
@@ -68,7 +68,7 @@ def memory() -> Iterator[Memory]:
 
 @pytest.fixture
 def region(client: Client, memory: Memory) -> Iterator[str]:
-    """A registered region: all of the memory."""
+    """Register the whole memory as a region."""
     client.api.register_system_shared_memory("r", memory.key, 2 * HALF)
     yield "r"
     unregister_all(client.server)
@@ -77,7 +77,7 @@ def region(client: Client, memory: Memory) -> Iterator[str]:
 def unregister_all(server: Server) -> None:
     """Unregister every region.
 
-    Triton 2.51 refuses it as long as a request uses one, and a request may be let go of after its answer was sent.
+    Triton 2.51 refuses this while a request uses a region, and may release a request after its response was sent.
     """
     path = "/v2/systemsharedmemory/unregister"
     eventually(lambda: send(server.http, Request("POST", path)).status == 200, "unregistering")

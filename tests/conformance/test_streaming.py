@@ -22,7 +22,7 @@ from tests.conftest import Server
 
 
 def stream(server: Server, *requests: Any) -> list[Any]:
-    """All responses of one stream; it must end well."""
+    """Return all responses of one stream, which must end without an error."""
     outcome = call(server.grpc, Call("ModelStreamInfer", list(requests)))
     assert outcome.code == "OK", outcome.details
     return outcome.messages
@@ -99,7 +99,7 @@ def test_ensemble_with_a_decoupled_member(server: Server) -> None:
     assert {(message.infer_response.model_name, message.infer_response.id) for message in messages} == {
         ("repeated", "e")
     }
-    # The last response is the final one only if the member had said that nothing follows before it left.
+    # The last response is the final one only if the step sent its final flag before the response was passed on.
     assert [final(message) for message in messages][-1] is True
     assert sum(map(final, messages)) == 1
     messages = stream(server, request("repeated", inputs, id="e"))
@@ -143,7 +143,7 @@ def test_call_with_a_deadline_ends(server: Server) -> None:
 
 
 class Events:
-    """The server-sent events of a ``generate_stream`` reply, as they come."""
+    """The server-sent events of a ``generate_stream`` reply, as they arrive."""
 
     def __init__(self, server: Server, model: str, body: dict[str, Any]) -> None:
         host, port = server.http.split(":")

@@ -1,4 +1,4 @@
-"""Trace files: what they say of requests of clients, of ensembles' steps and of models' calls."""
+"""Trace files for the requests of clients, of ensemble steps, and of models (BLS)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GRPC = {"GRPC_WAITREAD_START", "GRPC_WAITREAD_END", DONE, "GRPC_SEND_START", "GR
 
 
 class Part(NamedTuple):
-    """One request of a trace: its model, the model that made it, the client's id, its moments."""
+    """One request of a trace: its model, its parent model, the client's ID, its timestamps."""
 
     model: str
     maker: str
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class Traces:
-    """A server that writes every trace into a file of its own."""
+    """A server that writes every trace to a separate file."""
 
     def __init__(self, server: Server, file: Path) -> None:
         self.server = server
@@ -61,7 +61,7 @@ class Traces:
         self._read = 0
 
     def next(self) -> list[dict[str, Any]]:
-        """The objects of the next trace."""
+        """Return the objects of the next trace."""
         path = Path(f"{self._file}.{self._read}")
         self._read += 1
         eventually(lambda: path.exists() and path.read_text().endswith("]"), f"{path} is written")
