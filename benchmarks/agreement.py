@@ -1,12 +1,12 @@
-"""Whether ``conch perf`` and perf_analyzer find the same, and what each costs: one server, both tools in turns.
+"""Compares the results and the cost of ``conch perf`` and perf_analyzer: one server, measured by both tools in turns.
 
     python -m benchmarks.agreement [--rounds 3] [--seconds 2] [--server conch|triton] [--model-ms 5]
 
-A row shows the median over the rounds of throughput and of the median latency as both tools find them, the median of
-the ratios within each round, and how many requests a second each drives with one core.
+A row shows the medians over the rounds of the throughput and of the median latency from each tool, the median of the
+ratios within each round, and how many requests per second each tool sends with one core.
 
-The model waits for ``--model-ms`` for each batch of up to 16, as one on an accelerator would.  With 0 it does nothing,
-and what differs is how much the tools themselves take, of time and of the cores that the server needs.
+The model waits for ``--model-ms`` for each batch of up to 16, like a model on an accelerator.  With 0 it does nothing,
+and the results differ only by the time that the tools take themselves, and by the cores that they take from the server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEVELS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a tool says: inferences a second, the median latency (µs), and the cores that it used itself."""
+    """The result of a tool: inferences per second, the median latency (µs), and the cores that the tool used."""
 
     throughput: float
     median: float
@@ -45,7 +45,7 @@ class Found:
 
 @dataclass
 class Level:
-    """One row: both tools' answers by round."""
+    """One row: the results of both tools by round."""
 
     protocol: str
     concurrency: int
@@ -80,7 +80,7 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> fl
         output.seek(0)
         if process.returncode or len(readings) < 4:
             raise RuntimeError(f"{' '.join(command)}: {output.read()[-1000:]}")
-    # The first half is for starting and warming up; what processes used is forgotten when they have ended.
+    # The first half is for starting and warming up; the usage of processes is no longer available when they have ended.
     start, before = readings[len(readings) // 2]
     end, after = max(readings, key=lambda reading: reading[1])
     return (after - before) / (end - start)
@@ -91,7 +91,7 @@ def _seconds(tool: psutil.Process) -> float:
 
 
 def ask_conch(address: str, protocol: str, concurrency: int, seconds: float) -> Found:
-    """What ``conch perf`` says."""
+    """Return the result of ``conch perf``."""
     with tempfile.TemporaryDirectory() as home:
         report = Path(home) / "report.json"
         cores = run([
@@ -103,7 +103,7 @@ def ask_conch(address: str, protocol: str, concurrency: int, seconds: float) -> 
 
 
 def ask_peer(address: str, protocol: str, concurrency: int, seconds: float) -> Found:
-    """What perf_analyzer says."""
+    """Return the result of perf_analyzer."""
     oracle = install()
     with tempfile.TemporaryDirectory() as home:
         report = Path(home) / "report.csv"

@@ -1,10 +1,10 @@
-"""Whether ``conch analyze`` finds the best configuration without trying all: full sweep, quick and optuna, in one run.
+"""Compares the search modes of ``conch analyze``: full sweep, quick and optuna, in one run.
 
     python -m benchmarks.analyze_modes [--model minilm] [--instances 3] [--batches 32] [--seconds 0.5] [--rounds 10]
 
-All three search the same space of a model of the demo's repository, each from nothing, for the highest throughput.
-Then what each found is measured again, in turns, on servers that are up at the same time: the ratio to the sweep's best
-has an interval over the rounds.  Measurements are those of the search.
+All three search the same space of a model of the demo's repository, each from scratch, for the highest throughput.
+Then their results are measured again, in turns, on servers that run at the same time; the ratio to the sweep's result
+has a confidence interval over the rounds.  Measurements are made as in the search.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TEXT: Final = "A sentence of a usual length, as people send it to have it embedd
 
 
 class Counting:
-    """Counts what is measured, and says so on the standard error."""
+    """Counts the measurements, and reports the count on standard error."""
 
     def __init__(self, mode: str) -> None:
         self.mode, self.points, self.failures = mode, 0, 0
@@ -64,7 +64,7 @@ class Counting:
 
 @dataclass
 class Found:
-    """What a mode found: the best candidate and its best load; ``again`` are its throughputs in turns (infer/s)."""
+    """The result of a mode: the best candidate and its best load; ``again`` are its throughputs in turns (infer/s)."""
 
     mode: str
     points: int
@@ -76,7 +76,7 @@ class Found:
 
     @property
     def choice(self) -> tuple[str, float]:
-        """What modes share that found the same."""
+        """The key that is equal for modes with the same result."""
         return json.dumps(self.overrides, sort_keys=True), self.point.load
 
 
@@ -108,7 +108,7 @@ def _search(settings: AnalyzeSettings, mode: SearchMode, folder: Path) -> Found:
 
 
 def _best(outcome: SearchOutcome) -> tuple[CandidateResult, Point]:
-    """The winner; where others disturbed all that was measured, the first in the order all the same."""
+    """Return the winner; if all measurements were disturbed, the first in the ranking."""
     ranking = outcome.recommendation.ranking
     row = ranking.winner or ranking.rows[0]
     assert row.point is not None
@@ -119,7 +119,7 @@ def _in_turns(
     settings: AnalyzeSettings, repository: ModelRepository, found: Sequence[Found], arguments: argparse.Namespace,
     folder: Path,
 ) -> None:  # fmt: skip
-    """Measure what was found, once each in every round; servers that are not asked do nothing."""
+    """Measure each result once in every round; the other servers are idle."""
     with ExitStack() as stack:
         measurements = []
         for one in found:
@@ -148,14 +148,14 @@ def _rows(found: Sequence[Found]) -> list[list[str]]:
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> str:
-    """The geometric mean of the ratios within rounds, and where it lies with 95 % confidence."""
+    """Return the geometric mean of the ratios within rounds, and its 95 % confidence interval."""
     logs = [math.log(here / there) for here, there in zip(one, other, strict=True) if here and there]
     if not logs:
         return "–"
     mean = sum(logs) / len(logs)
     if len(logs) < 2:
         return f"{math.exp(mean):.3f}"
-    # The interval of values that may be negative: those that ``mean_interval`` takes are not.
+    # ``mean_interval`` does not accept values that may be negative.
     lowest = min(logs)
     interval = mean_interval([value - lowest for value in logs])
     assert interval is not None

@@ -1,7 +1,7 @@
-"""A clock around conch's own functions: which stages of a request are measured, and where they begin and end.
+"""Measures the stages of a request with a clock around conch's functions.
 
-The wrapped functions are named here only.  A function that has gone is an AttributeError when the server starts, so
-that a refactoring cannot make the figures wrong without being noticed.
+Only this module names the wrapped functions.  A missing function raises AttributeError when the server starts, so that
+a refactoring cannot silently make the figures wrong.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Moments = dict[str, int]
 
 
 class Recorder:
-    """The moments of the current request by stage (``perf_counter_ns``), and in ``all`` those of every request before.
+    """The times of the current request's stages (``perf_counter_ns``), and in ``all`` those of every earlier request.
 
-    Assumes one request at a time.  The clock costs about half a microsecond a stage.
+    Assumes one request at a time.  The clock costs about half a microsecond per stage.
     """
 
     def __init__(self) -> None:
@@ -28,12 +28,12 @@ class Recorder:
         self.moments[stage] = perf_counter_ns()
 
     def end(self) -> None:
-        """Close the current request."""
+        """Complete the current request."""
         self.all.append(self.moments)
         self.moments = {}
 
     def around(self, owner: Any, name: str, before: str = "", after: str = "", end: bool = False) -> None:
-        """Mark a stage when a function of ``owner`` is entered or left; ``end`` closes the request when it is left."""
+        """Record a stage when a function of ``owner`` is entered or left; ``end``: leaving it completes the request."""
         function: Callable[..., Any] = getattr(owner, name)
 
         @functools.wraps(function)

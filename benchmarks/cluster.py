@@ -1,11 +1,11 @@
-"""What ``conch deploy ray`` costs and gives: latency by each way, throughput by replicas, time to recover.
+"""Measures ``conch deploy ray``: latency by path, throughput by number of replicas, and time to recover.
 
     python -m benchmarks.cluster [--rounds 5] [--seconds 1] [--replicas 1,2,4] [--parts latency,throughput,recovery]
 
-Starts a cluster of three Ray nodes on this machine.  Latency: one client asks the port of a replica itself (a bare
-server) and the ingress in front of it, in turns.  Throughput: a model that sleeps, with one
-instance and one request at a time, so that replicas add up also on few cores.  Recovery: from the moment at which a
-replica, or a node with one, is killed, to that at which as many replicas answer as before; and what the callers saw.
+Starts a cluster of three Ray nodes on this machine.  Latency: one client sends requests to a replica's port (a bare
+server) and to the ingress in front of it, in turns.  Throughput: a model that sleeps, with one instance and one request
+at a time, so that replicas scale even on few cores.  Recovery: the time from killing a replica, or a node with one,
+until as many replicas respond as before; and the errors that the clients got.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ max_batch_size: 8
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
 """
-#: Times that the ways change places within a round.
+#: How often the paths alternate within a round.
 _TURNS: Final = 4
-#: How long the model sleeps (s), and how many callers it has for each replica.
+#: How long the model sleeps (s), and the number of clients per replica.
 _SLEEP: Final = 0.05
 _CALLERS: Final = 4
 PARTS: Final = ("latency", "throughput", "recovery")
 
 
 def write_models(repository: Path) -> None:
-    """Write ``identity``, which gives back what it gets, and ``where``, which sleeps and says where it runs."""
+    """Write ``identity``, which returns its input, and ``where``, which sleeps and returns where it runs."""
     write(repository, "identity", _IDENTITY)
     (repository / "identity" / "1").mkdir()
     shutil.copytree(MODELS / "ray" / "where", repository / "where")
@@ -56,7 +56,7 @@ def write_models(repository: Path) -> None:
 
 
 def caller(protocol: str, address: str) -> Callable[[], object]:
-    """What sends a request to ``address`` and waits for the answer."""
+    """Return a function that sends a request to ``address`` and waits for the response."""
     module = _MODULES[protocol]
     client = module.InferenceServerClient(address)
     tensor = module.InferInput("INPUT0", [1, 16], "FP32")
@@ -117,7 +117,7 @@ def recovery(cluster: RayCluster, said: str) -> None:
 
 
 def row(what: str, load: Load, kill: Callable[[], object], gone: set[int]) -> None:
-    """Print how long it takes after ``kill`` until two others than those ``gone`` answer."""
+    """Print the time after ``kill`` until two replicas other than those ``gone`` respond."""
     answers, failures, begun = len(load.answers), len(load.failures), time.perf_counter()
     kill()
     while len({answer["PROCESS"] for answer in load.answers[answers:][-100:]} - gone) < 2:
@@ -128,7 +128,7 @@ def row(what: str, load: Load, kill: Callable[[], object], gone: set[int]) -> No
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each way is asked in a round")

@@ -1,4 +1,4 @@
-"""The servers of the comparison of text models, each a column of its tables."""
+"""The servers in the comparison of text models; each is a column of its tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.texts import SENTENCE, checkpoint, mixed
 from tests.oracle import TritonServer
 from tests.servers import ConchServer
 
-#: By name: what it is.
+#: The description of each server by name.
 PEERS: Final = {
     "transformers": "Triton, transformers in model.py",
     "ensemble": "Triton, tokenizer → ONNX Runtime int8",
@@ -31,8 +31,8 @@ PEERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A server and the model that is asked; ``ours`` is conch as it is, ``padded`` conch without grouping by length
-    (of the variant that its name ends with)."""
+    """A server and its model; ``ours`` is conch unchanged, ``padded`` is conch without batching by length
+    (the name ends with the variant)."""
 
     name: str
     target: Target
@@ -41,13 +41,13 @@ class Column:
 
     @property
     def inference_protocol(self) -> bool:
-        """Whether perf_analyzer can ask it."""
+        """Whether perf_analyzer can send requests to it."""
         return bool(self.target.model)
 
 
 @contextlib.contextmanager
 def start(folder: Path, variants: Sequence[str], peers: Sequence[str], max_batch: int) -> Iterator[list[Column]]:
-    """All servers, ready: conch with a model for each variant, and the peers."""
+    """Return all servers, ready: conch with a model for each variant, and the peers."""
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as running:
         converted.serve(Path(home) / "conch", folder, variants)
         conch = running.enter_context(ConchServer(Path(home) / "conch", "--log-info=false"))
@@ -79,7 +79,7 @@ def start(folder: Path, variants: Sequence[str], peers: Sequence[str], max_batch
 
 
 def deviations(columns: Sequence[Column]) -> str:
-    """How far the servers' answers are from those of fp32, as a sentence; RuntimeError when one is another model's."""
+    """Describe the difference of the servers' results from fp32; raises RuntimeError if one is of another model."""
     texts = [SENTENCE, *mixed(16)]
     answers = {column.name: np.stack([column.target.embedding(text) for text in texts]) for column in columns}
     exact = next((name for name in answers if name.endswith(("transformers", "fp32"))), columns[0].name)

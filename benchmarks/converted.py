@@ -1,4 +1,4 @@
-"""The checkpoint as ``conch convert`` makes it, and repositories that serve its variants side by side."""
+"""Converts the checkpoint with ``conch convert``, and writes repositories that serve several variants."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.servers import CONCH
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of every benchmark of a converted checkpoint."""
+    """Add the options of every benchmark of a converted checkpoint."""
     parser.add_argument("--converted", type=Path, metavar="FOLDER", help="with conch.json; converted anew without")
     parser.add_argument("--variants", nargs="*", metavar="NAME", help="of conch.json; the verdict's and int8 if none")
 
 
 @contextlib.contextmanager
 def folder(given: Path | None) -> Iterator[Path]:
-    """The converted model: the given one, or one that is made now, in about a minute, and timed."""
+    """Return the converted model: the given one, or a new one, which takes about a minute and is timed."""
     if given is not None:
         yield given
         return
@@ -36,7 +36,7 @@ def folder(given: Path | None) -> Iterator[Path]:
 
 
 def convert(home: Path, *options: str) -> Path:
-    """The folder with ``conch.json`` and every variant, below ``home``; ``options`` are passed to ``conch convert``."""
+    """Return the folder with ``conch.json`` and every variant, below ``home``; ``options`` go to ``conch convert``."""
     command = [
         str(CONCH),
         "convert",
@@ -56,7 +56,7 @@ def convert(home: Path, *options: str) -> Path:
 
 
 def chosen(folder: Path, names: Sequence[str] | None) -> Sequence[str]:
-    """The variants to measure: those that are named, or the one that ``auto`` means and all of int8 that may serve."""
+    """Return the variants to measure: the named ones, or the one that ``auto`` selects and all usable int8 variants."""
     if names:
         return names
     manifest = json.loads((folder / "conch.json").read_text("utf-8"))
@@ -68,7 +68,7 @@ def chosen(folder: Path, names: Sequence[str] | None) -> Sequence[str]:
 def serve(
     repository: Path, folder: Path, names: Sequence[str], *, backend: str = "huggingface", max_batch: int = 0
 ) -> None:
-    """Write one model for each variant, of its name; without ``max_batch`` batching is what conch chooses."""
+    """Write one model for each variant, with its name; without ``max_batch``, conch chooses the batching."""
     for name in names:
         directory = repository / name
         (directory / "1").mkdir(parents=True)

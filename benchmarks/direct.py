@@ -1,9 +1,9 @@
-"""Where each microsecond goes: one client, one text of 16 tokens, client, server and worker stage by stage.
+"""Measures every stage of a request in client, server and worker: one client, one text of 16 tokens.
 
     python -m benchmarks.direct [--converted FOLDER] [--variants NAME ...] [--seconds 5]
 
-Client, server and worker run as always, with their stages wrapped by one clock that they share
-(``CLOCK_MONOTONIC``, :mod:`benchmarks.clock`); each writes down its moments, which are put together by time.
+Client, server and worker run as usual, with their stages wrapped by a shared clock (``CLOCK_MONOTONIC``,
+:mod:`benchmarks.clock`).  Each records its times, which are then merged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.servers import ConchServer
 
 _FOLDER: Final = "CONCH_BENCHMARK_MOMENTS"
 
-#: From the stage before to this one: where it is recorded, its name, who works, and what on.
+#: From the previous stage to this one: where it is recorded, its name, the process that works, and its work.
 STAGES: Final = (
     ("client", "asked", "", ""),
     ("server", "read", "client, kernel", "write to the socket; the server wakes up and reads"),
@@ -75,13 +75,13 @@ class MeasuredBackend(HuggingFaceBackend):
 
 
 def open_measured(channel: Channel, init: Header) -> MeasuredBackend:
-    """What the worker calls to make its backend."""
+    """Create the backend; called by the worker."""
     options = Options.from_config(json.loads(init["config"]))
     return MeasuredBackend(channel, init, Checkpoint.open(Path(init["model"]["version_directory"]), options))
 
 
 def write(recorder: Recorder, who: str) -> None:
-    """Leave what was recorded for the process that started the server."""
+    """Write the recorded times for the process that started the server."""
     (Path(os.environ[_FOLDER]) / f"{who}.json").write_text(json.dumps(recorder.all))
 
 
@@ -100,7 +100,7 @@ def serve(arguments: list[str]) -> None:
 
 
 def measure(folder: Path, variant: str, seconds: float) -> tuple[list[tuple[str, str, float]], float]:
-    """Stages (who, what, median µs), in order, and the median that the client sees (µs)."""
+    """Return the stages (process, work, median µs), in order, and the client's median latency (µs)."""
     with tempfile.TemporaryDirectory() as home:
         repository = Path(home) / "models"
         converted.serve(repository, folder, [variant], backend="measured")
@@ -122,7 +122,7 @@ def measure(folder: Path, variant: str, seconds: float) -> tuple[list[tuple[str,
 
 
 def together(client: Moments, recorded: Mapping[str, Sequence[Moments]]) -> dict[str, Moments] | None:
-    """What server and worker recorded between a client's question and its answer; None unless it is complete."""
+    """Return the records of server and worker between a client's request and its response; None if incomplete."""
     found = {"client": client}
     for who, first in (("server", "read"), ("worker", "received")):
         begun = [one.get(first, 0) for one in recorded[who]]
@@ -135,7 +135,7 @@ def together(client: Moments, recorded: Mapping[str, Sequence[Moments]]) -> dict
 
 
 def table(stages: Sequence[tuple[str, str, float]], seen: float) -> str:
-    """The stages as a Markdown table."""
+    """Return the stages as a Markdown table."""
     lines = ["| layer | stage | median µs |", "|---|---|---|"]
     lines += [f"| {who} | {what} | {median:.0f} |" for who, what, median in stages]
     total = sum(median for _, _, median in stages)

@@ -1,10 +1,10 @@
-"""What a BLS call, an ensemble, a cache hit, shared memory and a sequence cost: conch beside the real Triton.
+"""Measures the cost of BLS calls, ensembles, cache hits, shared memory and sequences, in conch and the real Triton.
 
     python -m benchmarks.features [--rounds 3] [--seconds 2] [--only "shared memory"] [--models 200]
 
-The same repository on both servers, which are up at the same time and are measured in turn, mostly by NVIDIA's own
-perf_analyzer (medians); ratios are made within each round.  The last row asks two conch servers: one that has loaded
-this repository, and one that has loaded ``--models`` further models.
+Both servers run the same repository at the same time and are measured in turns, mostly by NVIDIA's perf_analyzer
+(medians); ratios are computed within each round.  The last row compares two conch servers: one that has loaded this
+repository, and one that has loaded ``--models`` more models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.serving import write_model as write_identity
 from tests.oracle import TritonServer
 from tests.servers import ConchServer
 
-#: Calls of a BLS model for one request: their median is the answer.
+#: The number of BLS calls in one request; the response is their median.
 CALLS: Final = 200
 _SIZE: Final = str(1 << 20)
 
@@ -115,7 +115,7 @@ _SEQUENCES: Final = ("--shape", "INPUT0:1", "--sequence-length", "10")
 
 @dataclass
 class Call(Question):
-    """The median time (µs) of one BLS call, as the model that makes the calls measures it."""
+    """The median time (µs) of one BLS call, measured by the calling model."""
 
     def ask(self, server: ConchServer | TritonServer, seconds: float) -> float:
         tensor = {"name": "INPUT0", "shape": [1], "datatype": "BYTES", "data": ["some text"]}
@@ -127,7 +127,7 @@ class Call(Question):
 
 
 def questions() -> list[Question]:
-    """What both servers are asked."""
+    """Return the rows of the comparison."""
     asked: list[Question] = [Call("one BLS call to an identity", "caller", "http", 1, "latency", ())]
     for protocol, name in (("http", "HTTP"), ("grpc", "gRPC")):
 
@@ -158,7 +158,7 @@ def questions() -> list[Question]:
 
 
 def write_repository(repository: Path) -> None:
-    """The models of all questions."""
+    """Write the models of all rows."""
     for name in ("text", "first", "second", "third"):
         write_identity(repository, name, TEXT_CONFIG)
     write_identity(repository, "tensor", TENSOR_CONFIG)
@@ -172,7 +172,7 @@ def write_repository(repository: Path) -> None:
 
 @contextlib.contextmanager
 def servers(home: Path) -> Iterator[tuple[ConchServer, TritonServer]]:
-    """conch and Triton over the same repository."""
+    """Run conch and Triton on the same repository."""
     write_repository(home)
     cache = f"--cache-config=local,size={64 << 20}"
     with ConchServer(home, cache, "--allow-client-shm=true") as conch, TritonServer(home, cache) as triton:
@@ -180,7 +180,7 @@ def servers(home: Path) -> Iterator[tuple[ConchServer, TritonServer]]:
 
 
 def many_models(few: ConchServer, count: int, rounds: int, seconds: float) -> str:
-    """What a request costs where ``count`` more models are loaded, beside ``few``, in a sentence."""
+    """Describe the cost of a request with ``count`` more models loaded, compared with ``few``."""
     question = Question("", "text", "http", 1, "latency", (*TEXT, *_MEDIAN))
     ratios = []
     with tempfile.TemporaryDirectory() as home:

@@ -1,14 +1,14 @@
-"""Whether engines compute the weights of GGUF files, for each type of tensor.
+"""Checks that engines compute correctly with the weights of GGUF files, for each type of tensor.
 
     python -m benchmarks.gguf_types [--types Q4_K …] [--engines openvino …] [--dtype auto|float32] [--tokens 30]
 
-The matrices of SmolLM2-135M-Instruct are written in each type, and ten prompts are continued greedily by conch's
-engines.  The reference is transformers in float32, with the weights that the package ``gguf`` reads from the same file.
-A cell has the number of tokens that are also the reference's most likely ones after the same tokens, and the mean
-difference of their log-probabilities.
+The matrices of SmolLM2-135M-Instruct are written in each type, and conch's engines continue ten prompts greedily.
+The reference is transformers in float32, with the weights that the package ``gguf`` reads from the same file.  A cell
+shows how many tokens are also the most likely ones of the reference after the same tokens, and the mean difference of
+their log-probabilities.
 
-The model's width is 576, but a block of most types has 256 weights.  So the model is made 768 wide with zeros, which
-changes nothing that it computes.
+The model's width is 576, but a block of most types has 256 weights.  Therefore the model is padded with zeros to a
+width of 768, which does not change its results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from conch.checkpoints.tokenizers.gguf import open_gguf
 from conch.errors import ConchError
 from conch.sampling.parameters import SamplingParams
 
-#: Those that ``gguf`` can write, and the K-quants.
+#: The types that ``gguf`` can write, and the K-quants.
 TYPES: Final = (
     "F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "MXFP4", "TQ1_0", "TQ2_0", *ENCODERS,
 )  # fmt: skip
@@ -53,7 +53,7 @@ PROMPTS: Final = (
 WIDTH: Final = 768
 HEADS: Final = 12
 KEY_HEADS: Final = 4
-#: Tensors of llama.cpp's model and of transformers', in a layer.
+#: The names of a layer's tensors in llama.cpp and in transformers.
 _LAYER: Final = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
@@ -62,7 +62,7 @@ _LAYER: Final = {
 
 
 class Model:
-    """The model of a GGUF file, ``WIDTH`` wide; of its layers only the first ``layers``, unless zero."""
+    """The model of a GGUF file with width ``WIDTH``; only its first ``layers`` layers, unless zero."""
 
     def __init__(self, source: Path, layers: int = 0) -> None:
         gguf = import_module("gguf")
@@ -91,7 +91,7 @@ class Model:
             "llama.embedding_length": WIDTH,
             "llama.attention.head_count": HEADS,
             "llama.attention.head_count_kv": KEY_HEADS,
-            # The mean of squares is taken over more numbers.
+            # The mean of squares is over more numbers.
             epsilon: self._file.metadata[epsilon] * width / WIDTH,
         }
         for name, (value, types) in self._fields.items():
@@ -110,7 +110,7 @@ class Model:
 
 
 def _widened(name: str, values: Any) -> Any:
-    """A tensor with zeros for the additional width, heads of queries and heads of keys and values."""
+    """Pad a tensor with zeros for the additional width, query heads, and key and value heads."""
     if values.ndim == 1:
         width = len(values)
         return np.pad(values * np.float32(math.sqrt(width / WIDTH)), (0, WIDTH - width))
@@ -139,7 +139,7 @@ class Reference:
         self._model.load_state_dict(state)
 
     def scores(self, prompt: Sequence[int], tokens: Sequence[int]) -> Any:
-        """The log-probabilities ``[tokens, vocabulary]`` of all tokens in the places of ``tokens``."""
+        """Return the log-probabilities ``[tokens, vocabulary]`` of all tokens at the positions of ``tokens``."""
         ids = self._torch.tensor([[*prompt, *tokens[:-1]]])
         with self._torch.inference_mode():
             logits = self._model(input_ids=ids).logits[0, len(prompt) - 1 :]
@@ -147,7 +147,7 @@ class Reference:
 
 
 def _reordered(values: Any, heads: int) -> Any:
-    """The rows of queries or keys in the order of transformers: llama.cpp pairs neighbours in rotary embeddings."""
+    """Return the rows of queries or keys in transformers' order: llama.cpp pairs neighbours in rotary embeddings."""
     rows, columns = values.shape
     return values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -161,7 +161,7 @@ def _name(name: str) -> str:
 
 
 def compare(engine: GenerationEngine, prompts: Sequence[Sequence[int]], reference: Reference, tokens: int) -> str:
-    """A cell of the table."""
+    """Return a cell of the table."""
     for id, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, logprobs=0)
         engine.add(EngineRequest(id, list(prompt), sampling))

@@ -1,10 +1,10 @@
-"""Text to embedding, all-MiniLM-L6-v2: conch beside what people use today, in one interleaved run.
+"""Compares conch with other servers for text embeddings (all-MiniLM-L6-v2), in one interleaved run.
 
     python -m benchmarks.huggingface [--rounds 3] [--seconds 2] [--only uniform|mixed|offline|direct]
                                      [--peers NAME ...] [--variants NAME ...] [--converted FOLDER]
 
-All servers are up at the same time and are asked in turn, in rotating order; tables have medians over the
-rounds, and the smallest and largest ratio within a round.  Quote ratios, on a machine that does nothing else.
+All servers run at the same time and are measured in turns, in rotating order.  Tables have medians over the rounds, and
+the smallest and largest ratio within a round.  Quote ratios only, from an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = ("uniform", "mixed", "offline", "direct")
 
 
 def ask(questions: Sequence[Question], columns: Sequence[Column], rounds: int, seconds: float) -> None:
-    """Every question to every server that can be asked it, ``rounds`` times."""
+    """Ask every server each question that it supports, ``rounds`` times."""
     for number in range(rounds):
         turn = number % len(columns)
         for question in questions:

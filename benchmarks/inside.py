@@ -1,11 +1,11 @@
-"""The network alone beside the same network in the server, in turns: what serving adds, and whether a worker slows it.
+"""Compares a network alone with the same network in the server, in turns, to measure the cost of serving.
 
     python -m benchmarks.inside [--converted FOLDER] [--variants NAME ...] [--shapes 1x16 ...] [--seconds 0.5]
                                 [--rounds 6] [--flag=--name=value ...]
 
-One process runs the engine with the code of the worker, asks the server over one connection, and so on, for the time of
-a turn each.  Inside the worker the network's time comes from the metrics.  A request of more tokens than the server
-computes at once is several runs; alone it is the same runs.
+One process alternately runs the engine with the worker's code and sends requests to the server over one connection, for
+the time of a turn each.  The network's time in the worker comes from the metrics.  A request with more tokens than the
+server computes at once is divided into several runs, also without the server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from conch.tensors import WireTensor, pack_bytes
 from tests.servers import ConchServer
 
 SHAPES: Final = ("1x16", "1x128", "8x128", "32x128")
-#: A word that is one token; a text has two special tokens besides.
+#: A word that is one token; a text has two special tokens in addition.
 WORD: Final = "library"
 COLUMNS: Final = ("network alone", "in the worker", "ratio", "task alone", "the client waits", "processor alone",
                   "processor served")  # fmt: skip
@@ -41,8 +41,8 @@ COLUMNS: Final = ("network alone", "in the worker", "ratio", "task alone", "the 
 
 @dataclass(slots=True)
 class Turns:
-    """What the turns of one shape gave: medians of a request (ms) by column, a value for each round; and the
-    processor time of a request (ms)."""
+    """The results for one shape: the median of a request (ms) by column, for each round; and the CPU time of a
+    request (ms)."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class Turns:
         self.values.setdefault(column, []).append(value)
 
     def cells(self) -> list[str]:
-        """The cells of the table: medians over rounds, and the range of the ratios."""
+        """Return the cells of the table: medians over rounds, and the range of the ratios."""
         median = {name: statistics.median(values) for name, values in self.values.items()}
         ratios = [b / a for a, b in zip(self.values["network alone"], self.values["in the worker"], strict=True)]
         found = {name: f"{value:.2f}" for name, value in median.items()}
@@ -59,7 +59,7 @@ class Turns:
 
 
 class Served:
-    """A model of a running server, asked over one connection for the embeddings of ``rows`` texts at a time."""
+    """A model of a running server; requests for the embeddings of ``rows`` texts use one connection."""
 
     def __init__(self, server: ConchServer, model: str, rows: int, tokens: int) -> None:
         self._metrics = f"http://{server.metrics}/metrics"
@@ -76,7 +76,7 @@ class Served:
         self._pid = server.process.pid if server.process is not None else 0
 
     def ask(self) -> None:
-        """One request."""
+        """Send one request."""
         self._connection.request("POST", self._path, self._body, self._headers)
         answer = self._connection.getresponse()
         content = answer.read()
@@ -84,13 +84,13 @@ class Served:
             raise RuntimeError(content.decode(errors="replace"))
 
     def engine_ms(self) -> float:
-        """What the engine has taken so far."""
+        """The total time of the engine so far."""
         with urllib.request.urlopen(self._metrics) as page:
             found = re.search(rb"^conch_engine_duration_us\{.*\} (\S+)$", page.read(), re.MULTILINE)
         return float(found[1]) / 1000 if found is not None else 0.0
 
     def processor_ms(self) -> float:
-        """The processor time of the server and its workers so far."""
+        """The CPU time of the server and its workers so far."""
         import psutil
 
         server = psutil.Process(self._pid)
@@ -100,7 +100,7 @@ class Served:
 
 
 def repeat(call: Callable[[], object], seconds: float) -> tuple[float, int]:
-    """The median of a call (ms) over some time, without the first two, and how many there were."""
+    """Repeat a call for some time; returns its median (ms) without the first two calls, and the number of calls."""
     for _ in range(2):
         call()
     times: list[float] = []
@@ -113,7 +113,7 @@ def repeat(call: Callable[[], object], seconds: float) -> tuple[float, int]:
 
 
 def measure(alone: Alone, served: Served, rows: int, tokens: int, rounds: int, seconds: float) -> Turns:
-    """The turns of one shape."""
+    """Measure one shape."""
     content = pack_bytes([_text(tokens)] * rows)
     task: Any = alone.task
     turns = Turns()
@@ -152,7 +152,7 @@ def _text(tokens: int) -> bytes:
 
 
 def table(found: dict[str, Turns]) -> str:
-    """The shapes as a Markdown table."""
+    """Return the shapes as a Markdown table."""
     lines = [["ms a request", *COLUMNS], ["---", *["---:"] * len(COLUMNS)]]
     lines += [[shape, *turns.cells()] for shape, turns in found.items()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -161,7 +161,7 @@ def table(found: dict[str, Turns]) -> str:
 def compare(
     folder: Path, variant: str, shapes: Sequence[str], rounds: int, seconds: float, flags: Sequence[str]
 ) -> dict[str, Turns]:
-    """All shapes of one variant."""
+    """Measure all shapes of one variant."""
     found = {}
     with tempfile.TemporaryDirectory() as home:
         repository = Path(home) / "models"

@@ -1,9 +1,9 @@
-"""Where the time of one request goes: one client, identity on BYTES, stage by stage.
+"""Measures the stages of a request: one client, an identity model on BYTES.
 
     python -m benchmarks.layers [--protocol http|grpc] [--seconds 2]
 
-Starts a server whose stages are wrapped with a clock (:mod:`benchmarks.clock`), lets perf_analyzer ask it at
-concurrency 1 and prints the median time between one stage and the next.
+Starts a server whose stages are wrapped with a clock (:mod:`benchmarks.clock`), sends it requests with
+perf_analyzer at concurrency 1, and prints the median time between one stage and the next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.serving import TEXT, TEXT_CONFIG, write_model
 from benchmarks.windows import ask_perf_analyzer
 from tests.oracle.run import free_ports, wait_until_ready
 
-#: What happens between the stage before and this one.
+#: The work between the previous stage and this one.
 STAGES: Final = {
     "read": "(the request's bytes are in the server)",
     "submitted": "server: parse HTTP or HTTP/2, decode, validate, enqueue",
@@ -38,7 +38,7 @@ STAGES: Final = {
 
 
 def spans(requests: Sequence[Moments]) -> dict[str, list[float]]:
-    """The µs from the stage before to each stage, of all requests that went through every stage in order."""
+    """Return the µs from the previous stage to each stage, for all requests that have every stage in order."""
     found: dict[str, list[float]] = {stage: [] for stage in list(STAGES)[1:]}
     for request in requests:
         moments = [request[stage] for stage in STAGES if stage in request]

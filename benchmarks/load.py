@@ -1,8 +1,8 @@
 """A load generator for texts: persistent HTTP/1.1 connections, one request at a time on each.
 
-perf_analyzer sends one text again and again and speaks the inference protocol only; this one sends many, in
-turn, and also to a plain web service.  It runs as a process of its own (``python -m benchmarks.load``, its
-task as JSON on standard input), requests are prepared before the clock starts, and answers are not decoded.
+perf_analyzer repeats a single text and supports the inference protocol only.  This generator sends many texts in turn,
+also to a plain web service.  It runs as a separate process (``python -m benchmarks.load``, with its task as JSON on
+standard input); requests are prepared before the clock starts, and responses are not decoded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where texts go: a model of an inference server, or without ``model`` the web service of ``peers/web.py``."""
+    """The destination: a model of an inference server, or without ``model`` the web service of ``peers/web.py``."""
 
     address: str
     model: str = ""
@@ -43,7 +43,7 @@ class Target:
         return f"/v2/models/{self.model}/infer" if self.model else "/embed"
 
     def content(self, text: str) -> tuple[dict[str, str], bytes]:
-        """Headers and body that ask for the embedding of ``text``; tensors are binary both ways."""
+        """Return headers and body of a request for the embedding of ``text``; all tensors are binary."""
         if not self.model:
             return {"Content-Type": "application/json"}, json.dumps({"text": text}).encode()
         packed = pack_bytes([text.encode()])
@@ -56,14 +56,14 @@ class Target:
         return {_HEADER_LENGTH: str(len(header))}, header + packed
 
     def request(self, text: str) -> bytes:
-        """A whole HTTP request."""
+        """Return a complete HTTP request."""
         headers, body = self.content(text)
         lines = [f"POST {self.path} HTTP/1.1", f"Host: {self.address}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     def embedding(self, text: str) -> npt.NDArray[np.float32]:
-        """What the server answers, FP32 ``[dimension]``."""
+        """Return the embedding from a response, FP32 ``[dimension]``."""
         headers, body = self.content(text)
         asked = urllib.request.Request(f"http://{self.address}{self.path}", body, headers)
         with urllib.request.urlopen(asked, timeout=60) as answer:
@@ -76,7 +76,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What came of it: answers per second, latencies in µs, and where wanted each request's moments
+    """The result: responses per second, latencies in µs, and optionally each request's times
     (``perf_counter_ns`` before sending and after receiving)."""
 
     throughput: float
@@ -88,8 +88,8 @@ class Load:
 class Run:
     """One measurement, shared by its connections.
 
-    The window opens when the warm-up is over and every connection has had an answer, and stays open until there is
-    an answer, however slow the server.
+    The window opens when the warm-up is over and every connection has received a response, and stays open until there
+    is at least one response.
     """
 
     def __init__(self, requests: Sequence[bytes], concurrency: int, seconds: float, warm_up: float) -> None:
@@ -107,7 +107,7 @@ class Run:
         return bool(self.failure or self.end)
 
     def record(self, sent: int, received: int, first: bool) -> None:
-        """Count one answer."""
+        """Count one response."""
         if self.over:
             return
         if self.begin:
@@ -121,7 +121,7 @@ class Run:
 
 
 class Connection(asyncio.Protocol):
-    """Sends the next request when the answer to the last one is complete."""
+    """Sends the next request when the response to the previous one is complete."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
 
 
 async def drive(target: Target, texts: Sequence[str], concurrency: int, seconds: float, warm_up: float) -> Run:
-    """Ask for the embeddings of ``texts``, over and over, for that long."""
+    """Request the embeddings of ``texts`` repeatedly for the given time."""
     host, port = target.address.split(":")
     loop = asyncio.get_running_loop()
     run = Run([target.request(text) for text in texts], concurrency, seconds, warm_up)
@@ -185,7 +185,7 @@ def measure(
     warm_up: float = 0.5,
     moments: bool = False,
 ) -> Load:
-    """Have a process of its own drive ``target``.  Raises RuntimeError with an answer that was not 200."""
+    """Measure ``target`` in a separate process.  Raises RuntimeError with a response whose status is not 200."""
     task = {"target": asdict(target), "texts": texts, "concurrency": concurrency, "seconds": seconds}
     command = [sys.executable, "-m", "benchmarks.load"]
     done = subprocess.run(

@@ -1,9 +1,9 @@
-"""Whether memory comes back: loads a model, asks it and unloads it, again and again, and tells what the server keeps.
+"""Checks that unloading releases all resources: loads, runs and unloads a model many times.
 
 ``python -m benchmarks.load_cycles [--cycles 1000] [--models echo uploaded encoder writer]``: a Python model, the same
-from a client's files, an encoder and a language model.  After each cycle its workers must have ended; at the end the
-server must have no descriptor, no thread and no temporary file more than after the first cycles, and its resident size
-must be within 2 %.
+model from a client's files, an encoder and a language model.  After each cycle, its workers must have ended.  At the
+end, the server must not have more descriptors, threads and temporary files than after the first cycles, and its
+resident size must not have grown by more than 2 %.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from benchmarks.soak.repository import echo_file, write_repository
 from tests.e2e.processes import workers
 from tests.servers import ConchServer
 
-#: Cycles of each model before anything is compared: caches fill, modules are imported, the allocator finds its shape.
+#: Warm-up cycles of each model: caches fill, modules are imported, the allocator reaches its size.
 WARM_UP: Final = 10
-#: By how much the resident size may grow.
+#: Maximum relative growth of the resident size.
 GROWTH: Final = 0.02
 _PATIENCE: Final = 30.0
 
 
 class Kept(NamedTuple):
-    """What the server has between two cycles: resident memory (bytes), and counts."""
+    """The server's resources between two cycles: resident memory (bytes), and counts."""
 
     memory: int
     descriptors: int
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
 
 
 class CycledServer:
-    """A server that loads on request, whose temporary files are in ``folder``."""
+    """A server in explicit mode, with its temporary files in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._temporary = folder / "tmp"
@@ -64,7 +64,7 @@ class CycledServer:
         self._server.stop()
 
     def cycle(self, model: str) -> Kept:
-        """Load a model, ask it, unload it, and wait for the end of its workers; raises TimeoutError if one stays."""
+        """Load a model, send it a request, unload it, and wait for its workers; raises TimeoutError if one stays."""
         load, ask = MODELS[model]
         self._post(f"/v2/repository/models/{model}/load", load())
         path, body = ask
@@ -77,7 +77,7 @@ class CycledServer:
             if monotonic() > until:
                 raise TimeoutError(f"'{model}' is still there {_PATIENCE:g} s after it was unloaded")
             sleep(0.02)
-        sleep(0.05)  # its folder is removed in a thread
+        sleep(0.05)  # a thread removes its folder
         return self._kept()
 
     def _is_there(self, model: str) -> bool:
@@ -85,7 +85,7 @@ class CycledServer:
         return any(entry["name"] == model and entry.get("state") != "UNAVAILABLE" for entry in index)
 
     def metrics_of(self, model: str) -> list[str]:
-        """The lines of the metrics page that name ``model``."""
+        """Return the lines of the metrics page that name ``model``."""
         with urlopen(f"http://{self._server.metrics}/metrics") as page:
             return [line for line in page.read().decode().splitlines() if f'"{model}"' in line]
 
@@ -122,7 +122,7 @@ def _uploaded() -> dict[str, Any]:
 
 
 _Load = Callable[[], dict[str, Any]]
-#: For each model the body that loads it, and what it is asked: a path and a body.
+#: For each model, the body of its load request, and the path and the body of an inference request.
 MODELS: Final[Mapping[str, tuple[_Load, tuple[str, dict[str, Any]]]]] = {
     "echo": (dict, ("/v2/models/{}/infer", _text("TEXT", [1, 1]))),
     "uploaded": (_uploaded, ("/v2/models/{}/infer", _text("TEXT", [1, 1]))),
@@ -132,18 +132,18 @@ MODELS: Final[Mapping[str, tuple[_Load, tuple[str, dict[str, Any]]]]] = {
 
 
 class Growth(NamedTuple):
-    """What the server had after the first cycles with a model, and in the end; memory as medians over some cycles."""
+    """The server's resources after the first cycles with a model and at the end; memory as medians over some cycles."""
 
     early: Kept
     late: Kept
 
     @property
     def share(self) -> float:
-        """By how much the resident size grew; negative if it shrank."""
+        """The relative growth of the resident size; negative if it shrank."""
         return self.late.memory / self.early.memory - 1
 
     def problems(self, allowed: float) -> list[str]:
-        """What grew that should not have."""
+        """Describe the resources that grew."""
         found = [
             f"{before} {name} became {after}"
             for name, before, after in zip(Kept._fields[1:], self.early[1:], self.late[1:], strict=True)
@@ -155,7 +155,7 @@ class Growth(NamedTuple):
 
 
 def growth(seen: Sequence[Kept]) -> Growth:
-    """From all cycles with a model, the first of which are a warm-up."""
+    """Compute the growth over all cycles with a model; the first cycles are a warm-up."""
     rest = seen[min(WARM_UP, len(seen) // 2) :]
     some = max(1, len(rest) // 10)
     return Growth(_typical(rest[:some]), _typical(rest[-some:]))

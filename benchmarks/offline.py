@@ -1,9 +1,9 @@
-"""What an engine does alone, without a server: the most that serving it could reach.
+"""Measures an engine without a server: the upper bound for serving it.
 
     python -m benchmarks.offline [--converted FOLDER] [--variants NAME ...] [--texts 1024] [--seconds 3]
 
-Prints a line of JSON for each variant, whose keys are those of ``Offline``.  The texts are known beforehand and go
-through the engine in ideal batches: equal lengths together, nothing padded, as many tokens at once as is fastest here.
+Prints a line of JSON for each variant, with the keys of ``Offline``.  The texts are known in advance and run in ideal
+batches: equal lengths together, no padding, and the number of tokens at once that is fastest here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, Final
 from benchmarks import converted
 from benchmarks.texts import SENTENCE, mixed
 
-#: Tokens of a batch that are tried.
+#: The batch sizes to try (tokens).
 BUDGETS: Final = (128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True, slots=True)
 class Offline:
-    """Texts per second of the engine alone and with tokenising and pooling, by workload (``uniform``, ``mixed``), and
-    the µs that one text of 16 tokens takes in each step when the steps are repeated in a loop."""
+    """Texts per second of the engine alone, and with tokenising and pooling, by workload (``uniform``, ``mixed``); and
+    the µs of each step for one text of 16 tokens, with the steps repeated in a loop."""
 
     engine: dict[str, float]
     everything: dict[str, float]
@@ -64,7 +64,7 @@ class Alone:
         return self.arrays_of([one.sequences[0] for one in batch])
 
     def arrays_of(self, sequences: Sequence[Any]) -> dict[str, Any]:
-        """What the network takes of sequences of one length."""
+        """Return the network's inputs for sequences of one length."""
         import numpy as np
 
         ids = np.stack([sequence.ids for sequence in sequences])
@@ -72,7 +72,7 @@ class Alone:
         return {name: arrays[name] for name in self.engine.inputs}
 
     def throughput(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Texts per second: the engine alone, and everything; each with the budget that suits it best."""
+        """Return texts per second for the engine alone and for all steps, each with its best budget."""
         from conch.backends.tasks.base import ExecutionWork
 
         ready = [self.prepared(text) for text in texts]
@@ -93,7 +93,7 @@ class Alone:
         return max(engine), max(everything)
 
     def steps(self) -> dict[str, float]:
-        """The µs of each step for one text of 16 tokens, warm."""
+        """Return the µs of each step for one text of 16 tokens, after a warm-up."""
         from conch.backends.tasks.encoders.batch import PaddedBatch
 
         one = self.prepared(SENTENCE)
@@ -107,7 +107,7 @@ class Alone:
         }
 
     def fastest(self, work: Callable[[], None]) -> float:
-        """The seconds of the best of several passes; other programs only ever make one slower."""
+        """Return the seconds of the fastest of several passes, because other programs can only slow a pass down."""
         times: list[float] = []
         until = time.perf_counter() + self.seconds
         while not times or time.perf_counter() < until:
@@ -117,7 +117,7 @@ class Alone:
         return min(times)
 
     def typical(self, work: Callable[[], Any]) -> float:
-        """The median in µs."""
+        """Return the median in µs."""
         times: list[float] = []
         until = time.perf_counter() + min(self.seconds, 1)
         while len(times) < 50 or time.perf_counter() < until:
@@ -128,7 +128,7 @@ class Alone:
 
 
 def ideal(ready: Sequence[Any], budget: int) -> Iterator[list[Any]]:
-    """Requests of equal lengths in batches of at most ``budget`` tokens."""
+    """Divide requests into batches of equal lengths and at most ``budget`` tokens."""
     by_length = defaultdict(list)
     for one in ready:
         by_length[one.length].append(one)
@@ -138,7 +138,7 @@ def ideal(ready: Sequence[Any], budget: int) -> Iterator[list[Any]]:
 
 
 def measure(folder: Path, variant: str, texts: int, seconds: float) -> Offline:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     command = [sys.executable, "-m", "benchmarks.offline", "--converted", str(folder), "--variants", variant]
     command += ["--texts", str(texts), "--seconds", str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True)

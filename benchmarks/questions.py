@@ -1,4 +1,4 @@
-"""What the servers of text models are asked, and what they answered, round by round."""
+"""The rows of the comparison of text models, and their results by round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.texts import SENTENCE, mixed
 from benchmarks.windows import ask_perf_analyzer
 
 CONCURRENCIES = (1, 16, 64)
-#: Where a server has no more to give.
+#: The concurrency at which servers are saturated.
 FULL = CONCURRENCIES[-1]
 
 
@@ -36,13 +36,16 @@ class Question:
         return "µs, median" if self.figure == "latency" else "texts/s"
 
     def fits(self, column: Column) -> bool:
-        """perf_analyzer speaks the inference protocol only; texts of one length need no comparison of padding."""
+        """Return whether to measure a server.
+
+        perf_analyzer supports the inference protocol only.  With equal lengths, there is no padding to compare.
+        """
         if column.padded:
             return self.workload == "mixed"
         return column.inference_protocol or not self.by_perf_analyzer
 
     def ask(self, column: Column, seconds: float) -> float:
-        """Measure, and keep the figure."""
+        """Measure, and record the figure."""
         if self.by_perf_analyzer:
             latency, throughput = self._by_perf_analyzer(column, seconds)
         else:
@@ -62,7 +65,7 @@ class Question:
 
 
 def uniform_questions(*, only_full: bool = False) -> list[Question]:
-    """16 tokens, the same text every time."""
+    """Return the rows for a single text of 16 tokens."""
     concurrencies = (FULL,) if only_full else CONCURRENCIES
     return [
         Question("16 tokens", concurrency, "throughput" if concurrency > 1 else "latency", [SENTENCE], by_perf_analyzer)
@@ -72,7 +75,7 @@ def uniform_questions(*, only_full: bool = False) -> list[Question]:
 
 
 def mixed_questions(count: int, *, only_full: bool = False) -> list[Question]:
-    """5 to 256 tokens, long-tailed; everybody gets the same texts in the same order."""
+    """Return the rows for texts of 5 to 256 tokens, long-tailed; all servers get the same texts in the same order."""
     texts = mixed(count)
     return [
         Question("mixed", concurrency, "throughput", texts)

@@ -1,7 +1,7 @@
-"""Whether ``conch perf`` measures what queueing theory says of a server whose behaviour is known.
+"""Compares the results of ``conch perf`` with queueing theory, for a server with known behaviour.
 
-The server runs ``k`` requests at a time for a fixed time each, and notes for how long each really had its slot, which
-is what the expected figures are made of.  ``python -m benchmarks.queueing [--seconds 10]``.
+The server runs ``k`` requests at a time for a fixed time each, and records how long each actually had its slot.  The
+expected figures are computed from these times.  ``python -m benchmarks.queueing [--seconds 10]``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ SERVICE = 0.01
 SLOTS = 2
 CALLERS = (1, 2, 4, 16)
 LOADS = (0.5, 0.7, 0.8)
-#: Every n-th request fails.
+#: Every n-th request fails (n).
 FAILS = 5
-#: Requests a second to the server that stands still.
+#: Requests per second to the stalling server.
 RATE = 200
 
 Row = tuple[str, str, str, str, str]
 
 
 def measure(server: KnownServer, level: float, seconds: float, **given: Any) -> tuple[Measured, float]:
-    """One window of a level, and for how long requests had a slot in it (s)."""
+    """Measure one window of a load level; also returns how long requests had a slot in it (s)."""
     plan = PerfPlan(
         "known", Address("127.0.0.1", server.port), interval=seconds, warm_up=0.3, trials=1, keep_records=True, **given
     )
@@ -43,14 +43,14 @@ def measure(server: KnownServer, level: float, seconds: float, **given: Any) -> 
 
 
 def row(question: str, figure: str, expected: float, measured: float, unit: str) -> Row:
-    """A line of the table, in milliseconds where ``unit`` says so."""
+    """Return a line of the table; values are in seconds, converted to milliseconds if ``unit`` is ``ms``."""
     scale = 1000 if unit == "ms" else 1
     off = f"{measured / expected - 1:+.1%}"
     return question, f"{figure} ({unit})", f"{expected * scale:.2f}", f"{measured * scale:.2f}", off
 
 
 def closed(seconds: float) -> Iterator[Row]:
-    """N callers, k slots, service s: min(N, k) / s answers a second, each after s * max(1, N / k)."""
+    """Concurrency N, k slots, service time s: min(N, k) / s responses per second, each after s * max(1, N / k)."""
     for callers in CALLERS:
         with running(KnownServer(service=SERVICE, slots=SLOTS)) as server:
             measured, service = measure(server, callers, seconds)
@@ -62,7 +62,7 @@ def closed(seconds: float) -> Iterator[Row]:
 
 
 def random_arrivals(seconds: float) -> Iterator[Row]:
-    """M/D/1: the mean wait is rho * s / (2 * (1 - rho)) in the long run, and for given arrivals what they make it."""
+    """M/D/1: the mean wait is rho * s / (2 * (1 - rho)) in the long run; for given arrivals, it follows from them."""
     for load in LOADS:
         rate = load / SERVICE
         with running(KnownServer(service=SERVICE, slots=1)) as server:
@@ -83,7 +83,7 @@ def random_arrivals(seconds: float) -> Iterator[Row]:
 
 
 def failing(seconds: float) -> Iterator[Row]:
-    """Errors come at once, and make no latency shorter."""
+    """Errors are returned at once, and do not lower the latency."""
     with running(KnownServer(service=SERVICE, slots=SLOTS, fails=FAILS)) as server:
         measured, service = measure(server, SLOTS, seconds)
     figures, latency = measured.figures, measured.figures.latency
@@ -94,7 +94,7 @@ def failing(seconds: float) -> Iterator[Row]:
 
 
 def standing_still(seconds: float) -> Iterator[Row]:
-    """The server stands still for a second: whom it keeps waiting, the two kinds of load see differently."""
+    """The server stalls for a second, which affects the two kinds of load differently."""
     for kind, given in (("rate", {"rates": Levels(RATE, RATE, 1)}), ("one caller", {})):
         with running(KnownServer(service=0.001, freezes_after=RATE // 2)) as server:
             measured, _ = measure(server, RATE if given else 1, max(3.0, seconds), **given)

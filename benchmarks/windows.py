@@ -1,4 +1,4 @@
-"""One answer of perf_analyzer, however slow the machine is."""
+"""Runs perf_analyzer with windows that are long enough for slow machines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tests.oracle.run import perf_analyzer
 
 
 def ask_perf_analyzer(*arguments: str, seconds: float) -> tuple[float, float]:
-    """The throughput (1/s) and the latency (us) that perf_analyzer finds in windows of ``seconds``.
+    """Return the throughput (1/s) and the latency (µs) that perf_analyzer measures in windows of ``seconds``.
 
-    It fails where nothing is answered within a window, and is then asked for longer ones.  Raises RuntimeError with
-    what it says where it finds nothing at all.
+    It fails if a window has no response, and is then run with longer windows.  Raises RuntimeError with its output if
+    it still has no result.
     """
     for window in (seconds, 4 * seconds, 16 * seconds):
         done = perf_analyzer(*arguments, "-p", str(int(window * 1000)), "-s", "900", "-r", "4")

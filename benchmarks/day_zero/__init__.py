@@ -1,1 +1,1 @@
-"""Every architecture of transformers, tiny and random, served by conch and compared with transformers itself."""
+"""Compares conch with transformers for every architecture, with tiny random checkpoints."""

@@ -1,10 +1,10 @@
-"""Every architecture of the installed transformers, tiny and random, served by conch and compared with transformers.
+"""Compares conch with the installed transformers for every architecture, with tiny random checkpoints.
 
     python -m benchmarks.day_zero [TASK ...] [--architectures KIND ...] [--limit N] [--write docs/day_zero.md]
 
-A checkpoint is written for each architecture of a task, and answered by the code that a worker runs for a bare folder:
-six requests one after the other, and all at once.  ``exact``: what transformers answers, scores within 2e-4, greedy
-tokens all alike.  The table goes to the page of --write, else to the terminal.
+A checkpoint is written for each architecture of a task, and run by the worker's code for a bare folder: six requests
+one after the other, and all at once.  ``exact`` means the results of transformers: scores within 2e-4, all greedy
+tokens equal.  The table is written to the page of --write, or printed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.day_zero.table import Row, page
 from conch.convert.libraries import silence_libraries
 from conch.errors import one_line
 
-#: ``module:function`` that compares the checkpoint in a folder, for the tasks that write text.
+#: ``module:function`` that compares the checkpoint in a folder, for tasks that generate text.
 _WRITING: Final = {"causal": "causal:compare_causal", "seq2seq": "seq2seq:compare_seq2seq"}
 
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def read(path: Path | None) -> dict[Architecture, Outcome]:
-    """What an earlier run kept."""
+    """Read the results of an earlier run."""
     if path is None or not path.exists():
         return {}
     lines = map(json.loads, path.read_text("utf-8").splitlines())
@@ -78,14 +78,14 @@ def read(path: Path | None) -> dict[Architecture, Outcome]:
 
 
 def keep(path: Path | None, known: Mapping[Architecture, Outcome]) -> None:
-    """Write what has been found so far, a line for each architecture."""
+    """Write the results so far, a line for each architecture."""
     if path is not None:
         lines = [json.dumps([astuple(one), astuple(outcome)], ensure_ascii=False) for one, outcome in known.items()]
         path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def examined(architecture: Architecture) -> Outcome:
-    """What a comparison of an architecture finds."""
+    """Return the result of comparing an architecture."""
     compare = _comparison(architecture.task)
     with tempfile.TemporaryDirectory(prefix="day-zero-") as folder, silence_libraries():
         try:

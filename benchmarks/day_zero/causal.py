@@ -1,8 +1,8 @@
-"""Greedy tokens of language models: through conch's contract and engine, and from ``generate`` of transformers.
+"""Compares greedy tokens of language models: from conch's I/O format and engine, and from ``generate`` of transformers.
 
-Six prompts of different lengths are answered one after the other and all at once, by the code that a worker runs for a
-bare folder; transformers answers each alone, in the same precision.  Random weights have ties: where the tokens part,
-the logits of transformers decide whether conch's token was as good.
+The worker's code for a bare folder completes six prompts of different lengths, one after the other and all at once;
+transformers completes each alone, in the same precision.  Random weights have ties: if the tokens differ, the logits of
+transformers decide whether conch's token was as good.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ PROMPTS: Final = (
     "The station",
 )
 TOKENS: Final = 10
-#: Tokens whose logits are closer than this part of the largest one are equally good.
+#: Tokens are equally good if their logits differ by less than this fraction of the largest one.
 TIE: Final = 1e-3
 _CPU: Final = {"kind": "CPU", "device_id": 0, "count": 1}
 
 
 class ServedModel:
-    """A language model as a worker has it: contract, tokenizer and engine.  Raises ConchError where it is refused."""
+    """A language model as in a worker: I/O format, tokenizer and engine.  Raises ConchError if it is refused."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         settings = ServingOptions.from_checkpoint(checkpoint)
@@ -60,7 +60,7 @@ class ServedModel:
         self._ids = count(1)
 
     def answers(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """The prompt and the answer to each text, in tokens; all texts are answered at once."""
+        """Return the prompt and the completion for each text, in tokens; all texts are completed at once."""
         builders = [self._contract.response_builder(_request(text)) for text in texts]
         running = {}
         for builder in builders:

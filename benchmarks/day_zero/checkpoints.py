@@ -1,7 +1,7 @@
 """Writes a tiny checkpoint with random weights for any architecture of transformers' auto classes.
 
-``architectures`` lists those of a task, ``write`` makes the folder of one: configuration, weights, and the tokenizer or
-processor that its inputs need.  Needs torch and transformers.
+``architectures`` lists those of a task, ``write`` creates a checkpoint's folder: configuration, weights, and the
+tokenizer or processor that its inputs need.  Needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.day_zero.sizes import VOCABULARY, shrink
 from benchmarks.day_zero.tokenizer import make_tokenizer
 from conch.errors import one_line
 
-#: The mapping of architectures of each task.
+#: The auto class mapping of each task.
 TASKS: Final[Mapping[str, str]] = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -26,17 +26,17 @@ TASKS: Final[Mapping[str, str]] = {
     "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "audio-classification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
 }
-#: More parameters than this are no tiny model.
+#: Maximum number of parameters of a tiny model.
 _MOST_PARAMETERS: Final = 30_000_000
 #: The standard deviation of weights: as large as trained ones, so that a wrong mask or position shows.
 _SPREAD: Final = 0.2
-#: Models with a language head that cannot even be made without ``is_decoder``.
+#: Models with a language head that cannot be created without ``is_decoder``.
 _NEEDS_DECODER: Final = frozenset({"reformer"})
 _ROLES: Final = ("pad", "bos", "eos", "cls", "sep", "mask", "unk")
 
 
 class CannotMake(Exception):
-    """No tiny checkpoint can be made of an architecture; the message says why, in one line."""
+    """No tiny checkpoint can be created for an architecture; the message is the reason, in one line."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,7 +83,7 @@ def write(folder: Path, architecture: Architecture, seed: int = 0) -> None:
 
 
 def _configuration(architecture: Architecture, model_class: Any, tokenizer: Any) -> Any:
-    """A small configuration that a model can be made of.  Raises CannotMake where even that is large."""
+    """Return a small configuration that a model can be created from.  Raises CannotMake if even that is large."""
     import torch
     from transformers import CONFIG_MAPPING
 
@@ -107,7 +107,7 @@ def _configuration(architecture: Architecture, model_class: Any, tokenizer: Any)
 
 
 def _agree(config: Any, tokenizer: Any) -> None:
-    """Give a configuration, and those in it, the special tokens of a tokenizer."""
+    """Set the special tokens of a tokenizer in a configuration and its nested configurations."""
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES}
     known = {name: value for name, value in ids.items() if value is not None}
     free = VOCABULARY
@@ -141,18 +141,18 @@ def _spread(model: Any) -> None:
                 parameter.normal_(0, _SPREAD)
             elif parameter.dim() > 2:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
-            else:  # norms and the like, whose equal numbers would hide what is confused with what
+            else:  # norms and similar; with equal numbers, a mix-up of weights would not show
                 parameter.add_(torch.randn_like(parameter), alpha=_SPREAD / 2)
 
 
 def _processor(architecture: Architecture, config: Any) -> Any:
-    """The image processor or feature extractor of a model, for the size of image or spectrum that it takes."""
+    """Return the image processor or feature extractor of a model, for its size of image or spectrum."""
     import transformers
 
     if architecture.task.startswith("image"):
         from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-        # Some architectures are for images that another's processor has made.
+        # Some architectures use the processor of another architecture.
         names = IMAGE_PROCESSOR_MAPPING_NAMES.get(architecture.kind) or IMAGE_PROCESSOR_MAPPING_NAMES["vit"]
         classes = names.values() if isinstance(names, dict) else (names if isinstance(names, tuple) else (names,))
         make = getattr(transformers, next(name for name in classes if name is not None))

@@ -1,7 +1,7 @@
-"""Scores of networks that answer in one pass: through conch's task, and from transformers' own network.
+"""Compares scores of networks that run in one pass: from conch's task, and from transformers' own network.
 
-Six requests of different lengths are answered one after the other and all in one batch, by the code that a worker runs
-for a bare folder; transformers answers each alone, in FP32.
+The worker's code for a bare folder runs six requests of different lengths, one after the other and all in one batch;
+transformers runs each alone, in FP32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEXTS: Final = (
     "Anna Smith works at the library in Berlin,",
     "The station",
 )
-#: The names that conch, as transformers' pipelines, has for the tasks.
+#: The names of the tasks in conch and in transformers' pipelines.
 PIPELINES: Final[Mapping[str, str]] = {
     "sequence-classification": "text-classification",
     "token-classification": "token-classification",
@@ -43,19 +43,19 @@ PIPELINES: Final[Mapping[str, str]] = {
     "audio-classification": "audio-classification",
 }
 QUESTION: Final = "Where is the library?"
-#: Pixels of the images, and samples of the recordings.
+#: The sizes of the images (pixels) and of the recordings (samples).
 SIZES: Final = ((64, 48), (32, 32), (80, 40), (64, 64), (100, 30), (64, 48))
 LENGTHS: Final = (16000, 9000, 24000, 12345, 16000, 20000)
-#: How far a score may be from that of transformers.
+#: Tolerance for the difference of a score from transformers'.
 BOUND: Final = 2e-4
 
-#: The tensors of a request, and what it is answered: the numbers to be compared, by what they are called.
+#: The tensors of a request, and its result: the numbers to compare, by name.
 Inputs = Mapping[str, Any]
 Numbers = dict[str, float]
 
 
 def compare_encoder(folder: Path, task: str) -> Outcome:
-    """Compare the checkpoint in ``folder``, of an architecture for ``task`` (a key of ``checkpoints.TASKS``)."""
+    """Compare the checkpoint in ``folder``, for ``task`` (a key of ``checkpoints.TASKS``)."""
     import torch
 
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def compare_encoder(folder: Path, task: str) -> Outcome:
         return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
     try:
         checkpoint = Checkpoint.open(folder, Options(threads=1))
-        if checkpoint.task != PIPELINES[task]:  # an architecture that other tasks use more often
+        if checkpoint.task != PIPELINES[task]:  # other tasks use this architecture more often
             checkpoint = Checkpoint.open(folder, Options(threads=1, task=PIPELINES[task]))
         served = make_task(
             checkpoint, checkpoint.options, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1})
@@ -112,7 +112,7 @@ def _tensor(name: str, value: Any) -> WireTensor:
     return WireTensor(name, "BYTES", (1, 1), pack_bytes([value if isinstance(value, bytes) else value.encode()]))
 
 
-# ── what transformers answers: for each request its tensors, and its numbers by name ──────────────────────────────────
+# ── results of transformers: for each request its tensors, and its numbers by name ────────────────────────────────────
 
 
 def _network(folder: Path, head: str) -> tuple[Any, Any]:
@@ -136,7 +136,7 @@ def _classified(folder: Path) -> list[tuple[Inputs, Numbers]]:
 
 
 def _labels(folder: Path, count: int) -> list[str]:
-    """The names of classes, in their order."""
+    """Return the names of the classes, in order."""
     names = _config(folder).get("id2label") or {}
     return [names.get(str(index), f"LABEL_{index}") for index in range(count)]
 
@@ -175,7 +175,7 @@ def _filled(folder: Path) -> list[tuple[Inputs, Numbers]]:
 
 
 def _answered(folder: Path) -> list[tuple[Inputs, Numbers]]:
-    """transformers 5 has no pipeline for it, so that what makes answers of logits is conch's (``spans.py``)."""
+    """Return the answers; transformers 5 has no pipeline for them, so conch's ``spans.py`` converts the logits."""
     _, answer = _network(folder, "AutoModelForQuestionAnswering")
     encoder = open_encoder(Checkpoint.open(folder), Options())
     found: list[tuple[Inputs, Numbers]] = []
@@ -231,7 +231,7 @@ REFERENCES: Final[Mapping[str, Callable[[Path], list[tuple[Inputs, Numbers]]]]] 
 }
 
 
-# ── the same numbers in what conch answers ────────────────────────────────────────────────────────────────────────────
+# ── the same numbers in the results of conch ──────────────────────────────────────────────────────────────────────────
 
 
 def _scores(checkpoint: Checkpoint, answer: Result) -> Numbers:

@@ -1,4 +1,4 @@
-"""What ``generate`` of transformers answers greedily to each prompt alone, with the logits of each token."""
+"""Greedy completions by ``generate`` of transformers, for each prompt alone, with the logits of each token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Generated(NamedTuple):
-    """A prompt's token ids, where the answer begins in the decoder's sequence, its tokens, and the logits of each."""
+    """A prompt's token IDs, the start of the completion in the decoder's sequence, its tokens, and their logits."""
 
     prompt: list[int]
     begin: int
@@ -17,7 +17,7 @@ class Generated(NamedTuple):
 
 
 def generated(folder: Path, head: str, prompts: Iterable[str], tokens: int) -> list[Generated]:
-    """At most ``tokens`` new tokens for each of ``prompts``, in FP32, by the checkpoint as transformers' ``head``."""
+    """Generate at most ``tokens`` new tokens for each of ``prompts``, in FP32, with transformers' class ``head``."""
     import torch
     import transformers
 

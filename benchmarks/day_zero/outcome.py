@@ -1,13 +1,13 @@
-"""What a comparison of one architecture found."""
+"""The result of comparing one architecture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: ``exact``: conch answers as transformers does.  ``differs``: it answers otherwise.  ``refused``: it does not become
-#: ready, and says why.  ``fails``: a request fails that transformers answers.  ``none``: there is nothing to compare
-#: with, since no checkpoint can be made or transformers itself fails.
+#: ``exact``: the results are those of transformers.  ``differs``: they are not.  ``refused``: the model does not become
+#: ready, with a reason.  ``fails``: a request fails, but not in transformers.  ``none``: there is no reference, because
+#: no checkpoint can be created or transformers itself fails.
 Verdict = Literal["exact", "differs", "refused", "fails", "none"]
 
 

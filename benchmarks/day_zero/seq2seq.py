@@ -1,6 +1,6 @@
-"""Greedy answers of encoder-decoder models: through conch's task, and from ``generate`` of transformers.
+"""Compares greedy output of encoder-decoder models: from conch's task, and from ``generate`` of transformers.
 
-As ``causal.py`` does it: the same six prompts one after the other and all at once, transformers each alone.
+Like ``causal.py``: conch runs the same six prompts one after the other and all at once, transformers runs each alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def compare_seq2seq(folder: Path) -> Outcome:
 
 
 def _answers(served: Text2Text, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """The token ids of each of ``texts``, which are answered at once, and the answer."""
+    """Return the token IDs of each of ``texts``, which run at once, and of its output."""
     prepared = [served.prepare(_request(text)) for text in texts]
     ids = [one.ids[0] for one in prepared]
     answers: list[tuple[list[int], list[int]]] = [([], [])] * len(texts)

@@ -1,4 +1,4 @@
-"""Shrinks a configuration of transformers: widths, depths, heads, experts and vocabularies, by the names of attributes.
+"""Shrinks a configuration of transformers: widths, depths, heads, experts and vocabularies, by attribute names.
 
 Pure functions over configuration classes; ``checkpoints.py`` calls them.
 """
@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-#: Tokens of every vocabulary, more than the tokenizers of ``tokenizer.py`` have.
+#: The size of every vocabulary, greater than those of the tokenizers in ``tokenizer.py``.
 VOCABULARY: Final = 320
-#: The positions of a text, more than a prompt and its answer take here.
+#: The maximum length of a text, greater than a prompt with its completion here.
 POSITIONS: Final = 128
 HEADS: Final = 4
 
-#: Numbers by name.  The first pattern that matches all of a name decides; what is smaller already stays as it is.
+#: Numbers by name.  The first pattern that matches a whole name decides; smaller numbers do not change.
 #: Heads times their size make the hidden size, heads of a state space times their size twice that.
 _RULES: Final[tuple[tuple[str, int], ...]] = (
     (r"(.+_)?vocab_size(_per_layer_input)?|n_words", VOCABULARY),
@@ -55,19 +55,19 @@ _COMPILED: Final = tuple((re.compile(pattern), value) for pattern, value in _RUL
 _LAYERS: Final = re.compile(
     r"(.+_)?num_(hidden_|encoder_|decoder_|global_)?layers|(.+_)?n_layers?|(en|de)coder_layers|num_blocks|num_layers_per_stack"
 )
-#: Heads of keys and values, and those that they are shared by.
+#: Numbers of key and value heads, and of the query heads that share them.
 _SHARED: Final = {
     "num_key_value_heads": ("num_attention_heads",),
     "swa_num_key_value_heads": ("swa_num_attention_heads",),
     "linear_num_key_heads": ("linear_num_value_heads",),
 }
-#: Numbers that are None in some default configurations that no network can be made of.
+#: Numbers that are None in some default configurations, from which no network can be created.
 _FILLED: Final = frozenset({
     "head_dim", "num_key_value_heads", "vocab_size", "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
 })  # fmt: skip
-#: More kinds of layers than this are not all kept.
+#: Maximum number of kinds of layers to keep.
 _MOST_LAYERS: Final = 6
-#: What the rules do not find out, by ``model_type``.
+#: Exceptions to the rules, by ``model_type``.
 _ADDED: Final[Mapping[str, Mapping[str, Any]]] = {
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
@@ -101,7 +101,7 @@ _ADDED: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def shrink(architecture: Any, *, filled: bool = False) -> Any:
-    """A small configuration of the class ``architecture``; ``filled`` replaces the numbers that are None by default."""
+    """Return a small configuration for the class ``architecture``; ``filled`` replaces numbers that default to None."""
     default = architecture()
     values = default.to_dict()
     small, layers = _layers(values)
@@ -139,7 +139,7 @@ def _small(name: str) -> int | None:
 
 
 def _list(name: str, value: list[Any]) -> list[Any]:
-    """The depths and heads of stages, as small as their widths can be."""
+    """Return the depths and heads of stages, as small as their widths allow."""
     if name == "depths":
         return [1] * len(value)
     if name == "num_heads" and value[0] == 3:
@@ -148,7 +148,7 @@ def _list(name: str, value: list[Any]) -> list[Any]:
 
 
 def _layers(values: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """What the configuration says of each layer, cut so that one layer of each kind is left; and how many are left."""
+    """Cut the per-layer lists of a configuration to one layer of each kind; also returns the number of layers."""
     count = values.get("num_hidden_layers")
     count = count if isinstance(count, int) else 0
     lists = {
@@ -163,7 +163,7 @@ def _layers(values: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     for index in range(count):
         kinds.setdefault(repr([value[index] for value in lists.values()] + [single.get(index)]), index)
     chosen = sorted(kinds.values())[:_MOST_LAYERS]
-    # One layer alone does not show what a cache does to the next.
+    # A single layer would not show the effect of a cache on the next layer.
     chosen = chosen * 2 if len(chosen) == 1 else chosen
     cut: dict[str, Any] = {name: [value[index] for index in chosen] for name, value in lists.items()}
     if single:
@@ -176,7 +176,7 @@ def _layers(values: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def _scaled(name: str, value: Any, values: Mapping[str, Any]) -> Any:
-    """A layer's own number, in proportion to the one that all others have."""
+    """Scale a layer's own number in proportion to the common one."""
     common = values.get(name)
     if type(value) is not int or type(common) is not int:
         return value

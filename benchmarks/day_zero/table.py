@@ -1,4 +1,4 @@
-"""The page of the comparison: a line for each task, then the architectures that are not exact, with their reasons."""
+"""The page of the comparison: a line for each task, then the architectures that are not exact, with reasons."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks.tables import markdown
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An architecture and what was found."""
+    """An architecture and its result."""
 
     architecture: Architecture
     outcome: Outcome
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     tasks = list(dict.fromkeys(row.architecture.task for row in rows))
     compared = [row for row in rows if row.outcome.verdict != "none"]
     sections = [

@@ -1,4 +1,4 @@
-"""Tiny tokenizers: a model's own class, trained on a few lines, or one that works for any model."""
+"""Tiny tokenizers: the model's own class, trained on a few lines, or one that works for any model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZE: Final = 200
 
 
 def make_tokenizer(kind: str, most: int) -> Any:
-    """A tokenizer for models of the ``model_type`` ``kind`` with at most ``most`` tokens."""
+    """Return a tokenizer for models of the ``model_type`` ``kind`` with at most ``most`` tokens."""
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
@@ -22,7 +22,7 @@ def make_tokenizer(kind: str, most: int) -> Any:
     if name is not None:
         try:
             made = getattr(transformers, name)().train_new_from_iterator(TEXTS, _SIZE)
-            # Some of the classes cannot be made from nothing, or read what only other inputs have.
+            # Some classes cannot be created without files, or read attributes that only other inputs have.
             if len(made) <= most and made(TEXTS[0])["input_ids"]:
                 return made
         except Exception:

@@ -1,20 +1,20 @@
-"""conch's exporters beside those of optimum: what they export, whether it answers like transformers, and how fast.
+"""Compares conch's exporters with optimum's: supported architectures, differences from transformers, and speed.
 
     python -m benchmarks.exporters encoders [--architectures bert mpnet ...] [--task text-classification]
     python -m benchmarks.exporters causal [--architectures llama gemma2 ...]
     python -m benchmarks.exporters speed MODEL [--causal] [--rounds 15]
 
-``encoders`` and ``causal`` make a tiny random checkpoint of each architecture, give it to each exporter that is
-installed, and print a row each: the largest difference, or what is wrong.  ``speed`` exports the checkpoint in the
-folder MODEL (``llama-135m``: a random one) and runs the graphs in turns.  An encoder's answer is compared on padded
-batches; a language model's as a graph with a cache (a prompt, single steps, several tokens), with one row of two
-padded, and in OpenVINO GenAI's paged pipeline, which is what conch serves it with.
+``encoders`` and ``causal`` create a tiny random checkpoint of each architecture, export it with each installed
+exporter, and print a row each: the largest difference, or the error.  ``speed`` exports the checkpoint in the folder MODEL
+(``llama-135m``: a random one) and runs the graphs in turns.  Encoders are compared on padded batches.  Language models
+are compared as graphs with a cache (a prompt, single steps, several tokens), with one row of two padded, and in
+OpenVINO GenAI's paged pipeline, which conch serves them with.
 
-Exporters: ``conch`` (needs the extra ``convert``), ``optimum-intel`` and ``optimum-onnx``.  Those two do not
-agree on a transformers, so make an environment for each, and run this in both:
+Exporters: ``conch`` (needs the extra ``convert``), ``optimum-intel`` and ``optimum-onnx``.  The last two need different
+versions of transformers, so create an environment for each, and run this in both:
 
     pip install torch "transformers>=5.5,<5.6" onnx onnxscript onnxruntime openvino-genai nncf accelerate
-    pip install --no-deps optimum-intel optimum   # it declares torchvision, and works without
+    pip install --no-deps optimum-intel optimum   # it declares torchvision, but works without it
     pip install torch optimum-onnx onnxruntime onnxscript   # the other environment; transformers 4.57
     pip install --no-deps -e .   # in both, with the packages that conch itself needs
 """
@@ -70,9 +70,9 @@ def main() -> None:
 
 
 def installed(exporters: Sequence[str]) -> list[str]:
-    """Import each exporter, so that no process apart has to, and return those that can be imported.
+    """Import each exporter, so that separate processes need not, and return those that can be imported.
 
-    Says on stderr which cannot, and why.
+    Reports the others on stderr, with the reason.
     """
     importable = []
     for name in exporters:

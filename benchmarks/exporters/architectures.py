@@ -1,7 +1,7 @@
 """Tiny checkpoints with random weights, one for each architecture that exporters are compared on.
 
-Used by benchmarks.exporters in its process.  A name is a ``model_type`` of transformers; what follows a colon says
-which of its variants, as in ``mistral:window``.
+Used by benchmarks.exporters in its process.  A name is a ``model_type`` of transformers, with an optional variant after
+a colon, as in ``mistral:window``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SIZES: Final[Settings] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-#: Families of RoBERTa, whose tokens are of one type and whose positions begin after that of padding.
+#: Families of RoBERTa: tokens have one type, and positions begin after that of padding.
 ROBERTA: Final[Settings] = {"pad_token_id": 1, "type_vocab_size": 1}
 NARROW: Final[Settings] = {"embedding_size": 16}
 GROUPED: Final[Settings] = {"num_key_value_heads": 2, "head_dim": 8}
-#: As many keys as a token of a windowed layer sees here; the compared texts are longer.
+#: The window (tokens) of windowed layers; the compared texts are longer.
 WINDOW: Final[Settings] = {**GROUPED, "sliding_window": 8}
 ALTERNATING: Final[Settings] = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS: Final[Settings] = {
@@ -49,8 +49,8 @@ LATENT: Final[Settings] = {
     "v_head_dim": 8,
     "num_key_value_heads": 4,
 }
-#: Other positions for texts longer than the first length, as the compared texts are.  That length counts only beside
-#: ``rope_parameters``, not in them.
+#: Other positions for texts longer than the original length, such as the compared texts.  That length takes effect only
+#: next to ``rope_parameters``, not inside them.
 LONG_ROPE: Final[Settings] = {
     **GROUPED,
     "sliding_window": None,
@@ -120,7 +120,7 @@ CAUSAL: Final[dict[str, Settings]] = {
     "lfm2": {**GROUPED, "layer_types": ["conv", "full_attention"]},
 }  # fmt: skip
 
-#: A llama of 135 million parameters (the sizes of SmolLM-135M), to be timed.
+#: A llama with 135 million parameters (the sizes of SmolLM-135M), for measuring speed.
 LLAMA_135M: Final[Settings] = {
     "vocab_size": 49152,
     "hidden_size": 576,
@@ -136,8 +136,8 @@ LLAMA_135M: Final[Settings] = {
 def write(folder: Path, name: str, head: str, settings: Settings, spread: float = 0.2) -> Any:
     """Write a checkpoint for ``head`` (a class of transformers) to ``folder`` and return its module.
 
-    Weights are as large as trained ones, so that a wrong mask or position shows.  KeyError for an architecture that
-    this transformers does not have.
+    Weights are as large as trained ones, so that a wrong mask or position shows.  Raises KeyError for an architecture
+    that the installed transformers does not have.
     """
     import torch
     import transformers

@@ -1,4 +1,4 @@
-"""What exported graphs answer, beside what transformers does."""
+"""Compares the results of exported graphs with transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.exporters import architectures
 from benchmarks.exporters.run import THREADS, Outcome, export, inputs, runner
 from conch.convert.libraries import describe_error, silence_libraries
 
-#: How far an answer may be from transformers', as a share of its largest value (or of 1).
+#: Tolerance for a result, relative to the largest value of transformers' result (or to 1).
 SAME = 1e-3
 HEADS = {
     "feature-extraction": "AutoModel",
@@ -22,12 +22,12 @@ HEADS = {
     "image-classification": "AutoModelForImageClassification",
     "text-generation": "AutoModelForCausalLM",
 }
-#: Tokens of a text, and where it is cut into a prompt, two steps and more tokens at a time.
+#: The length of a text (tokens), and its divisions into a prompt, two steps and several tokens at a time.
 TEXT, ENDS = 28, (12, 13, 14, 25, 28)
 
 
 def compare(exporter: str, name: str, task: str) -> Outcome:
-    """Export one tiny checkpoint and compare what came of it."""
+    """Export one tiny checkpoint and compare the result."""
     settings = (architectures.CAUSAL if task == "text-generation" else architectures.ENCODERS)[name]
     if task != "text-generation" and "image_size" in settings:
         task = "image-classification"
@@ -36,14 +36,14 @@ def compare(exporter: str, name: str, task: str) -> Outcome:
         target.mkdir()
         try:
             module = architectures.write(Path(folder) / "in", name, HEADS[task], {**architectures.SIZES, **settings})
-        except Exception as error:  # of transformers: mostly an architecture that it does not have
+        except Exception as error:  # from transformers: usually an architecture that it does not have
             return {"absent": describe_error(error)}
         graphs = export(exporter, Path(folder) / "in", task, target)
         return {"differences": (compare_causal if task == "text-generation" else compare_encoder)(module, graphs)}
 
 
 def compare_encoder(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
-    """The largest difference of each graph, as a share; what stands at padding does not count."""
+    """Return the largest relative difference of each graph; padded positions do not count."""
     import torch
 
     takes = inspect.signature(module.forward).parameters
@@ -63,7 +63,7 @@ def compare_encoder(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
 
 
 def share(got: Any, wanted: Any) -> float:
-    """The largest difference as a share; infinite where there is a NaN or another shape."""
+    """Return the largest relative difference; infinite for a NaN or a different shape."""
     if got.shape != wanted.shape:
         return float("inf")
     difference = float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
@@ -71,7 +71,7 @@ def share(got: Any, wanted: Any) -> float:
 
 
 def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
-    """Differences of logits over a cache, of those with padding, and of the pipeline's log-probabilities."""
+    """Return differences of logits with a cache, of logits with padding, and of the pipeline's log-probabilities."""
     import openvino
     import torch
 

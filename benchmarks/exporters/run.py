@@ -1,4 +1,4 @@
-"""Exporters, each as one function from a checkpoint to graphs, and the runs of an encoder's graph.
+"""The exporters, each as one function from a checkpoint to graphs, and functions that run an encoder's graph.
 
 Used by benchmarks.exporters in a process for each export.
 """
@@ -21,19 +21,19 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.libraries import describe_error
 
-#: What exports and graphs compute with; __main__ tells torch, before torch is imported.
+#: The number of threads of exports and graphs; __main__ sets it before torch is imported.
 THREADS: Final = int(os.environ.get("OMP_NUM_THREADS", "2"))
 Outcome = dict[str, Any]
 
 
 def export(exporter: str, folder: Path, task: str, target: Path) -> list[Path]:
-    """Write the fp32 graphs of the checkpoint in ``folder`` into ``target``; whatever the exporter raises."""
+    """Write the fp32 graphs of the checkpoint in ``folder`` to ``target``; raises the exporter's errors."""
     if exporter == "conch":
         config = json.loads((folder / "config.json").read_text("utf-8"))
         longest = min(64, config.get("max_position_embeddings", 64))
         checkpoint = Checkpoint(folder, str(folder), "", config, Options(), task=task, max_length=longest)
         return list((conch_causal if task == "text-generation" else conch_encoder)(checkpoint, target))
-    # optimum is imported by name, so that type checks are the same whether or not it is installed.
+    # optimum is imported by name, so that type checks do not depend on its installation.
     if exporter == "optimum-intel":
         task = "text-generation-with-past" if task == "text-generation" else task
         config = importlib.import_module("optimum.intel").OVConfig(dtype="fp32")
@@ -46,7 +46,7 @@ def export(exporter: str, folder: Path, task: str, target: Path) -> list[Path]:
 
 
 def conch_encoder(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
-    """ONNX as exported and fused, and OpenVINO's IR where there is OpenVINO."""
+    """Export ONNX plain and fused, and OpenVINO's IR if OpenVINO is installed."""
     from conch.convert.encoder import export, network, optimise
 
     loaded = network.load(checkpoint)
@@ -69,7 +69,7 @@ def conch_causal(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
 
 
 def runner(graph: Path) -> Callable[[dict[str, Any]], list[Any]]:
-    """The graph of an encoder: a function of all inputs there are, which takes those it has."""
+    """Return a function that runs an encoder's graph; it ignores inputs that the graph does not have."""
     if graph.suffix == ".onnx":
         import onnxruntime
 
@@ -87,7 +87,7 @@ def runner(graph: Path) -> Callable[[dict[str, Any]], list[Any]]:
 
 
 def inputs(config: Any, sequences: int, tokens: int) -> dict[str, Any]:
-    """Random tokens with padding on the right after all sequences but the first, and random pixels."""
+    """Return random tokens, with padding on the right of all sequences except the first, and random pixels."""
     draw, pad = np.random.default_rng(tokens), getattr(config, "pad_token_id", None) or 0
     mask = (np.arange(tokens) < np.maximum(1, tokens - 2 * np.arange(sequences))[:, None]).astype(np.int64)
     ids = draw.integers(4, getattr(config, "vocab_size", 99), mask.shape)
@@ -98,14 +98,14 @@ def inputs(config: Any, sequences: int, tokens: int) -> dict[str, Any]:
 
 
 def apart(function: Callable[..., Outcome], *arguments: Any, seconds: float = 300) -> Outcome:
-    """The result of a function in a process of its own, since exporters patch modules and graphs may crash."""
+    """Run a function in a separate process, because exporters patch modules and graphs may crash."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(False)
 
     def work() -> None:
         try:
             sender.send(function(*arguments))
-        except BaseException as error:  # an exporter may raise anything, and SystemExit too
+        except BaseException as error:  # an exporter may raise any error, also SystemExit
             sender.send({"refused": "refused: " + describe_error(error)})
 
     child = context.Process(target=work)

@@ -1,4 +1,4 @@
-"""How long exports take, and how fast their graphs run, in turns."""
+"""Measures the time of exports, and the speed of the graphs, in turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.exporters.compare import HEADS
 from benchmarks.exporters.run import THREADS, Outcome, apart, export, inputs, runner
 from conch.convert.libraries import silence_libraries
 
-#: Batch x tokens that encoders are timed at, and the prompt of language models.
+#: The shapes (batch x tokens) for encoders, and the prompt length for language models.
 SHAPES, PREFILL = ((1, 16), (8, 128)), 128
 
 
@@ -65,7 +65,7 @@ def megabytes(graph: Path) -> float:
 
 
 def timed_encoder(config: Any, graphs: dict[str, Path], rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Milliseconds of each graph, by shape, the graphs in turns."""
+    """Return the milliseconds of each graph by shape, with the graphs in turns."""
     runners = {name: runner(graph) for name, graph in graphs.items()}
     for shape in SHAPES:
         arrays = inputs(config, *shape)
@@ -76,7 +76,7 @@ def timed_encoder(config: Any, graphs: dict[str, Path], rounds: int) -> Iterator
 
 
 def timed_causal(config: Any, graphs: dict[str, Path], rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Milliseconds of each graph by itself and in the serving pipeline, to a first token and for a decoding step."""
+    """Return milliseconds of each graph, alone and in the serving pipeline, to a first token and per decoding step."""
     from conch.convert.causal.export import StatefulGraph
     from conch.convert.causal.served import ServedGraph
 
@@ -114,7 +114,7 @@ def seconds_of(run: Callable[..., Any], *arguments: Any, times: int = 3) -> Call
 
 
 def in_turns(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median in milliseconds of each, after one round that is not counted."""
+    """Return the median of each in milliseconds, after one warm-up round."""
     found: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(rounds + 1):
         for name, measure in measures.items():

@@ -1,11 +1,11 @@
-"""Text generation, SmolLM2-135M-Instruct: conch beside what people use today, in one interleaved run.
+"""Compares conch with other servers for text generation (SmolLM2-135M-Instruct), in one interleaved run.
 
     python -m benchmarks.generation [--rounds 3] [--seconds 15] [--only PART ...] [--peers NAME ...]
                                     [--conch gguf folder PATH ...] [--engine NAME] [--quick] [--json FILE]
 
-All servers are up, and all but the one that is asked are stopped (SIGSTOP); they are asked in turn, in rotating order.
-Tables have medians over the rounds, and the smallest and largest ratio within a round.  Quote ratios, on a machine
-that does nothing else.
+All servers are started, and all except the measured one are stopped (SIGSTOP); they are measured in turns, in rotating
+order.  Tables have medians over the rounds, and the smallest and largest ratio within a round.  Quote ratios only, from
+an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Words = Sequence[tuple[str, int]]
 
 
 def check(column: Column, known: Words) -> str:
-    """Warm a server up and see that it answers with as many tokens as it is asked for; the beginning of its answer."""
+    """Warm up a server and check that it generates the requested number of tokens; returns the start of its output."""
     sample = Ask("The capital of France is", 24)
     (first,) = drive(column.target, Load([sample], 1), counted=True)
     if first.counted not in (None, sample.tokens):
@@ -45,18 +45,18 @@ def check(column: Column, known: Words) -> str:
 
 
 class Rounds:
-    """Asks every question to every server that can be asked it, and of conch's engines what they do alone."""
+    """Measures every question on every server that supports it, and conch's engines alone."""
 
     def __init__(self, asked: Sequence[Question], columns: Sequence[Column], known: Words, parts: set[str]) -> None:
         self.columns, self.known, self.parts = columns, known, parts
-        #: What was measured while other programs computed, too.
+        #: The measurements made while other programs used the processor.
         self.spoilt: list[str] = []
-        #: The one at whose load the engine alone is measured too.
+        #: The question that is also measured with the engine alone.
         self.full = [question for question in asked if question.part == "throughput"][-1]
         self.asked = [one for one in asked if one.part in parts or (one is self.full and "alone" in parts)]
 
     def run(self, number: int) -> None:
-        """One round; every server is the first in its turn."""
+        """Run one round; the server that goes first rotates."""
         turn = number % len(self.columns)
         for question in self.asked:
             load = question.load(Prompts(self.known, seed(question, number)))
@@ -85,7 +85,7 @@ class Rounds:
             self._keep(number, question, f"{column.name}, alone", {"tokens/s": throughput})
 
     def _mind(self, others: Others, question: Question, column: str) -> None:
-        """Say so when something else has computed, too."""
+        """Report that other programs used the processor."""
         share = others.share()
         if share > MOST:
             self.spoilt.append(f"{question.title}: {column}: other programs had {share:.0%} of the machine")

@@ -1,9 +1,9 @@
-"""What conch's engine does alone, without a server: the most that serving it could reach.
+"""Measures conch's engine without a server: the upper bound for serving it.
 
     python -m benchmarks.generation.alone CHECKPOINT [--engine NAME] < LOAD
 
-A process of its own, with the load of the served measurement (its closed loop) as JSON on its input; prompts are
-tokenised before the clock starts, and tokens are not made text.
+Runs as a separate process, with the load of the served measurement (its closed loop) as JSON on its input.  Prompts are
+tokenised before the clock starts, and tokens are not detokenised.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Prompt = tuple[list[int], int]
 
 
 class Loop:
-    """The closed loop of a load: ``connections`` places, each taken again when its sequence has ended."""
+    """The closed loop of a load: ``connections`` sequences at a time; when one ends, the next begins."""
 
     def __init__(self, engine: GenerationEngine, prompts: Sequence[Prompt], load: Load) -> None:
         self.engine, self.load = engine, load
@@ -42,7 +42,7 @@ class Loop:
         self.next = 0
 
     def run(self) -> float:
-        """Tokens per second."""
+        """Run the loop; returns tokens per second."""
         begin = perf_counter()
         until = begin + self.load.seconds
         for place in range(self.load.connections):
@@ -70,7 +70,7 @@ class Loop:
 
 
 def measure(checkpoint: Path, engine: str, load: Load, timeout: float = 900) -> float:
-    """Tokens per second of the engine that conch serves ``checkpoint`` with."""
+    """Return the tokens per second of the engine that conch uses for ``checkpoint``."""
     command = [sys.executable, "-m", "benchmarks.generation.alone", str(checkpoint), "--engine", engine]
     done = subprocess.run(command, input=json.dumps(load.document()), capture_output=True, text=True, timeout=timeout)
     if done.returncode:
@@ -93,7 +93,7 @@ def main() -> None:
     spec = engine_spec(checkpoint, instance, tokenizer)
     engine = open_engine(choose_engine(checkpoint, on_gpu=False), spec)
     prompts = [(tokenizer.encode(ask.prompt), ask.tokens) for ask in load.asks]
-    # As a server has had some requests before it is measured.
+    # A warm-up, because a server also has had some requests before it is measured.
     warm = prompts[-load.connections :]
     Loop(engine, warm, Load(connections=load.connections)).run()
     throughput = Loop(engine, prompts[: -load.connections], load).run()

@@ -1,4 +1,4 @@
-"""The answer to one request as it comes in: HTTP/1.1, and server-sent events in it."""
+"""Reads the response to one request as it arrives: HTTP/1.1 with server-sent events."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Events:
         self.rest = b""
 
     def add(self, data: bytes) -> list[bytes]:
-        """The events that are complete with ``data``."""
-        # An event that carries text has one line of data, in every server here.
+        """Add ``data``; returns the events that it completes."""
+        # Events with text have one line of data, in all these servers.
         lines = (self.rest + data).replace(b"\r\n", b"\n").split(b"\n")
         self.rest = lines.pop()
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
 class Answer:
-    """Takes bytes and keeps events with their times; nothing is decoded before :meth:`record` is called."""
+    """Collects events with their times from received bytes; decodes nothing before :meth:`record` is called."""
 
     def __init__(self, streams: bool) -> None:
         self.parser: Any = httptools.HttpResponseParser(self)
@@ -38,7 +38,7 @@ class Answer:
         self.complete = False
 
     def add(self, data: bytes, now: int) -> None:
-        """Take what has come at ``now`` (ns)."""
+        """Add bytes received at ``now`` (ns)."""
         self.now = now
         self.parser.feed_data(data)
 
@@ -54,7 +54,7 @@ class Answer:
             self.found = [(self.now, self.body)]
 
     def failure(self) -> str:
-        """What is wrong, empty when nothing is."""
+        """Return the error; empty if there is none."""
         if not self.complete:
             return f"the server hung up after {len(self.found)} events"
         status: int = self.parser.get_status_code()
@@ -63,10 +63,10 @@ class Answer:
 
 @dataclass(slots=True)
 class Record:
-    """One request: the moments (ns) at which it was due, at which text came and at which the answer was complete.
+    """One request: the times (ns) at which it was due, at which text arrived, and at which the response was complete.
 
-    ``arrival`` tells those of the open loop from those of the closed one; ``counted`` is what the server says of the
-    tokens, None where it says nothing.
+    ``arrival`` marks requests of the open loop; ``counted`` is the number of tokens that the server reports, None if it
+    reports none.
     """
 
     due: int
@@ -79,7 +79,7 @@ class Record:
 
 
 def read(answer: Answer, dialect: Dialect, *, due: int, tokens: int, arrival: bool) -> Record:
-    """What an answer says.  Raises RuntimeError for one that is an error."""
+    """Read a response.  Raises RuntimeError if it is an error."""
     if failure := answer.failure():
         raise RuntimeError(failure)
     events, times, texts = [], [], []

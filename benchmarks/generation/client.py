@@ -1,7 +1,7 @@
-"""The load generator: a process of its own (``python -m benchmarks.generation.client``), its task as JSON on its input.
+"""The load generator: a process (``python -m benchmarks.generation.client``) with its task as JSON on its input.
 
-Requests are written out before the clock starts, and answers are decoded after it has stopped.  Every request has a
-connection of its own, since not every server keeps one open.
+Requests are encoded before the clock starts, and responses are decoded after it has stopped.  Every request uses a new
+connection, because some servers do not keep connections open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.generation.trace import Ask, Load
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go: ``dialect`` is a key of ``DIALECTS``."""
+    """The destination of requests: ``dialect`` is a key of ``DIALECTS``."""
 
     address: str
     dialect: str
@@ -35,7 +35,7 @@ class Target:
 
 @dataclass(slots=True)
 class Sent:
-    """A request on its way."""
+    """An in-flight request."""
 
     ask: Ask
     due: int
@@ -44,7 +44,7 @@ class Sent:
 
 
 class Exchange(asyncio.Protocol):
-    """One request and its answer on a connection."""
+    """One request and its response on a connection."""
 
     def __init__(self, request: bytes, answer: Answer) -> None:
         self.request, self.answer = request, answer
@@ -66,7 +66,7 @@ class Exchange(asyncio.Protocol):
 
 
 class Client:
-    """Drives one server with one load."""
+    """Sends one load to one server."""
 
     def __init__(self, target: Target, load: Load, *, counted: bool) -> None:
         self.dialect = target.speaks(counted=counted)
@@ -80,7 +80,7 @@ class Client:
         self.begin = 0
 
     async def run(self) -> None:
-        """Send everything and wait for the answers."""
+        """Send all requests and wait for the responses."""
         self.begin = perf_counter_ns()
         async with asyncio.TaskGroup() as group:
             for _ in range(self.load.connections):
@@ -113,14 +113,14 @@ class Client:
             raise RuntimeError(failure)
 
     def records(self) -> list[Record]:
-        """What came of it.  Raises RuntimeError for an answer that is an error."""
+        """Return the records of all requests.  Raises RuntimeError if a response is an error."""
         return [
             read(one.answer, self.dialect, due=one.due, tokens=one.ask.tokens, arrival=one.arrival) for one in self.sent
         ]
 
 
 def drive(target: Target, load: Load, *, counted: bool = False, timeout: float = 900) -> list[Record]:
-    """Have a process of its own drive ``target``.  Raises RuntimeError with the first answer that is wrong."""
+    """Send a load to ``target`` from a separate process.  Raises RuntimeError with the first wrong response."""
     task = {"target": asdict(target), "load": load.document(), "counted": counted}
     command = [sys.executable, "-m", "benchmarks.generation.client"]
     done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=timeout)

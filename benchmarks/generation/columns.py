@@ -1,4 +1,4 @@
-"""The servers of the comparison, each a column of its tables; while one is asked the others are stopped."""
+"""The servers of the comparison; each is a column of its tables.  While one is measured, the others are stopped."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from tests.oracle import OracleUnavailable, TritonServer
 from tests.servers import ConchServer
 
 MODEL: Final = "smollm2"
-#: Which weights conch is given.
+#: The weights that conch serves.
 CHECKPOINTS: Final = {"gguf": weights.gguf, "folder": weights.folder}
 WEIGHTS: Final = {"gguf": "Q4_1, the GGUF file", "folder": "bfloat16, unpacked from the GGUF file"}
-#: By name: what it is.
+#: The description of each server by name.
 PEERS: Final = {
     "triton": "Triton 2.51, the tutorial's pipeline, bfloat16, batches of at most 8, not streamed",
     "transformers": "transformers serve, bfloat16, continuous batching",
     "transformers-plain": "transformers serve, bfloat16, one request after the other",
     "llama.cpp": "llama-server, Q4_1, 32 slots, continuous batching",
 }
-#: What most people would compare with; ``transformers-plain`` takes minutes at high concurrency.
+#: The default selection; ``transformers-plain`` takes minutes at high concurrency.
 USUAL: Final = ("triton", "transformers", "llama.cpp")
 MAX_BATCH: Final = 8
 SLOTS: Final = 32
-#: Tokens that a slot of llama.cpp has; no request here is longer.
+#: The tokens of a llama.cpp slot; no request here is longer.
 CONTEXT: Final = 1280
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A server that is up; ``pid`` is the root of its processes, ``checkpoint`` what it serves, ``engine`` what was
-    asked of conch (which is ``ours``) to run it with."""
+    """A running server; ``pid`` is the root of its processes, ``checkpoint`` its model, ``engine`` the engine requested
+    from conch (``ours``)."""
 
     name: str
     about: str
@@ -56,30 +56,30 @@ class Column:
         return self.target.speaks().streams
 
     def tree(self) -> list[psutil.Process]:
-        """Its processes, parents first."""
+        """Return the server's processes, parents first."""
         root = psutil.Process(self.pid)
         return [root, *root.children(recursive=True)]
 
     def stop(self) -> None:
-        """Let it use no processor until :meth:`go`."""
+        """Stop the server's processes until :meth:`go`."""
         for process in self.tree():
             process.send_signal(signal.SIGSTOP)
 
     def go(self) -> None:
-        """Children first, so that nobody misses an answer of theirs."""
+        """Resume the server's processes, children first, so that no parent waits for a stopped child."""
         for process in reversed(self.tree()):
             process.send_signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -> Iterator[list[Column]]:
-    """All servers, ready and stopped, their repositories and logs below ``home``; ``conch`` names checkpoints (of
-    ``CHECKPOINTS``, or paths)."""
+    """Start all servers, ready and stopped, with repositories and logs below ``home``; ``conch`` names checkpoints
+    (of ``CHECKPOINTS``, or paths)."""
     with contextlib.ExitStack() as running:
         columns: list[Column] = []
 
         def add(column: Column) -> None:
-            # A stopped process does not hear that it is to end.
+            # A stopped process does not handle the signal to end.
             running.callback(column.go)
             column.stop()
             columns.append(column)
@@ -109,7 +109,7 @@ def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -
         yield columns
 
 
-#: Of each peer: its dialect and the name of its model, empty for the folder's path.
+#: For each peer, its dialect and the name of its model (empty: the folder's path).
 _PROTOCOLS: Final = {
     "triton": ("triton", MODEL),
     "transformers": ("openai", ""),
@@ -131,7 +131,7 @@ def _peer(name: str, home: Path, log: Path) -> Any:
 
 
 def _entered(running: contextlib.ExitStack, server: Any, log: Path) -> Any:
-    """The server, ready; RuntimeError with the end of its log when it does not become so."""
+    """Enter a server's context; raises RuntimeError with the end of its log if it does not become ready."""
     try:
         return running.enter_context(server)
     except (RuntimeError, TimeoutError) as error:
@@ -140,7 +140,7 @@ def _entered(running: contextlib.ExitStack, server: Any, log: Path) -> Any:
 
 
 def write(repository: Path, checkpoint: Path, engine: str) -> None:
-    """Write conch's model: the checkpoint, its task, and nothing that conch can choose itself."""
+    """Write conch's model: the checkpoint and its task; conch chooses everything else."""
     directory = repository / MODEL
     (directory / "1").mkdir(parents=True)
     values = {"model": str(checkpoint), "task": "text-generation"}

@@ -1,6 +1,6 @@
-"""How each server is asked to generate, and how its answer reads.
+"""The generation requests and responses of each server.
 
-Greedy decoding of exactly as many tokens as are asked for, end of sequence ignored.
+Decoding is greedy, generates exactly the requested number of tokens, and ignores the end of sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Document = Mapping[str, Any]
 
 
 class Dialect(ABC):
-    """A server's protocol for one model.  ``streams`` says whether text comes while it is being generated."""
+    """A server's protocol for one model.  ``streams`` is true if text arrives while it is being generated."""
 
     streams: ClassVar[bool] = True
 
@@ -26,22 +26,22 @@ class Dialect(ABC):
     @property
     @abstractmethod
     def path(self) -> str:
-        """Where requests are posted."""
+        """The path of requests."""
 
     @abstractmethod
     def body(self, ask: Ask) -> dict[str, Any]:
-        """What is posted, as JSON."""
+        """Return the body of a request, as JSON."""
 
     @abstractmethod
     def text(self, event: Document) -> str:
-        """The text in an event of the answer, or in all of one that is not streamed."""
+        """Return the text in an event, or in the whole response if it is not streamed."""
 
     def tokens(self, events: Sequence[Document]) -> int | None:
-        """How many tokens the server says it has generated; None where it does not say."""
+        """Return the number of generated tokens that the server reports; None if it reports none."""
         return None
 
     def request(self, address: str, ask: Ask) -> bytes:
-        """A whole HTTP request."""
+        """Return a complete HTTP request."""
         body = json.dumps(self.body(ask)).encode()
         lines = [
             f"POST {self.path} HTTP/1.1",
@@ -53,8 +53,8 @@ class Dialect(ABC):
 
 
 class Conch(Dialect):
-    """The generate extension, with the inputs of a text model.  It could say how many tokens each event has, which
-    costs something, so only the first request of all asks for it (``counted``)."""
+    """The generate extension, with the inputs of a text model.  Reporting the tokens of each event has a cost, so only
+    the very first request asks for it (``counted``)."""
 
     def __init__(self, model: str, *, counted: bool = False) -> None:
         super().__init__(model)
@@ -99,8 +99,8 @@ class Triton(Dialect):
 
 
 class OpenAI(Dialect):
-    """The completions of ``transformers serve``.  Its requests cannot switch off the end of sequence; another id for
-    it, which no token has, does the same."""
+    """The completions of ``transformers serve``.  Requests cannot disable the end of sequence; an ID for it that no
+    token has gives the same effect."""
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""What the records of a load say."""
+"""Computes figures from the records of a load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Records = Sequence[Record]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number; ``more`` says whether more of it is better."""
+    """One number; ``more`` is true if a higher value is better."""
 
     name: str
     of: Callable[[Records], float]
@@ -24,7 +24,7 @@ class Figure:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of all do not exceed, between two neighbours in proportion."""
+    """Return the value that a fraction ``share`` of all values does not exceed, with linear interpolation."""
     ordered = sorted(values)
     at = share * (len(ordered) - 1)
     low = math.floor(at)
@@ -32,23 +32,23 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def throughput(records: Records) -> float:
-    """Tokens a second from the first request to the last answer."""
+    """Return tokens per second, from the first request to the last response."""
     begin, end = min(record.due for record in records), max(record.end for record in records)
     return sum(record.tokens for record in records) / (end - begin) * 1e9
 
 
 def latencies(records: Records) -> list[float]:
-    """Seconds from when each request was due to the end of its answer."""
+    """Return the seconds from each request's due time to the end of its response."""
     return [(record.end - record.due) / 1e9 for record in records]
 
 
 def first_tokens(records: Records) -> list[float]:
-    """Milliseconds from when each request was due to its first text."""
+    """Return the milliseconds from each request's due time to its first text."""
     return [(record.times[0] - record.due) / 1e6 for record in records]
 
 
 def gaps(records: Records) -> list[float]:
-    """Milliseconds between one text and the next of the same answer, of the closed loop only."""
+    """Return the milliseconds between consecutive texts of a response, for the closed loop only."""
     return [
         (after - before) / 1e6 for record in records if not record.arrival for before, after in pairwise(record.times)
     ]
@@ -73,6 +73,6 @@ GAPS = (
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """Of the ratios within each round: the median, the smallest and the largest."""
+    """Return the median, the smallest and the largest of the ratios within each round."""
     found = [our / other for our, other in zip(ours, theirs, strict=True)]
     return statistics.median(found), min(found), max(found)

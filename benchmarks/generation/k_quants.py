@@ -1,4 +1,4 @@
-"""Encodes K-quants of GGUF files, which the package ``gguf`` only reads; less exact than llama.cpp's encoder.
+"""Encodes K-quants of GGUF files, which the package ``gguf`` can only read; less exact than llama.cpp's encoder.
 
 A super-block has 256 weights in groups of 16 or 32.  Source of the layouts: ggml's ggml-common.h.
 """
@@ -16,14 +16,14 @@ _WEIGHTS: Final = 256
 
 
 def encode(weights: Array, name: str) -> Array:
-    """The bytes ``[rows, bytes]`` of a matrix ``[rows, columns]``, whose columns are a multiple of 256."""
+    """Return the bytes ``[rows, bytes]`` of a matrix ``[rows, columns]``; ``columns`` is a multiple of 256."""
     blocks = np.ascontiguousarray(weights, np.float32).reshape(-1, _WEIGHTS)
     encoded: Array = ENCODERS[name](blocks)
     return encoded.reshape(len(weights), -1)
 
 
 def _with_minima(blocks: Array, size: int, highest: int, most: int) -> tuple[Array, Array, Array, Array]:
-    """Numbers up to ``highest`` in groups of ``size``, scales and minima up to ``most``, and the halves d and dmin."""
+    """Return numbers up to ``highest`` in groups of ``size``, scales and minima up to ``most``, and fp16 d and dmin."""
     groups = blocks.reshape(len(blocks), -1, size)
     minima = -np.minimum(groups.min(-1), 0)
     scales = (groups.max(-1) + minima) / highest
@@ -35,7 +35,7 @@ def _with_minima(blocks: Array, size: int, highest: int, most: int) -> tuple[Arr
 
 
 def _symmetric(blocks: Array, lowest: int, most: int) -> tuple[Array, Array, Array]:
-    """Numbers from ``lowest`` (which is below zero) in groups of 16, plus -``lowest``; their scales, and the half d."""
+    """Return numbers from ``lowest`` (negative) in groups of 16, plus -``lowest``; their scales, and the fp16 d."""
     groups = blocks.reshape(len(blocks), -1, 16)
     extreme = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)[..., 0]
     scales = extreme / lowest
@@ -59,7 +59,7 @@ def _divided(values: Array, by: Array) -> Array:
 
 
 def _packed(numbers: Array, bits: int, run: int) -> Array:
-    """Numbers of so many ``bits``: a byte holds those that are ``run`` apart, the first one in its lowest bits."""
+    """Pack numbers of ``bits`` bits: a byte holds numbers that are ``run`` apart, the first in its lowest bits."""
     parts = numbers.reshape(len(numbers), -1, 8 // bits, run)
     packed = np.zeros((len(numbers), parts.shape[1], run), np.uint8)
     for place in range(8 // bits):
@@ -68,7 +68,7 @@ def _packed(numbers: Array, bits: int, run: int) -> Array:
 
 
 def _six_bits(scales: Array, minima: Array) -> Array:
-    """Eight scales and eight minima of six bits in twelve bytes."""
+    """Pack eight scales and eight minima of six bits into twelve bytes."""
     first = [values[:, :4] | values[:, 4:] >> 4 << 6 for values in (scales, minima)]
     return np.concatenate([*first, scales[:, 4:] & 15 | (minima[:, 4:] & 15) << 4], -1)
 
@@ -104,7 +104,7 @@ def _q6_k(blocks: Array) -> Array:
     return np.concatenate([low, high, scales.view(np.uint8), half], -1)
 
 
-#: By the type's name.
+#: The encoders by type name.
 ENCODERS: Final[Mapping[str, Callable[[Array], Array]]] = {
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }  # fmt: skip

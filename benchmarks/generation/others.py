@@ -1,7 +1,7 @@
-"""How much other programs had of the machine while a server was measured.
+"""Measures the interference of other programs during a measurement.
 
-OpenMP's threads wait for each other by spinning: a single other program on one of two cores can cost a server that
-computes with them nine tenths of its throughput, and another next to nothing.  Such figures compare nothing.
+OpenMP's threads wait for each other by spinning: a single other program on one of two cores can cost a server that uses
+them nine tenths of its throughput, and another server almost nothing.  Such figures cannot be compared.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 
 import psutil
 
-#: The share of the machine above which a measurement is said to be spoilt.
+#: The share of the machine above which a measurement counts as disturbed.
 MOST: Final = 0.05
 
 
 class Others:
-    """Measures from its making on; ``tree`` gives the processes of the server, which are none of the others."""
+    """Measures from its creation; ``tree`` returns the processes of the server, which do not count as interference."""
 
     def __init__(self, tree: Callable[[], Iterable[psutil.Process]]) -> None:
         self._tree = tree
@@ -26,7 +26,7 @@ class Others:
         self._used, self._ours = self._now()
 
     def share(self) -> float:
-        """Of all cores, the share that neither the server nor this program and its children have used."""
+        """Return the share of all cores used by processes other than the server, this program and its children."""
         used, ours = self._now()
         available = (perf_counter() - self._begin) * (psutil.cpu_count() or 1)
         return max(0.0, (used - self._used) - (ours - self._ours)) / available

@@ -1,4 +1,4 @@
-"""What is measured: the load of each question, made anew for every round, and the figures that are read from it."""
+"""The questions: the load of each, created anew for every round, and the figures computed from it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ PARTS: Final = ("throughput", "arrivals", "first", "steady", "alone")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is asked; the defaults are a full run."""
+    """The amount of load; the defaults are a full run."""
 
     seconds: float = 15.0
-    #: Answers that each connection gets at least.
+    #: Minimum number of responses for each connection.
     least: int = 2
     prompt: int = 30
     tokens: int = 64
     concurrencies: tuple[int, ...] = (1, 8, 32)
-    #: Of mixed lengths: requests, how many of them a second, and the tokens of their answers.
+    #: Mixed lengths: the number of requests, their rate per second, and the tokens of their completions.
     arrivals: int = 96
     rate: float = 8.0
     answers: tuple[int, int] = (8, 128)
-    #: Prompts of these lengths, for each connection so many, and the tokens of their answers.
+    #: Long prompts: their lengths, their number per connection, and the tokens of their completions.
     prompts: tuple[int, int] = (20, 1000)
     each: int = 5
     after_prompt: int = 32
-    #: Streams that are watched while long prompts come, and the tokens of each.
+    #: The streams measured while long prompts arrive, and the tokens of each.
     streams: int = 4
     stream_tokens: int = 128
 
     @classmethod
     def quick(cls) -> Scale:
-        """Enough to see that all parts work."""
+        """Return a small amount that only checks that all parts work."""
         return cls(
             seconds=1.0, least=1, tokens=16, concurrencies=(1, 4), arrivals=8, rate=8.0, answers=(4, 24),
             prompts=(20, 200), each=1, after_prompt=8, stream_tokens=24,
@@ -45,30 +45,30 @@ class Scale:
 
 @dataclass(slots=True)
 class Question:
-    """A row or several of the table; ``answers`` are by column and figure, round by round."""
+    """One or several rows of the table; ``answers`` are by column and figure, for each round."""
 
     title: str
     part: str
     load: Callable[[Prompts], Load]
     figures: Sequence[Figure]
-    #: Servers that answer as a whole are left out.
+    #: Only for servers that stream.
     streams: bool = False
     answers: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def keep(self, column: str, figures: dict[str, float]) -> None:
-        """Add a round of a column."""
+        """Add the results of a column's round."""
         for name, value in figures.items():
             self.answers.setdefault(column, {}).setdefault(name, []).append(value)
 
 
 def seed(question: Question, number: int) -> int:
-    """Of the prompts of a question in a round, which nothing else has."""
+    """Return a unique seed for the prompts of a question in a round."""
     return SEED + 1000 * number + sum(question.title.encode())
 
 
 def questions(scale: Scale) -> list[Question]:
-    """All of them."""
-    # More than the fastest server can use, at 100 answers a second.
+    """Return all questions."""
+    # More than the fastest server needs, at 100 responses per second.
     supply = max(int(100 * scale.seconds), 64)
 
     def closed(connections: int) -> Callable[[Prompts], Load]:
@@ -86,7 +86,7 @@ def questions(scale: Scale) -> list[Question]:
     def steady(prompts: Prompts) -> Load:
         asks = prompts.uniform(supply, scale.prompt, scale.stream_tokens)
         long = prompts.uniform(max(int(scale.seconds), 1), scale.prompts[1], 4)
-        # The first one when the streams are under way.
+        # The first one arrives while the streams are running.
         moments = [(0.5 + at, ask) for at, ask in enumerate(long)]
         return Load(asks, scale.streams, scale.seconds, scale.least, moments)
 

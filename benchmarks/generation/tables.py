@@ -1,4 +1,4 @@
-"""What was measured, as Markdown and as JSON."""
+"""Formats the results as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.generation.questions import Question
 
 
 def servers(columns: Sequence[Column]) -> str:
-    """What each of them runs."""
+    """Return a description of each server."""
     return markdown([["column", "what it is"], *([column.name, column.about] for column in columns)])
 
 
 def absolute(questions: Sequence[Question], columns: Sequence[Column]) -> str:
-    """Medians of all servers."""
+    """Return the medians of all servers."""
     rows = [["question", "figure", *(column.name for column in columns)]]
     for question in questions:
         for figure in question.figures:
@@ -28,7 +28,7 @@ def absolute(questions: Sequence[Question], columns: Sequence[Column]) -> str:
 
 
 def ratios(questions: Sequence[Question], columns: Sequence[Column]) -> str:
-    """conch's figure over each peer's: the median of the rounds, and the smallest and largest."""
+    """Return conch's figure divided by each peer's: the median of the rounds, and the smallest and largest."""
     ours = [column.name for column in columns if column.ours]
     peers = [column.name for column in columns if not column.ours]
     if not ours or not peers:
@@ -43,7 +43,7 @@ def ratios(questions: Sequence[Question], columns: Sequence[Column]) -> str:
 
 
 def shares(question: Question, columns: Sequence[Column]) -> str:
-    """Served, beside the engine alone."""
+    """Return the throughput of the server relative to the engine alone."""
     (figure,) = question.figures
     rows = [["question", "column", "served", "engine alone", "share"]]
     for column in columns:
@@ -58,7 +58,7 @@ def shares(question: Question, columns: Sequence[Column]) -> str:
 
 
 def document(questions: Sequence[Question], columns: Sequence[Column], spoilt: Sequence[str]) -> dict[str, Any]:
-    """Everything, round by round."""
+    """Return all results by round."""
     return {
         "columns": {column.name: column.about for column in columns},
         "spoilt": list(spoilt),
@@ -69,7 +69,7 @@ def document(questions: Sequence[Question], columns: Sequence[Column], spoilt: S
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first of ``rows`` is its head."""
+    """Return a table; the first of ``rows`` is its header."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
     return "\n".join([*lines, ""])

@@ -1,6 +1,6 @@
-"""What is asked, and when: made once a round, the same for every server.
+"""The requests and their times: created once per round, the same for every server.
 
-Nothing is asked twice in a round, since a server that keeps prefixes would not compute it again.
+No prompt occurs twice in a round, because a server with a prefix cache would not compute it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEED: Final = 20261121
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt, and how many tokens are to follow it, neither more nor fewer."""
+    """A prompt, and the exact number of tokens to generate."""
 
     prompt: str
     tokens: int
@@ -26,11 +26,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop, an open one, or both at a time.
+    """A closed loop, an open loop, or both at the same time.
 
-    Closed: ``connections`` take from ``asks``, each the next when it has its answer, until ``seconds`` have passed and
-    each has had ``least`` answers, or until there is no more.  Open: ``arrivals`` are sent at their times (seconds
-    from the start), whatever is still under way.  What has been sent is waited for.
+    Closed: each of the ``connections`` sends the next of ``asks`` when its previous response is complete, until
+    ``seconds`` have passed and each has had ``least`` responses, or ``asks`` are exhausted.  Open: ``arrivals`` are
+    sent at their times (seconds from the start), regardless of in-flight requests.  All sent requests are completed.
     """
 
     asks: Sequence[Ask] = ()
@@ -40,13 +40,13 @@ class Load:
     arrivals: Sequence[tuple[float, Ask]] = ()
 
     def document(self) -> dict[str, Any]:
-        """It as JSON has it."""
+        """Return the load as a JSON document."""
         seconds = None if math.isinf(self.seconds) else self.seconds
         return {**asdict(self), "seconds": seconds}
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> Load:
-        """What :meth:`document` wrote."""
+        """Read the result of :meth:`document`."""
         seconds = document["seconds"]
         return cls(
             [Ask(**ask) for ask in document["asks"]],
@@ -58,14 +58,14 @@ class Load:
 
 
 class Prompts:
-    """Random words, as many as make up a number of tokens; the same for the same ``seed``."""
+    """Prompts of random words with a given number of tokens; the same for the same ``seed``."""
 
     def __init__(self, words: Sequence[tuple[str, int]], seed: int) -> None:
         self.words = words
         self.random = random.Random(seed)
 
     def prompt(self, tokens: int) -> str:
-        """One of so many tokens."""
+        """Return a prompt with this many tokens."""
         chosen = []
         while tokens:
             word, size = self.random.choice(self.words)
@@ -75,16 +75,16 @@ class Prompts:
         return " ".join(chosen)
 
     def uniform(self, count: int, prompt: int, tokens: int) -> list[Ask]:
-        """All prompts and all answers of one length."""
+        """Return requests with equal prompt lengths and equal completion lengths."""
         return [Ask(self.prompt(prompt), tokens) for _ in range(count)]
 
     def mixed(self, count: int, shortest: int, longest: int, tokens: int) -> list[Ask]:
-        """Prompts of ``shortest`` to ``longest`` tokens, as many short as long ones on a logarithmic scale."""
+        """Return prompts of ``shortest`` to ``longest`` tokens, uniform on a logarithmic scale."""
         low, high = math.log(shortest), math.log(longest)
         return [Ask(self.prompt(round(math.exp(self.random.uniform(low, high)))), tokens) for _ in range(count)]
 
     def poisson(self, count: int, rate: float, prompt: int, fewest: int, most: int) -> list[tuple[float, Ask]]:
-        """``rate`` arrivals a second on average, with answers of ``fewest`` to ``most`` tokens."""
+        """Return ``rate`` arrivals per second on average, with completions of ``fewest`` to ``most`` tokens."""
         return [(at, Ask(self.prompt(prompt), self.random.randint(fewest, most))) for at in self._moments(count, rate)]
 
     def _moments(self, count: int, rate: float) -> Iterator[float]:
@@ -95,7 +95,7 @@ class Prompts:
 
 
 def words(encode: Callable[[str], Sequence[int]]) -> list[tuple[str, int]]:
-    """The words of the sentences that ``conch convert`` compares on, and what each adds to a prompt in tokens."""
+    """Return the words of ``conch convert``'s sentences, and the number of tokens that each adds to a prompt."""
     known = sorted({word for sample in load("feature-extraction") for word in sample.text.split() if word.isalpha()})
-    # A single token always fits what is left of a prompt.
+    # A word of a single token always fits the rest of a prompt.
     return [(word, len(encode(f" {word}"))) for word in known]

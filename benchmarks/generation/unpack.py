@@ -1,6 +1,6 @@
-"""A checkpoint folder out of a GGUF file: ``python -m benchmarks.generation.unpack FILE FOLDER``.
+"""Converts a GGUF file to a checkpoint folder: ``python -m benchmarks.generation.unpack FILE FOLDER``.
 
-Run once, in a process of its own, since it takes PyTorch, half a minute and a gigabyte.
+Run once, in a separate process, because it needs PyTorch, half a minute and a gigabyte of memory.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the model (bfloat16) and the tokenizer of ``file`` as transformers writes them."""
+    """Write the model (bfloat16) and the tokenizer of ``file`` in the format of transformers."""
     transformers = import_module("transformers")
     bfloat16 = import_module("torch").bfloat16
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=bfloat16)
-    # The weights are plain numbers now, but later versions refuse to save what they still take for quantised.
+    # The weights are not quantised any more, but newer versions refuse to save a model that is marked as quantised.
     if quantizer := getattr(model, "hf_quantizer", None):
         quantizer.remove_quantization_config(model)
     tokenizer.save_pretrained(folder)

