@@ -1,4 +1,4 @@
-"""What goes wrong during the soak: one fault every second or two, chosen at random."""
+"""Causes faults during the soak: one every second or two, chosen at random."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from benchmarks.soak.repository import replace_echo
 from tests.e2e.processes import templates, workers
 from tests.servers import ConchServer
 
-#: How long (s) resources stay out of reach, and how long a slowed worker is held up.
+#: How long (s) resources are unavailable, and how long a slowed worker is delayed.
 _DROUGHT: Final = 2.0
 _HELD_UP: Final = 0.3
 _VANISHING: Final = 30
 
 
 class Faults:
-    """A thread that breaks ``server``, in all ways or ``only`` in some; ``done`` counts the faults by name."""
+    """A thread that causes faults in ``server``, all kinds or ``only`` some; ``done`` counts the faults by name."""
 
     def __init__(self, server: ConchServer, repository: Path, seed: int, only: Collection[str] = ()) -> None:
         assert server.process is not None
@@ -41,7 +41,7 @@ class Faults:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._marks = 0
-        #: Each fault, and how often it happens beside the others.
+        #: Each fault, and its relative frequency.
         faults: dict[str, tuple[Callable[[], None], int]] = {
             "worker killed": (self._kill, 3),
             "worker stopped": (self._stop, 2),
@@ -60,7 +60,7 @@ class Faults:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when the last fault is over and mended."""
+        """Stop, and wait until the last fault has ended and is repaired."""
         self._stopped.set()
         self._thread.join()
 
@@ -119,7 +119,7 @@ class Faults:
         self._control(name, "load")
 
     def _vanish(self) -> None:
-        """Hang up in the middle of requests: of heads, of bodies, and while waiting for the answer."""
+        """Disconnect in the middle of requests: in heads, in bodies, and while waiting for the response."""
         body = json.dumps({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["x" * 100_000]}]})
         request = (
             f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}"
@@ -133,11 +133,11 @@ class Faults:
                 pass
 
     def _descriptors(self) -> None:
-        """Leave the server a handful of descriptors more than it has."""
+        """Limit the server to a few descriptors more than it has."""
         self._without(resource.RLIMIT_NOFILE, self._process.num_fds() + 3)
 
     def _disk(self) -> None:
-        """Let every write to a file fail, also to memory shared through files."""
+        """Make every write to a file fail, also to shared memory files."""
         self._without(resource.RLIMIT_FSIZE, 0)
 
     def _without(self, limit: int, value: int) -> None:
@@ -149,7 +149,7 @@ class Faults:
             self._process.rlimit(limit, before)
 
     def _control(self, model: str, action: str) -> None:
-        """Load or unload; what a lack of resources explains may fail, the next fault tries again."""
+        """Load or unload a model; it may fail for lack of resources, and the next fault tries again."""
         url = f"http://{self._server.http}/v2/repository/models/{model}/{action}"
         request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})
         try:

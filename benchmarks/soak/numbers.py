@@ -14,7 +14,7 @@ import tritonclient.grpc as grpcclient
 from benchmarks.soak.asking import GrpcAsker, HttpAsker
 from benchmarks.soak.features import RELAYING, TRIPLING
 
-#: How many numbers a region holds, and how many requests go through it before it is registered anew.
+#: The size of a region in numbers, and the number of requests after which it is registered again.
 _MOST: Final = 1 << 15
 _USES: Final = 50
 
@@ -24,24 +24,24 @@ def tripled(values: np.ndarray) -> np.ndarray:
 
 
 class NumberClients:
-    """Asks over HTTP, through ``asker``."""
+    """Sends requests over HTTP through ``asker``."""
 
     def __init__(self, asker: HttpAsker) -> None:
         self._asker = asker
         self._regions = _Regions()
 
     def triple(self, chance: random.Random) -> None:
-        """Ask one of the models that triple; few numbers are asked for, so that the cache has their answers."""
+        """Send a request to a tripling model, with one of few different numbers, so that the cache is hit."""
         values = np.full((1, chance.randint(1, 4)), chance.randint(0, 50), np.int32)
         self._infer(chance.choice(TRIPLING), values, tripled(values))
 
     def sum(self, chance: random.Random) -> None:
-        """Ask the model whose requests are batched whatever their lengths are."""
+        """Send a request to the model that batches requests of different lengths."""
         values = np.array([[chance.randint(0, 1000) for _ in range(chance.randint(1, 20))]], np.int32)
         self._infer("ragged", values, values.sum(axis=1))
 
     def share(self, chance: random.Random) -> None:
-        """Ask ``plain`` through shared memory, inputs in the first half of a region and the answer in the second."""
+        """Send a request to ``plain`` with its input in the first half of a region and its output in the second."""
         region = self._regions.region
         if region is None:
             region = self._regions.region = _Region()
@@ -65,12 +65,12 @@ class NumberClients:
 
         answered = self._asker.ask("shared memory", "/v2/models/plain/infer", body, check)
         region.uses += 1
-        # After an error nobody knows whether the model still writes: its next answers shall go elsewhere.
+        # After an error, the model may still write to the region, so the next request uses another one.
         if not answered or region.uses >= _USES:
             self._forget(region)
 
     def end(self) -> None:
-        """Give back the region of this thread."""
+        """Unregister and remove the region of this thread."""
         if self._regions.region is not None:
             self._forget(self._regions.region)
 
@@ -89,7 +89,7 @@ class NumberClients:
         return self._asker.ask("registering", path, size, lambda answer: "")
 
     def _forget(self, region: _Region) -> None:
-        """Unregister a region, again until the server has heard of it, and remove it."""
+        """Unregister a region, with retries until the server responds, and remove it."""
         path = f"/v2/systemsharedmemory/region/{region.name}/unregister"
         for _ in range(100):
             if self._asker.ask("registering", path, {}, lambda answer: ""):
@@ -99,7 +99,7 @@ class NumberClients:
 
 
 def relay(asker: GrpcAsker, chance: random.Random) -> bool:
-    """Ask a decoupled model that has others answer, each number by one response."""
+    """Send a request to a decoupled model that calls others; each number has one response."""
     values = np.array([chance.randint(0, 1000) for _ in range(chance.randint(1, 20))], np.int32)
     tensor = grpcclient.InferInput("IN", list(values.shape), "INT32")
     tensor.set_data_from_numpy(values)
@@ -107,7 +107,7 @@ def relay(asker: GrpcAsker, chance: random.Random) -> bool:
 
     def check(results: list[Any]) -> str:
         got = [int(result.as_numpy("OUT").item()) for result in results]
-        # Instances of a step answer in any order.
+        # Instances of a step respond in any order.
         right = got == expected if model == "relay" else sorted(got) == sorted(expected)
         return "" if right else f"answered {got} instead of {expected}"
 
@@ -125,6 +125,6 @@ class _Region:
 
 
 class _Regions(threading.local):
-    """A region for each thread."""
+    """One region per thread."""
 
     region: _Region | None = None
