@@ -70,7 +70,7 @@ class CausalNetwork:
         from conch.backends.engines.transformers.network import cache_argument
 
         self.module = module
-        self._cache_argument = cache_argument(module) or "past_key_values"
+        self._cache_argument = cache_argument(module)
         if threads:
             import torch
 

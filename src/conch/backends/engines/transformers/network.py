@@ -11,13 +11,9 @@ from conch.backends.engines.transformers.cache import PaddedCache
 Tensor = Any
 
 
-def cache_argument(model: Any) -> str | None:
-    """Return the argument of a model's ``forward`` that takes a KV cache; None without one.
-
-    It is named ``cache`` since transformers 5.24.
-    """
-    accepted = inspect.signature(model.forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in accepted), None)
+def cache_argument(model: Any) -> str:
+    """Return the name of the argument of ``forward`` for a KV cache: ``cache`` since transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class DecoderNetwork:
@@ -30,7 +26,7 @@ class DecoderNetwork:
         self._adapter: str | None = None
         taken = inspect.signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
-        self.cached = self._cache_argument is not None and "attention_mask" in taken
+        self.cached = self._cache_argument in taken and "attention_mask" in taken
         self._positions = "position_ids" in taken
         #: Arguments that request only the logits of the last position.
         self.last = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
@@ -50,7 +46,7 @@ class DecoderNetwork:
         """Read ``ids`` ``[rows, new]`` into a cache; returns the last FP32 logits, ``[rows, vocabulary]``."""
         new = ids.shape[1]
         mask, positions = cache.mask(new, self.device)
-        arguments: dict[str, Any] = {self._cache_argument or "past_key_values": cache}
+        arguments: dict[str, Any] = {self._cache_argument: cache}
         if self._positions:
             arguments["position_ids"] = positions
         output = self.model(
