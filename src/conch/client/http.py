@@ -34,9 +34,6 @@ from conch.tensors import WireTensor
 from conch.wire.json.generate import deduced_shape
 from conch.wire.json.outgoing import CODES, decode_error, model_path, request_document
 
-# The streams of ``HttpTransport``. Requests whose shapes the server would deduce differently are refused.
-
-
 _OVER_GRPC: Final = "connect with grpc:// for this request"
 _EVENT: Final = b"data:"
 #: Fields of an event that are not outputs.
@@ -44,7 +41,10 @@ _OF_RESPONSE: Final = frozenset(("model_name", "model_version", "id"))
 
 
 def generate_body(request: OutgoingRequest) -> dict[str, Any]:
-    """Return the body of a request to ``generate_stream``. Raises UNSUPPORTED if JSON cannot express the request."""
+    """Return the body of a request to ``generate_stream``. Raises UNSUPPORTED if JSON cannot express the request.
+
+    The server deduces the shapes of its tensors; a request for which it would deduce others is refused.
+    """
     signature = request.signature
     if request.priority or request.sequence_id or request.flags:
         raise unsupported(f"streams over HTTP have neither priorities nor sequences: {_OVER_GRPC}")

@@ -21,9 +21,6 @@ from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 from conch.wire.regions import NO_REGIONS, OFFSET, REGION, SIZE, Regions
 
-# Called by :mod:`conch.wire.json.infer`. Binary data is sliced, never copied.
-
-
 _HINT: Final = "Use --http-max-input-size to increase the limit."
 _INPUTS: Final = "Unable to parse 'inputs'"
 _NAME: Final = "Unable to parse 'name'"
@@ -34,7 +31,10 @@ _SHAPE: Final = "Unable to parse 'shape'"
 def read_inputs(
     document: dict[str, Any], binary: Buffer, request: InferRequest, max_input_size: int, regions: Regions
 ) -> None:
-    """Fill ``request.inputs``; ``binary`` is the data after the JSON of the body and must be used completely."""
+    """Fill ``request.inputs``; ``binary`` is the data after the JSON of the body and must be used completely.
+
+    Binary data is sliced, not copied.
+    """
     inputs = request.inputs
     at = 0
     for item in text.as_array(text.member(document, "inputs", _INPUTS), _INPUTS):
