@@ -16,8 +16,9 @@ from conch.repository.scan import ModelRepository
 
 #: Files that identify the model in a version directory.
 _MODEL_FILES: Final = ("model.py", "model.json", "config.json", "conch.json", "model.onnx", "model.xml")
-#: Fields, at least one of which is in each Triton configuration, and keys that identify a checkpoint's config.json.
+#: A Triton configuration has at least one of these fields.
 _CONFIGURATION_FIELDS: Final = frozenset({"backend", "platform", "input", "output"})
+#: Keys that identify a checkpoint's config.json.
 _CHECKPOINT_KEYS: Final = frozenset({"architectures", "model_type"})
 
 

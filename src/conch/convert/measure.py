@@ -27,7 +27,7 @@ MIN_QUIET: Final = 2
 FIRST_PASS: Final = 0.6
 #: If the first run takes longer (s), it suffices as warm-up, because preparations are a small part of it.
 SLOW_SECONDS: Final = 0.25
-#: A larger distance of the quartiles, relative to the median, means that the machine is busy, whatever the reason.
+#: With a larger interquartile range, relative to the median, the machine counts as busy.
 MAX_SPREAD: Final = 0.5
 
 #: One run of a network; returns the durations of its measured steps (s).

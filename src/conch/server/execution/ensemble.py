@@ -1,4 +1,10 @@
-"""Runs the requests of an ensemble; requests wait only in the queues of its steps' models."""
+"""Runs the requests of an ensemble, on the event loop; requests wait only in the queues of its steps' models.
+
+The model of a step is looked up with ``find`` for every request, so that a reloaded version is used from its next
+request on. A step runs as soon as all of its input tensors are available; independent steps run at the same time. Each
+response of a decoupled model starts a separate *iteration* through the rest of the graph. Source: Triton's ensemble
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +19,6 @@ from conch.errors import Code, ConchError, cancelled
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ParameterValue
 from conch.tensors import WireTensor
 from conch.workers.host.process import WorkerProcess
-
-# Runs on the event loop. The model of a step is looked up with ``find`` for every request, so that a reloaded version
-# is used from its next request on. A step runs as soon as all of its input tensors are available; independent steps
-# run at the same time. Each response of a decoupled model starts a separate *iteration* through the rest of the
-# graph. Source: Triton's ensemble scheduler.
 
 
 class Member(Protocol):
