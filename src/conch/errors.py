@@ -7,7 +7,7 @@ translates all codes to statuses with one table. Source of the codes: Triton's `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 #: The end of the first sentence of a library's message; advice on its API or a list of all valid names may follow.
@@ -129,7 +129,16 @@ def nearest(name: str, known: Iterable[str], likeness: float = _LIKENESS) -> str
     return spelling[matches[0]] if matches else ""
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", likeness: float = _LIKENESS) -> str:
-    """Return a suggestion of the nearest of ``known`` for the unknown ``name``; ``otherwise`` without a match."""
+def did_you_mean(
+    name: str,
+    known: Iterable[str],
+    otherwise: str = "",
+    likeness: float = _LIKENESS,
+    shown: Callable[[str], str] = str,
+) -> str:
+    """Return a suggestion of the nearest of ``known`` for the unknown ``name``; ``otherwise`` without a match.
+
+    ``shown`` returns the text to suggest for a name, such as a path or what another program's name stands for.
+    """
     suggestion = nearest(name, known, likeness)
-    return f"did you mean '{suggestion}'?" if suggestion else otherwise
+    return f"did you mean '{shown(suggestion)}'?" if suggestion else otherwise

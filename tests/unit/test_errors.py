@@ -16,5 +16,10 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one_whatever_its_cas
     assert did_you_mean("temperatures", ["temperature"], likeness=0.99) == ""
 
 
+def test_a_name_that_stands_for_another_is_answered_with_that_one() -> None:
+    known = {"check": "conch check", "lint": "conch check"}
+    assert did_you_mean("Lint", known, shown=known.__getitem__) == "did you mean 'conch check'?"
+
+
 def test_a_name_that_is_too_long_to_compare_is_like_no_other() -> None:
     assert did_you_mean("temperature" * 10_000_000, ["temperature"], likeness=0.0) == ""

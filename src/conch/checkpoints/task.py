@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from conch.errors import nearest
+from conch.errors import did_you_mean
 from conch.sampling import TEXT_GENERATION
 
 #: Canonical task names by alias.
@@ -123,12 +123,12 @@ def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     return () if any(part in str(name) for name in architectures for part in wanted) else wanted
 
 
-def misspelt(task: str) -> str:
-    """Return the task name that ``task`` probably misspells; empty for a known name or one similar to none."""
+def suggested_task(task: str) -> str:
+    """Return a suggestion of the task name that ``task`` misspells; empty for a known name or one similar to none."""
     name = canonical(task)
     if not name or name in TASK_NAMES or name.startswith("translation_"):
         return ""
-    return nearest(name, TASK_NAMES, 0.85)
+    return did_you_mean(name, TASK_NAMES, likeness=0.85)
 
 
 def canonical(task: str) -> str:

@@ -18,7 +18,7 @@ from conch import extras
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, is_hub_id, local_path
 from conch.checkpoints.options import Options
-from conch.checkpoints.task import canonical, misfit, misspelt
+from conch.checkpoints.task import canonical, misfit, suggested_task
 from conch.checks.finding import Finding, line_of, with_fix
 from conch.checks.model import CheckedModel
 from conch.config.reading import read_small
@@ -127,8 +127,8 @@ def _check_named(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[F
 def _check_checkpoint(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
     overrides = Options.from_values(parameters(place.model.config))
     options = overrides.over(document)
-    if nearest := misspelt(options.task):
-        yield place.finding(f"task '{options.task}' is not known", f"did you mean '{nearest}'?")
+    if suggestion := suggested_task(options.task):
+        yield place.finding(f"task '{options.task}' is not known", suggestion)
         return
     if options.model:
         unreachable = list(_check_path(place, options.model))

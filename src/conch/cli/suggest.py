@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from conch.errors import nearest
+from conch.errors import did_you_mean
 
 #: What other programs call a command.
 _OTHER_NAMES: Final = {
@@ -25,8 +25,8 @@ def unknown_command(name: str, commands: Collection[str]) -> str:
     """The message for a command that there is not; a model in its place is answered with ``conch serve``."""
     if "/" in name or Path(name).exists():
         return f"'{name}' is no command; did you mean 'conch serve {name}'?"
-    near = _OTHER_NAMES.get(name.lower()) or nearest(name, commands)
-    hint = f"did you mean '{near}'?" if near else f"there are {', '.join(commands)}"
+    known = {command: command for command in commands} | _OTHER_NAMES
+    hint = did_you_mean(name, known, f"there are {', '.join(commands)}", shown=known.__getitem__)
     return f"unrecognized command '{name}'; {hint}"
 
 
@@ -47,9 +47,11 @@ def unknown_option(
         if flag in _flags(other):
             return f"{message}; it is one of '{name}': conch {name} {flag} …"
     flags = _flags(command)
-    other_name = _OTHER_OPTIONS.get(flag, "")
-    near = other_name if other_name in flags else _longer(flag, flags) or nearest(flag, flags)
-    return f"{message}; " + (f"did you mean '{near}'?" if near else "--help lists the valid ones")
+    known = {name: name for name in flags} | {name: of for name, of in _OTHER_OPTIONS.items() if of in flags}
+    if longer := _longer(flag, flags):
+        known.setdefault(flag, longer)
+    hint = did_you_mean(flag, known, "--help lists the valid ones", shown=known.__getitem__)
+    return f"{message}; {hint}"
 
 
 def _as_written(option: str, arguments: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from conch.config.problem import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
-from conch.errors import nearest, one_line
+from conch.errors import did_you_mean, one_line
 
 # Hints for syntax errors. They depend only on the parser's message and the text at its position.
 
@@ -92,15 +92,11 @@ def _nearest(wrong: str, kind: str, known: Sequence[str]) -> str:
 
     Recognises names that other programs use, names without their prefix (``GPU``), and misspelt names.
     """
-    others = _OTHER_NAMES.get(kind, {})
     prefix = f"{known[0].partition('_')[0]}_" if known[0].isupper() else ""
     bare = wrong.upper().removeprefix(prefix) if prefix else wrong
-    meant = others.get(bare) or next((name for name in known if name == prefix + bare), "")
-    if not meant:
-        # The common prefix would make all names similar.
-        stems = {name.removeprefix(prefix): name for name in known}
-        meant = stems.get(nearest(bare, stems), "")
-    return f"did you mean '{meant}'?" if meant else f"known here: {', '.join(known)}"
+    # The common prefix would make all names similar.
+    names = {name.removeprefix(prefix): name for name in known} | dict(_OTHER_NAMES.get(kind, {}))
+    return did_you_mean(bare, names, f"known here: {', '.join(known)}", shown=names.__getitem__)
 
 
 def _message_expected(rest: str) -> str:

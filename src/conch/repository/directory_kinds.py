@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from conch.config.problem import Problem
-from conch.errors import nearest
+from conch.errors import did_you_mean
 from conch.repository.stores.urls import FORMS
 
 #: Suffixes of files that are a model, or the weights of one.
 _WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
+
+#: What to do if no better advice is known.
+_GIVE: Final = "give a model repository"
 
 #: First part of a path that was made from a store's URL.
 _STORES: Final = tuple(f"{scheme}:" for scheme in FORMS)
@@ -58,14 +61,16 @@ def repository_problem(path: Path) -> Problem | None:
             f"the repository in a store ({path.parts[0]}//…) cannot be used here", hint="copy it to a directory"
         )
     if not path.exists():
-        return Problem(f"repository path is not a valid directory: {path} does not exist", hint=_nearest(path))
+        return Problem(
+            f"repository path is not a valid directory: {path} does not exist", hint=similar_directory(path) or _GIVE
+        )
     if not path.is_dir():
-        hint = f"serve it with 'conch serve {path}'" if path.suffix in _WEIGHTS else "give a model repository"
+        hint = f"serve it with 'conch serve {path}'" if path.suffix in _WEIGHTS else _GIVE
         return Problem(f"repository path is not a valid directory: {path} is a file", hint=hint)
     try:
         directories = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
-        return Problem(f"repository path {path} cannot be read: {error.strerror}", hint="give a model repository")
+        return Problem(f"repository path {path} cannot be read: {error.strerror}", hint=_GIVE)
     if any(is_model_directory(directory) for directory in directories):
         return None
     if is_model_directory(path):
@@ -95,10 +100,10 @@ def _holds_models(path: Path) -> bool:
         return False
 
 
-def _nearest(path: Path) -> str:
+def similar_directory(path: Path) -> str:
+    """Return a suggestion of the directory beside ``path`` that has the most similar name; empty without one."""
     try:
         beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
     except OSError:
-        beside = []
-    near = nearest(path.name, beside, 0.7)
-    return f"did you mean '{path.parent / near}'?" if near else "give a model repository"
+        return ""
+    return did_you_mean(path.name, beside, likeness=0.7, shown=lambda name: str(path.parent / name))

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from conch.errors import invalid, nearest, unsupported
-from conch.repository.directory_kinds import is_model_directory, is_version_directory
+from conch.errors import invalid, unsupported
+from conch.repository.directory_kinds import is_model_directory, is_version_directory, similar_directory
 from conch.repository.names import is_directory_name
 from conch.repository.stores.urls import is_url, parse_url
 from conch.settings import Settings
@@ -74,11 +74,8 @@ def hub_hint(model: str) -> str:
     if path.exists():
         return ""
     there = f"there is no folder '{model}' here"
-    try:
-        near = nearest(path.name, [entry.name for entry in path.parent.iterdir() if entry.is_dir()], 0.7)
-    except OSError:
-        near = ""
-    return f"{there}; did you mean '{path.parent / near}'?" if near else f"{there} either"
+    suggestion = similar_directory(path)
+    return f"{there}; {suggestion}" if suggestion else f"{there} either"
 
 
 def model_name(path: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conch.checkpoints.task import canonical, misfit, misspelt, pipeline_tag, task_of
+from conch.checkpoints.task import canonical, misfit, pipeline_tag, suggested_task, task_of
 
 
 def told(architecture: str, kind: str = "bert", **others: Any) -> str:
@@ -112,7 +112,7 @@ def test_task_has_other_names_too(name: str, task: str) -> None:
     ],
 )
 def test_a_misspelt_task_is_told_from_one_that_is_not_known(name: str, meant: str) -> None:
-    assert misspelt(name) == meant
+    assert suggested_task(name) == (f"did you mean '{meant}'?" if meant else "")
 
 
 @pytest.mark.parametrize(

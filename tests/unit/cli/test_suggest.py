@@ -17,6 +17,7 @@ from conch.cli import main
         (["chek", "models"], "unrecognized command 'chek'; did you mean 'check'?"),
         (["Serve"], "unrecognized command 'Serve'; did you mean 'serve'?"),
         (["start"], "unrecognized command 'start'; did you mean 'serve'?"),
+        (["optimze"], "unrecognized command 'optimze'; did you mean 'convert'?"),
         (["xyzzy"], "unrecognized command 'xyzzy'; there are serve, check, "),
         (["org/name"], "'org/name' is no command; did you mean 'conch serve org/name'?"),
         (

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from conch.errors import nearest
+from conch.errors import did_you_mean, nearest
 from conch.tensors import Buffer
 from conch.wire.json import text
 from conch.wire.json.malformed import nesting
@@ -150,8 +150,8 @@ class Fields:
         """Refuse the remaining members; call this after taking all supported ones."""
         for member, value in self._members.items():
             if value is not None:
-                likely = nearest(member, self._known, _LIKENESS)
-                hint = f"; did you mean '{self.name(likely)}'?" if likely else ""
+                suggestion = did_you_mean(member, self._known, likeness=_LIKENESS, shown=self.name)
+                hint = f"; {suggestion}" if suggestion else ""
                 raise ApiError(
                     f"'{self.name(member)}' is not known here{hint}", self.name(member), reason="unknown_parameter"
                 )
