@@ -24,7 +24,7 @@ from conch.errors import ConchError, internal, invalid, one_line, unavailable
 
 if TYPE_CHECKING:
     from conch.analyze.results import CandidateResult
-    from conch.analyze.storage.saved_results import Circumstances, SavedSearch
+    from conch.analyze.saved_results import Circumstances, SavedSearch
 
 
 class ProfileCommand(click.Command):
@@ -227,9 +227,9 @@ def _models(settings: AnalyzeSettings) -> str:
 def _check_output(settings: AnalyzeSettings) -> None:
     """Raise INVALID_ARG where configurations would be written over what somebody else has put there.
 
-    An analysis that goes on from its checkpoint finds its own candidates.
+    An analysis that resumes from its journal finds its own candidates.
     """
-    from conch.analyze.storage.checkpoint import FILENAME
+    from conch.analyze.journal import FILENAME
 
     folder = settings.output_model_repository_path
     if folder is None or settings.override_output_model_repository or not folder.exists():

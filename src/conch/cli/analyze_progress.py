@@ -36,7 +36,7 @@ class ProfileLine:
         self._status.update(text)
 
     def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
-        """Print the figures of a point; those of the checkpoint are only counted."""
+        """Print the figures of a point; those of the journal are only counted."""
         if before:
             self._known += 1
             return
@@ -62,7 +62,7 @@ class ProfileLine:
 
     def _tell_known(self) -> None:
         if self._known:
-            self.say(f"{self._known} measurements are taken from the checkpoint.")
+            self.say(f"{self._known} measurements are taken from the journal.")
             self._known = 0
 
 

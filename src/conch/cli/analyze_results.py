@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conch.analyze.judging.goals import Goals
     from conch.analyze.profiling.profile import Profile
     from conch.analyze.report.analysis import Analysis
-    from conch.analyze.storage.saved_results import Circumstances, SavedSearch
+    from conch.analyze.saved_results import Circumstances, SavedSearch
 
 
 def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSettings, str]:
@@ -42,8 +42,8 @@ def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSe
 
 def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
     """What a profile has found so far, and how."""
+    from conch.analyze.saved_results import Circumstances, SavedSearch
     from conch.analyze.search.axis import axis_of
-    from conch.analyze.storage.saved_results import Circumstances, SavedSearch
     from conch.machine.facts import MachineFacts
 
     outcomes = [outcome for outcome in profile.outcomes if outcome.results]
@@ -69,7 +69,7 @@ def saved_under(
     folder: Path, formats: str | None, options: Mapping[str, Any]
 ) -> tuple[AnalyzeSettings, Circumstances, list[SavedSearch]]:
     """What was saved in ``folder``, under the goals that are given now."""
-    from conch.analyze.storage.saved_results import load
+    from conch.analyze.saved_results import load
 
     circumstances, searches = load(folder)
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
@@ -113,7 +113,7 @@ def write_results(
     Returns what could not be written, and why; one file that fails costs no other.
     """
     from conch.analyze.report.assembling import analysis_of
-    from conch.analyze.storage.saved_results import FILENAME, save
+    from conch.analyze.saved_results import FILENAME, save
 
     writers: dict[Path, Callable[[Path], object]] = {}
     if keep:

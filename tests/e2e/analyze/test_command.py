@@ -53,5 +53,5 @@ def test_an_analysis_that_is_ended_says_how_to_go_on_and_shows_what_it_has(
 
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     search, _, _ = again.stderr.partition("in turns")  # a second measurement may be of any load
-    assert "taken from the checkpoint" in search and "waits_config_default at 1: " not in search
+    assert "taken from the journal" in search and "waits_config_default at 1: " not in search
     assert "The search was interrupted" not in again.stdout

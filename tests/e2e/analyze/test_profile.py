@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conch.analyze.applying import BEFORE, apply, changes
+from conch.analyze.journal import FILENAME
 from conch.analyze.judging.goals import Constraint
 from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings
@@ -18,7 +19,6 @@ from conch.analyze.profiling.search_run import SearchOutcome
 from conch.analyze.results import Point
 from conch.analyze.search.strategies.strategy import Trial
 from conch.analyze.servers.base import ServerLost
-from conch.analyze.storage.checkpoint import FILENAME
 from conch.errors import ConchError
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models

@@ -11,7 +11,7 @@ import pytest
 from conch.analyze.judging.goals import Constraint
 from conch.analyze.judging.rounds import FinalRound, FinalRounds
 from conch.analyze.options.settings import OPTIONS
-from conch.analyze.storage.saved_results import Circumstances, SavedSearch, load, save
+from conch.analyze.saved_results import Circumstances, SavedSearch, load, save
 from conch.cli import main
 from tests.unit.analyze.points import goals, point, result
 

@@ -9,6 +9,7 @@ from math import inf
 from types import TracebackType
 from typing import Final
 
+from conch.analyze.journal import Journal, conditions
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling.plans import plan_of
 from conch.analyze.profiling.progress import ProfileObserver
@@ -19,8 +20,6 @@ from conch.analyze.search.searches import searches
 from conch.analyze.servers.base import AnalyzedServer, Configs, Overrides
 from conch.analyze.servers.choice import open_server, repository_of
 from conch.analyze.servers.copies import write_repository
-from conch.analyze.storage.checkpoint import AnalysisCheckpoint
-from conch.analyze.storage.conditions import conditions
 from conch.checkpoints.manifest import Manifest
 from conch.errors import ConchError
 from conch.machine.cores import usable_cores
@@ -82,7 +81,7 @@ class Profile:
         self._settings, self._observer = settings, observer
         self._repository = repository_of(settings)
         self._server: AnalyzedServer | None = None
-        self._checkpoint: AnalysisCheckpoint | None = None
+        self._journal: Journal | None = None
         self._done: list[SearchOutcome] = []
         self._running: SearchRun | None = None
         #: The completed configurations of the repository, by model.
@@ -94,8 +93,8 @@ class Profile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._checkpoint is not None:
-            self._checkpoint.close()
+        if self._journal is not None:
+            self._journal.close()
         if self._server is not None:
             self._server.close()
 
@@ -113,16 +112,14 @@ class Profile:
         server = self._server = open_server(settings, self._repository, list(dict.fromkeys(names)))
         self.configs = server.load({})
         check_requests(settings, server, [model.name for model in settings.profile_models])
-        checkpoint = self._checkpoint = AnalysisCheckpoint(
-            settings.checkpoints, conditions(settings, self._repository, self.configs)
-        )
-        for change in checkpoint.changes:
+        journal = self._journal = Journal(settings.checkpoints, conditions(settings, self._repository, self.configs))
+        for change in journal.changes:
             self._observer.say(change)
         all_searches = searches(settings, facts_of(self._repository, self.configs, server.address))
         for number, search in enumerate(all_searches):
             now = time.monotonic()
             deadline = now + (end - now) / (len(all_searches) - number)
-            self._running = SearchRun(settings, search, server, checkpoint, self._observer, self.configs, deadline)
+            self._running = SearchRun(settings, search, server, journal, self._observer, self.configs, deadline)
             try:
                 self._running.to_the_end(self._keep)
             finally:

@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from conch.analyze.journal import Journal
 from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import unknown, valid
 from conch.analyze.judging.pruning import hopeless
@@ -30,7 +31,6 @@ from conch.analyze.search.strategies.choice import strategy_of
 from conch.analyze.search.strategies.strategy import Trial
 from conch.analyze.servers.base import AnalyzedServer, Configs, Overrides, ServerGone, ServerLost
 from conch.analyze.servers.configurations import check_in_force, concise, with_ensembles
-from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.errors import ConchError, invalid
 from conch.perf.figures.stability import WINDOWS
 
@@ -62,12 +62,12 @@ class SearchRun:
     """A running search: the loaded candidate, its measurement, and the results."""
 
     def __init__(
-        self, settings: AnalyzeSettings, search: Search, server: AnalyzedServer, checkpoint: AnalysisCheckpoint,
+        self, settings: AnalyzeSettings, search: Search, server: AnalyzedServer, journal: Journal,
         observer: ProfileObserver, configs: Configs, deadline: float = inf,
     ) -> None:  # fmt: skip
         """Create the run; ``deadline`` is the end of all measurements (``time.monotonic``)."""
         self._settings, self._search, self._server = settings, search, server
-        self._checkpoint, self._observer, self._configs = checkpoint, observer, configs
+        self._journal, self._observer, self._configs = journal, observer, configs
         self._strategy = strategy_of(settings, search)
         self._deadline = deadline
         plan = plan_of(settings, search.models[0], server.address)
@@ -99,7 +99,7 @@ class SearchRun:
                 continue
             name = trial.candidate.name
             if name not in self._loaded_configs:
-                known = self._checkpoint.configs(tuple(self._search.space.configs), trial.candidate)
+                known = self._journal.configs(tuple(self._search.space.configs), trial.candidate)
                 self._loaded_configs[name] = known
                 keep(trial.candidate)
             self._take(trial)
@@ -150,13 +150,13 @@ class SearchRun:
     def _take(self, trial: Trial) -> None:
         """Measure a trial, or take its result from the journal."""
         models = tuple(self._search.space.configs)
-        known = self._checkpoint.points(models, trial.candidate, trial.load, trial.finalist)
+        known = self._journal.points(models, trial.candidate, trial.load, trial.finalist)
         usable = [point for point in known if self._answers(point, trial)]
         before = self._answered[_key(trial)]
         if before < len(usable):
             self._note(trial, usable[before], before=True)
             return
-        error = self._checkpoint.failure(models, trial.candidate)
+        error = self._journal.failure(models, trial.candidate)
         if error and not self._settings.retry_failed:
             self._fail(trial, error, before=True)
             return
@@ -168,10 +168,10 @@ class SearchRun:
         except ConchError as problem:
             self._loaded = None
             if trial.finalist is None:
-                self._checkpoint.fail(models, trial.candidate, problem.message)
+                self._journal.fail(models, trial.candidate, problem.message)
             self._fail(trial, problem.message, before=False)
             return
-        self._checkpoint.add(models, trial.candidate, point, trial.finalist)
+        self._journal.add(models, trial.candidate, point, trial.finalist)
         self._note(trial, point, before=False)
 
     def _answers(self, point: Point, trial: Trial) -> bool:
@@ -262,7 +262,7 @@ class SearchRun:
         configs = self._server.load(overrides)
         self._costs.loaded(candidate.name, time.monotonic() - begun)
         check_in_force(overrides, configs)
-        self._checkpoint.loaded(tuple(self._search.space.configs), candidate, configs)
+        self._journal.loaded(tuple(self._search.space.configs), candidate, configs)
         self._loaded_configs[candidate.name] = configs
         plans = {
             name: plan_of(self._settings, name, self._server.address, self._search.goals.percentiles)

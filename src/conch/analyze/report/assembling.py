@@ -11,7 +11,7 @@ from conch.analyze.judging.recommendation import recommend
 from conch.analyze.judging.wording import in_words
 from conch.analyze.report.analysis import Analysis, Placed
 from conch.analyze.results import Point
-from conch.analyze.storage.saved_results import Circumstances, SavedSearch
+from conch.analyze.saved_results import Circumstances, SavedSearch
 
 
 def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = "") -> Analysis:

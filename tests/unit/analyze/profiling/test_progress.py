@@ -13,7 +13,7 @@ def test_the_time_left_follows_from_the_measurements_so_far() -> None:
     assert pace.progress(expected=4) == SearchProgress(2, 4, 30.0)
 
 
-def test_what_a_checkpoint_brings_takes_no_time() -> None:
+def test_points_from_the_journal_take_no_time() -> None:
     pace = Pace(now=0.0, guess=9.0)
     for _ in range(8):
         pace.add(1.0, measured=False)

@@ -1,4 +1,4 @@
-"""What makes a point of a checkpoint another question."""
+"""What makes a point of a journal another question."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from conch.analyze.journal import conditions
 from conch.analyze.options.models import models
 from conch.analyze.options.settings import AnalyzeSettings
-from conch.analyze.storage.conditions import conditions
 
 CONFIGS = {"m": {"max_batch_size": 8}}
 

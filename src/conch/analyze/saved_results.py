@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from conch.analyze.journal import read_point
 from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
 from conch.analyze.judging.rounds import FinalRound, FinalRounds
 from conch.analyze.results import Candidate, CandidateResult, LoadKind
-from conch.analyze.storage.checkpoint import read_point
 from conch.config.reading import read_json
 from conch.errors import invalid, not_found
 

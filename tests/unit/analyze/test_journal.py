@@ -1,4 +1,4 @@
-"""What a checkpoint keeps, and when it counts again."""
+"""What a journal keeps, and when it counts again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from conch.analyze.journal import FILENAME, Journal
 from conch.analyze.results import Candidate, ModelFigures, Point
-from conch.analyze.storage.checkpoint import FILENAME, AnalysisCheckpoint
 from conch.errors import Code, ConchError
 from conch.perf.server.resources import GpuFigures, ResourceFigures
 
@@ -23,12 +23,12 @@ POINT = Point(
 
 
 def test_a_point_is_there_at_the_next_start(tmp_path: Path) -> None:
-    with AnalysisCheckpoint(tmp_path, NOW) as checkpoint:
-        checkpoint.loaded(["a"], FIRST, {"a": {"max_batch_size": 4}})
-        checkpoint.add(["a"], FIRST, POINT)
-        checkpoint.fail(["a"], Candidate("a_config_1", {"a": {"max_batch_size": 8}}), "too large")
+    with Journal(tmp_path, NOW) as journal:
+        journal.loaded(["a"], FIRST, {"a": {"max_batch_size": 4}})
+        journal.add(["a"], FIRST, POINT)
+        journal.fail(["a"], Candidate("a_config_1", {"a": {"max_batch_size": 8}}), "too large")
 
-    with AnalysisCheckpoint(tmp_path, NOW) as again:
+    with Journal(tmp_path, NOW) as again:
         assert again.points(["a"], FIRST, 8) == [POINT]
         assert not again.points(["a"], FIRST, 16)
         assert not again.points(["a"], FIRST, 8, finalist=FIRST), "final rounds are measured one after the other"
@@ -39,32 +39,32 @@ def test_a_point_is_there_at_the_next_start(tmp_path: Path) -> None:
 
 def test_a_change_concerns_only_what_it_was_measured_with(tmp_path: Path) -> None:
     of_b = Candidate("b_config_default")
-    with AnalysisCheckpoint(tmp_path, NOW) as checkpoint:
-        checkpoint.add(["a"], FIRST, POINT)
-        checkpoint.add(["b"], of_b, POINT)
+    with Journal(tmp_path, NOW) as journal:
+        journal.add(["a"], FIRST, POINT)
+        journal.add(["b"], of_b, POINT)
 
-    with AnalysisCheckpoint(tmp_path, {**NOW, "model a": "new"}) as changed:
+    with Journal(tmp_path, {**NOW, "model a": "new"}) as changed:
         assert changed.changes == ("model a has changed since: what was measured with it is measured anew",)
         assert not changed.points(["a"], FIRST, 8)
         assert changed.points(["b"], of_b, 8) == [POINT]
-    with AnalysisCheckpoint(tmp_path, {**NOW, "machine": "slow"}) as elsewhere:
+    with Journal(tmp_path, {**NOW, "machine": "slow"}) as elsewhere:
         assert any("it was fast, and is slow" in change for change in elsewhere.changes)
         assert not elsewhere.points(["b"], of_b, 8)
-    with AnalysisCheckpoint(tmp_path, {**NOW, "machine": "slow", "measuring": '{"p": 1}'}) as differently:
+    with Journal(tmp_path, {**NOW, "machine": "slow", "measuring": '{"p": 1}'}) as differently:
         assert differently.changes == ("how is measured has changed since (p): all is measured anew",)
-    with AnalysisCheckpoint(tmp_path, NOW) as back:
+    with Journal(tmp_path, NOW) as back:
         assert back.points(["a"], FIRST, 8) == [POINT]
 
 
 def test_a_line_that_was_being_written_is_dropped(tmp_path: Path) -> None:
-    with AnalysisCheckpoint(tmp_path, NOW) as checkpoint:
-        checkpoint.add(["a"], FIRST, POINT)
+    with Journal(tmp_path, NOW) as journal:
+        journal.add(["a"], FIRST, POINT)
     with (tmp_path / FILENAME).open("a") as file:
         file.write('{"under":"x","candi')
 
-    with AnalysisCheckpoint(tmp_path, NOW) as again:
+    with Journal(tmp_path, NOW) as again:
         again.add(["a"], FIRST, POINT)
-    with AnalysisCheckpoint(tmp_path, NOW) as third:
+    with Journal(tmp_path, NOW) as third:
         assert third.points(["a"], FIRST, 8) == [POINT, POINT], "the second measurement of the same is kept as well"
 
 
@@ -72,12 +72,12 @@ def test_a_line_that_was_being_written_is_dropped(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / FILENAME).write_text(line + "\n")
 
-    with pytest.raises(ConchError, match="line 1, is no checkpoint of this version") as caught:
-        AnalysisCheckpoint(tmp_path, NOW)
+    with pytest.raises(ConchError, match="line 1, is not a journal of this version") as caught:
+        Journal(tmp_path, NOW)
     assert caught.value.code is Code.INVALID_ARG
     assert (tmp_path / FILENAME).read_text() == line + "\n"
 
 
-def test_two_analyses_do_not_share_a_checkpoint(tmp_path: Path) -> None:
-    with AnalysisCheckpoint(tmp_path, NOW), pytest.raises(ConchError, match="in use by another analysis"):
-        AnalysisCheckpoint(tmp_path, NOW)
+def test_two_analyses_do_not_share_a_journal(tmp_path: Path) -> None:
+    with Journal(tmp_path, NOW), pytest.raises(ConchError, match="in use by another analysis"):
+        Journal(tmp_path, NOW)

@@ -16,9 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from conch import __version__
+from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.results import Candidate, ModelFigures, Point
-from conch.errors import invalid, unavailable
+from conch.errors import ConchError, invalid, unavailable
+from conch.machine.facts import MachineFacts
+from conch.perf.inputs.data import DataOptions
 from conch.perf.server.resources import GpuFigures, ResourceFigures
+from conch.repository.scan import ModelRepository
 
 try:
     import fcntl
@@ -32,7 +37,7 @@ FORMAT: Final = 2
 _COMMON: Final = ("machine", "conch", "measuring")
 
 
-class AnalysisCheckpoint:
+class Journal:
     """The journal in ``folder``, which is created if necessary; ``conditions`` are the current ones, texts by name.
 
     ``changes`` are sentences about changed conditions. Raises INVALID_ARG for a file with other content, and
@@ -56,7 +61,7 @@ class AnalysisCheckpoint:
             raise
         self._append({"format": FORMAT, "conditions": self._conditions})
 
-    def __enter__(self) -> AnalysisCheckpoint:
+    def __enter__(self) -> Journal:
         return self
 
     def __exit__(
@@ -148,7 +153,7 @@ class AnalysisCheckpoint:
                     self._take(record)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise invalid(
-                    f"{self.path}, line {number}, is no checkpoint of this version ({error}):"
+                    f"{self.path}, line {number}, is not a journal of this version of conch ({error}):"
                     " remove it, or give another folder (-s)"
                 ) from None
         self.changes = tuple(_changes(before, self._conditions)) if before else ()
@@ -202,3 +207,51 @@ def read_point(values: Mapping[str, Any]) -> Point:
         for name, model in values["models"].items()
     }
     return Point(**{**values, "models": models, "resources": resources, "warnings": tuple(values["warnings"])})
+
+
+#: The settings that affect points; goals and the search mode do not.
+_MEASURING = (
+    "triton_launch_mode", "triton_http_endpoint", "triton_grpc_endpoint", "triton_server_flags",
+    "triton_server_environment", "client_protocol", "perf_analyzer_flags", "batch_sizes",
+)  # fmt: skip
+
+
+def conditions(
+    settings: AnalyzeSettings, repository: ModelRepository | None, configs: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, str]:
+    """Return the conditions by name for the journal; ``configs`` are the completed ones of the repository."""
+    names = [name for name in _MEASURING if settings.triton_launch_mode == "remote" or not name.endswith("_endpoint")]
+    measuring = {name: getattr(settings, name) for name in names}
+    measuring["default data"] = DataOptions().source
+    if settings.budget is not None:
+        measuring["budget"] = settings.budget  # a budget shortens windows
+    measuring["loads"] = "rates" if settings.loads_are_rates else "callers"
+    by_name = {
+        "machine": str(MachineFacts.read()),
+        "conch": __version__,
+        "measuring": json.dumps(measuring, sort_keys=True, default=str),
+    }
+    for model, config in configs.items():
+        own = settings.model(model)
+        model_options = {
+            "perf_flags": own.perf_flags, "batch_sizes": own.batch_sizes, "rates": bool(own.request_rate),
+            "config": config,
+        }  # fmt: skip
+        by_name[f"model {model}"] = _digest([_files(repository, model), model_options])
+    return by_name
+
+
+def _files(repository: ModelRepository | None, model: str) -> Any:
+    """Return times and sizes of a model's files; None if they are on another machine."""
+    if repository is None:
+        return None
+    try:
+        stamps = repository.fingerprint(model)
+    except (ConchError, OSError):
+        return None
+    versions = {str(version): sorted(files) for version, files in stamps.versions.items()}
+    return [sorted(stamps.config), versions, sorted(stamps.rest)]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,1 +1,0 @@
-"""The files of an analysis: its journal and its results."""
