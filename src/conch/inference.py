@@ -13,7 +13,7 @@ from itertools import count
 from time import monotonic_ns
 from typing import Final, Protocol
 
-from conch.errors import Code, ConchError
+from conch.errors import Code, ConchError, internal
 from conch.tensors import Buffer, Loan, StoredData, WireTensor
 
 LOG = logging.getLogger("conch")
@@ -21,6 +21,7 @@ LOG = logging.getLogger("conch")
 ParameterValue = bool | int | float | str
 #: Raises INVALID_ARG for parameter names that a request may not use.
 ParameterCheck = Callable[[Iterable[str]], None]
+OnResponse = Callable[["InferResponse"], None]
 
 #: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``…_END``.
 SEQUENCE_START: Final = 1
@@ -208,31 +209,46 @@ class RequestTrace(Protocol):
     def accepted(self, request: InferRequest, computes: bool) -> None:
         """Record that the request is about to be queued; ``computes`` is False for an ensemble."""
 
+    def ended(self, request: InferRequest) -> None:
+        """Record that the request has its final response, before this is delivered."""
+
+    def deliver(self, response: InferResponse, on_response: OnResponse) -> None:
+        """Pass a response to ``on_response`` and record when it was sent."""
+
     def refused(self) -> None:
         """Record that the request was refused and gets no response."""
+
+
+class ResponseOrder(Protocol):
+    """Decides when the responses of a request are delivered; see :mod:`conch.schedulers.ordering`."""
+
+    def deliver(self, request: InferRequest, response: InferResponse, on_response: OnResponse) -> None:
+        """Call ``request.deliver`` with the response when its turn comes."""
 
 
 class InferRequest:
     """An inference request and its callbacks.
 
-    Front ends create it with ``on_response``, which is called on the event loop for each response. The scheduler or
+    Front ends create it with ``on_response``, which is called on the event loop for each response and never replaced.
+    Before, each response passes the observers that the model, the cache and the scheduler have added. The scheduler or
     worker that holds the request sets ``on_cancel``. The model that counts it sets ``on_final``, which is called before
-    the last ``on_response``. A request that has ended or was refused releases its inputs and callbacks, because a
-    callback may reference the request: the cycle would otherwise wait for the garbage collector.
+    the observers of the last response. A request that has ended or was refused releases its inputs and callbacks,
+    because a callback may reference the request: the cycle would otherwise wait for the garbage collector.
     ``outputs`` has the names of the requested outputs; empty means all. ``timeout`` is in microseconds.
     """
 
     __slots__ = (
         "answered", "batch_size", "cancelled", "correlation_id", "deadline", "expires", "finished", "flags", "holder",
-        "id", "inputs", "length", "model_name", "model_version", "on_cancel", "on_final", "on_response", "outputs",
-        "parameters", "priority", "responses", "sequences", "serial", "shared", "timeout", "times", "trace",
+        "id", "inputs", "length", "model_name", "model_version", "observers", "on_cancel", "on_final", "on_response",
+        "order", "outputs", "parameters", "priority", "responses", "sequences", "serial", "shared", "timeout", "times",
+        "trace",
     )  # fmt: skip
 
     def __init__(
         self,
         model_name: str,
         inputs: dict[str, WireTensor],
-        on_response: Callable[[InferResponse], None],
+        on_response: OnResponse,
         *,
         model_version: int = -1,
         id: str = "",
@@ -261,6 +277,9 @@ class InferRequest:
         self.batch_size = 1
         self.times = Timings()
         self.on_response = on_response
+        self.observers: tuple[OnResponse, ...] = ()
+        #: Set if responses are delivered in the order of their requests.
+        self.order: ResponseOrder | None = None
         self.on_cancel: Callable[[InferRequest], None] | None = None
         self.on_final: Callable[[InferRequest, InferResponse], None] | None = None
         #: Whether the backend itself responded, possibly with an error.
@@ -277,22 +296,44 @@ class InferRequest:
         self.holder: Holder | None = None
         self.trace: RequestTrace | None = None
 
+    def observe(self, observer: OnResponse) -> None:
+        """Call ``observer`` with each response, before earlier observers; it may change the outputs."""
+        self.observers = (observer, *self.observers)
+
     def respond(self, response: InferResponse) -> None:
-        """Pass a response to ``on_response``; responses after the final one are dropped."""
+        """Pass a response to the observers and deliver it; responses after the final one are dropped."""
         if self.finished:
             return
-        on_response = self.on_response
+        on_response, observers, order = self.on_response, self.observers, self.order
         if response.final:
             self.finished = True
             if self.holder is not None:
                 self.holder.drop(self)
             on_final = self.on_final
             self.release()
+            if self.trace is not None:
+                self.trace.ended(self)
             if on_final is not None:
                 on_final(self, response)
         self.responses += 1
         try:
-            on_response(response)
+            for observer in observers:
+                observer(response)
+        except Exception:
+            LOG.exception("a response of request %s could not be processed", self.serial)
+            response = InferResponse(error=internal("the response could not be processed"), final=response.final)
+        if order is None:
+            self.deliver(response, on_response)
+        else:
+            order.deliver(self, response, on_response)
+
+    def deliver(self, response: InferResponse, on_response: OnResponse) -> None:
+        """Call ``on_response``, which :meth:`respond` has taken from this request."""
+        try:
+            if self.trace is None:
+                on_response(response)
+            else:
+                self.trace.deliver(response, on_response)
         except Exception:
             # An exception must not reach the scheduler or worker that responds, because it has other requests.
             LOG.exception("a response of request %s could not be passed on", self.serial)
@@ -305,6 +346,7 @@ class InferRequest:
         self.on_cancel = None
         self.on_final = None
         self.on_response = ignore
+        self.observers = ()
 
     def fail(self, error: ConchError) -> None:
         """End the request with an error."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from conch.errors import ConchError, cancelled, internal, invalid
-from conch.inference import InferRequest
+from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.server.models.rollout import asked_by_model
@@ -56,16 +56,14 @@ class BlsModels:
 
     def _wait(self, needed: LoadNeeded, request: InferRequest, decoupled: bool) -> None:
         """Run a request when its model is loaded."""
-
-        on_response = request.on_response
+        on_response = request.on_response  # a refused request releases it
 
         def proceed() -> None:
             request.on_cancel = None
             try:
                 self.infer(request, decoupled)
             except ConchError as error:
-                request.on_response = on_response  # released when the request was refused
-                request.fail(error)
+                on_response(InferResponse(error=error))
 
         give_up = needed.then(proceed, by_model=True)
 

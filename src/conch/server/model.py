@@ -274,7 +274,7 @@ class Model:
         if not request.outputs:
             request.outputs = self._outputs
         if self._reshaped:
-            self._restore_shapes(request)
+            request.observe(self._restore_shapes)
         request.on_final = self._ended
         if request.trace is not None:
             request.trace.accepted(request, computes=not self._is_ensemble)
@@ -382,15 +382,9 @@ class Model:
         if not self.in_flight:
             self._idle.set()
 
-    def _restore_shapes(self, request: InferRequest) -> None:
+    def _restore_shapes(self, response: InferResponse) -> None:
         """Restore the shapes of outputs with a ``reshape`` to those that clients expect."""
-        deliver = request.on_response
-
-        def restore(response: InferResponse) -> None:
-            response.outputs = [self._restored(tensor) for tensor in response.outputs]
-            deliver(response)
-
-        request.on_response = restore
+        response.outputs = [self._restored(tensor) for tensor in response.outputs]
 
     def _restored(self, tensor: WireTensor) -> WireTensor:
         spec = self._reshaped.get(tensor.name)

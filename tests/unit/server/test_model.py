@@ -85,6 +85,19 @@ async def test_reshaped_output_gets_the_shape_that_clients_know(model: Model, ex
     assert answers.responses[0].outputs[0].shape == (1, 1)
 
 
+@pytest.mark.parametrize("final", [False, True])
+async def test_response_that_cannot_be_processed_becomes_an_error(
+    model: Model, executor: FakeExecutor, final: bool
+) -> None:
+    answers = Answers()
+    model.infer(make(answers))
+    request = executor.requests[0]
+    request.observe(lambda response: response.outputs[0].shape.fail())
+    request.respond(InferResponse([WireTensor("y", "FP32", (1,), b"abcd")], final=final))
+    assert answers.error is not None and answers.error.code is Code.INTERNAL
+    assert (answers.finals, model.in_flight) == ((1, 0) if final else (0, 1))
+
+
 async def test_success_is_counted_before_the_client_hears_of_it(model: Model, executor: FakeExecutor) -> None:
     seen: list[int] = []
     request = InferRequest(

@@ -116,8 +116,7 @@ class RequestPreparer:
                 sequence.state = self._states.first
             request.inputs.update(sequence.state)
             if sequence.repeated is not request:
-                self._states.watch(request)
-                self._follow(request, sequence)
+                self._keep_state(request, sequence)
 
     def null(self, like: InferRequest, state: State) -> NullRequest:
         """Return a request for an empty row, with the input shapes of ``like``, a request in the same batch."""
@@ -126,14 +125,16 @@ class RequestPreparer:
         inputs.update({name: zeros(tensor) for name, tensor in state.items()})
         return NullRequest(like.model_name, inputs, ignore, model_version=like.model_version)
 
-    def _follow(self, request: InferRequest, sequence: LiveSequence) -> None:
-        deliver, states = request.on_response, self._states
+    def _keep_state(self, request: InferRequest, sequence: LiveSequence) -> None:
+        """Store the states in the responses, and remove those that the client did not request."""
+        states, hidden = self._states, self._states.request_outputs(request)
 
         def keep(response: InferResponse) -> None:
             sequence.state = states.after(sequence.state, response)
-            deliver(response)
+            if hidden:
+                response.outputs = [tensor for tensor in response.outputs if tensor.name not in hidden]
 
-        request.on_response = keep
+        request.observe(keep)
 
 
 def same_shapes(signature: ModelSignature, first: InferRequest, other: InferRequest) -> bool:

@@ -49,19 +49,11 @@ class StateKeeper:
         }
         return {**state, **updated} if updated else state
 
-    def watch(self, request: InferRequest) -> None:
-        """Request the state outputs too, and remove those from responses that the client did not request."""
+    def request_outputs(self, request: InferRequest) -> frozenset[str]:
+        """Request the state outputs too; return those that the client did not request."""
         hidden = frozenset(self.outputs).difference(request.outputs)
-        if not hidden:
-            return
         request.outputs = (*request.outputs, *(name for name in self.outputs if name in hidden))
-        deliver = request.on_response
-
-        def strip(response: InferResponse) -> None:
-            response.outputs = [tensor for tensor in response.outputs if tensor.name not in hidden]
-            deliver(response)
-
-        request.on_response = strip
+        return hidden
 
 
 def state_tensors(config: ModelConfig, files: Mapping[str, bytes]) -> tuple[StateTensor, ...]:

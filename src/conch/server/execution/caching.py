@@ -146,7 +146,7 @@ class CachedExecutor:
             request.fail(error)
 
     def _run(self, request: InferRequest, scope: CacheScope, key: bytes, lookup: int) -> None:
-        _Miss(scope, self.scope, self.statistics, key, lookup, request)
+        request.observe(_Miss(scope, self.scope, self.statistics, key, lookup).observe)
         self._submit(request)
 
     def _submit(self, request: InferRequest) -> None:
@@ -159,12 +159,12 @@ class CachedExecutor:
 
 
 class _Miss:
-    """Intercepts the response of a request and adds it to the cache.
+    """Adds the response of a request to the cache.
 
     The response is cached only if ``now`` returns the scope that was current when the request arrived.
     """
 
-    __slots__ = ("_deliver", "_key", "_lookup", "_now", "_response", "_scope", "_statistics", "_worth_keeping")
+    __slots__ = ("_key", "_lookup", "_now", "_response", "_scope", "_statistics", "_worth_keeping")
 
     def __init__(
         self,
@@ -173,7 +173,6 @@ class _Miss:
         statistics: ModelStatistics,
         key: bytes,
         lookup: int,
-        request: InferRequest,
     ) -> None:
         self._scope = scope
         self._now = now
@@ -182,10 +181,8 @@ class _Miss:
         self._lookup = lookup
         self._response: CachedResponse | None = None
         self._worth_keeping = True
-        self._deliver = request.on_response
-        request.on_response = self._arrived
 
-    def _arrived(self, response: InferResponse) -> None:
+    def observe(self, response: InferResponse) -> None:
         begun = monotonic_ns()
         if response.error is not None or (response.outputs and self._response is not None):
             self._worth_keeping = False
@@ -197,7 +194,6 @@ class _Miss:
                 new = self._scope.insert(self._key, self._response)
             if new:
                 self._statistics.record_cache_miss(self._lookup + monotonic_ns() - begun)
-        self._deliver(response)
 
 
 def uncached(executor: Executor) -> Executor:

@@ -1,8 +1,8 @@
 """Records the events of a traced request and of the child requests that its model or ensemble makes.
 
 A front end calls :class:`~conch.telemetry.tracing.tracing.Tracing` to begin a trace. The model that accepts the
-request then calls :meth:`TracedRequest.accepted`, which replaces the callbacks that it observes, so that requests
-without a trace cost nothing. The worker's times are read from the request's ``times`` when it ends.
+request then calls :meth:`TracedRequest.accepted`, and the request itself calls :meth:`TracedRequest.ended` and
+:meth:`TracedRequest.deliver`. The worker's times are read from the request's ``times`` when it ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import count
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
-from conch.inference import InferRequest, InferResponse
+from conch.inference import InferRequest, InferResponse, OnResponse
 from conch.tensors import WireTensor
 
 _ids = count(1)
@@ -59,7 +59,7 @@ class TracedRequest:
     """
 
     __slots__ = (
-        "_frontend", "_recorded", "compute_span", "events", "id", "model_name", "model_version", "parent",
+        "_computes", "_frontend", "_recorded", "compute_span", "events", "id", "model_name", "model_version", "parent",
         "request_id", "span", "tensors", "trace",
     )  # fmt: skip
 
@@ -79,6 +79,7 @@ class TracedRequest:
         self.compute_span = trace.new_span_id()
         self._frontend = frontend
         self._recorded = False
+        self._computes = True
 
     @property
     def context(self) -> str | None:
@@ -112,25 +113,19 @@ class TracedRequest:
         self.request_id = request.id
         if self.trace.tensors:
             self._note_tensors("TENSOR_QUEUE_INPUT", tuple(request.inputs.values()))
-        on_response, on_final = request.on_response, request.on_final
-
-        def ended(request: InferRequest, response: InferResponse) -> None:
-            self._note_times(request, computes, monotonic_ns())
-            if on_final is not None:
-                on_final(request, response)
-
-        request.on_final = ended
-        request.on_response = lambda response: self._respond(response, on_response)
+            request.observe(self._note_outputs)
+        self._computes = computes
 
     def refused(self) -> None:
         """End the recording of a request that its model refused; it gets no response."""
         if self._recorded:
             self._end()
 
-    def _respond(self, response: InferResponse, on_response: Callable[[InferResponse], None]) -> None:
-        """Forward a response and record it; for a client's request, also the time of sending."""
-        if self.trace.tensors:
-            self._note_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
+    def deliver(self, response: InferResponse, on_response: OnResponse) -> None:
+        """Pass a response to ``on_response``; for a client's request, record the time of sending."""
+        if not self._recorded:
+            on_response(response)
+            return
         if self.parent is None:
             self.mark("INFER_RESPONSE_COMPLETE", monotonic_ns())
         try:
@@ -145,12 +140,15 @@ class TracedRequest:
             if response.final:
                 self._end()
 
-    def _note_times(self, request: InferRequest, computes: bool, now: int) -> None:
-        times = request.times
+    def ended(self, request: InferRequest) -> None:
+        """Record the times of a request that has ended."""
+        if not self._recorded:
+            return
+        times, now = request.times, monotonic_ns()
         self.mark("REQUEST_START", times.arrived)
         if times.queued:
             self.mark("QUEUE_START", times.queued)
-        if times.started and computes:
+        if times.started and self._computes:
             at = times.started
             self.mark("COMPUTE_START", at)
             for name, duration in (
@@ -161,6 +159,9 @@ class TracedRequest:
                 at = min(at + duration, now)
                 self.mark(name, at)
         self.mark("REQUEST_END", now)
+
+    def _note_outputs(self, response: InferResponse) -> None:
+        self._note_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
 
     def _note_tensors(self, activity: str, tensors: Sequence[WireTensor]) -> None:
         for tensor in tensors:
