@@ -27,9 +27,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Four parts, two at a time, share the cores; what says how long others wait, and which configuration is the best, wants
 # the cores for itself.  Whatever is new in tests/ is in the last part, except tests/vllm, which needs vLLM.
-ALONE := tests/hostile/test_attacks.py tests/unit/perf/test_queueing.py
+ALONE := tests/hostile/test_attacks.py tests/unit/measure/perf/test_queueing.py
 PAGE_ALONE := 'tests/docs/test_pages.py::test_a_page_works_as_written[docs/analyze.md]'
-MEASURING := tests/unit/perf tests/e2e/analyze tests/e2e/test_perf_analyzer.py
+MEASURING := tests/unit/measure/perf tests/e2e/analyze tests/e2e/test_perf_analyzer.py
 BENCHMARKS := tests/e2e/test_benchmarks.py
 UNIT_PART := tests/unit tests/fuzz $(patsubst %,--ignore=%,$(MEASURING))
 SERVER_PART := tests/e2e $(patsubst %,--ignore=%,$(MEASURING) $(BENCHMARKS))

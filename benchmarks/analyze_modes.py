@@ -22,19 +22,19 @@ from time import monotonic
 from typing import Final
 
 from benchmarks.tables import markdown
-from conch.analyze.options.models import ModelSettings
-from conch.analyze.options.settings import AnalyzeSettings, SearchMode
-from conch.analyze.profiling.plans import at_load, plan_of
-from conch.analyze.profiling.profile import Profile
-from conch.analyze.profiling.progress import SearchProgress
-from conch.analyze.profiling.search_run import SearchOutcome
-from conch.analyze.results import CandidateResult, Point
-from conch.analyze.search.strategies.strategy import Trial
-from conch.analyze.servers.base import Overrides
-from conch.analyze.servers.local import LocalServer
-from conch.demo.build import build, require_packages
-from conch.perf.figures.confidence import mean_interval
-from conch.perf.run import Measurement
+from conch.cli.demo.build import build, require_packages
+from conch.measure.analyze.options.models import ModelSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings, SearchMode
+from conch.measure.analyze.profiling.plans import at_load, plan_of
+from conch.measure.analyze.profiling.profile import Profile
+from conch.measure.analyze.profiling.progress import SearchProgress
+from conch.measure.analyze.profiling.search_run import SearchOutcome
+from conch.measure.analyze.results import CandidateResult, Point
+from conch.measure.analyze.search.strategies.strategy import Trial
+from conch.measure.analyze.servers.base import Overrides
+from conch.measure.analyze.servers.local import LocalServer
+from conch.measure.perf.figures.confidence import mean_interval
+from conch.measure.perf.run import Measurement
 from conch.repository.scan import ModelRepository
 
 MODES: Final = ("brute", "quick", "optuna")

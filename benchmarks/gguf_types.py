@@ -30,8 +30,8 @@ from conch.backends.generation.engine import EngineRequest, EngineSpec, Generati
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import read_gguf
 from conch.checkpoints.tokenizers.gguf import open_gguf
-from conch.errors import ConchError
-from conch.sampling.parameters import SamplingParams
+from conch.core.errors import ConchError
+from conch.core.sampling.parameters import SamplingParams
 
 #: The types that ``gguf`` can write, and the K-quants.
 TYPES: Final = (

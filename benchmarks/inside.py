@@ -29,7 +29,7 @@ from benchmarks.offline import Alone
 from benchmarks.peers.servers import python_path
 from conch.backends.base.arrays import Request
 from conch.backends.tasks.base import ExecutionWork
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.tensors import WireTensor, pack_bytes
 from tests.servers import ConchServer
 
 SHAPES: Final = ("1x16", "1x128", "8x128", "32x128")

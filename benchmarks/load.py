@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from conch.tensors import pack_bytes
+from conch.core.tensors import pack_bytes
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _HEADER_LENGTH = "Inference-Header-Content-Length"

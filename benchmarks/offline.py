@@ -55,7 +55,7 @@ class Alone:
 
     def prepared(self, text: str) -> Any:
         from conch.backends.base.arrays import Request
-        from conch.tensors import WireTensor, pack_bytes
+        from conch.core.tensors import WireTensor, pack_bytes
 
         tensor = WireTensor("text_input", "BYTES", (1, 1), pack_bytes([text.encode()]))
         return self.task.prepare(Request({"text_input": tensor}, frozenset(["embedding"])))

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from conch.perf.measured import Measured
-from conch.perf.plan import Levels, PerfPlan
-from conch.perf.run import Measurement
-from conch.perf.senders.channels.connecting import Address
-from tests.unit.perf.known_server import KnownServer, running
+from conch.measure.perf.measured import Measured
+from conch.measure.perf.plan import Levels, PerfPlan
+from conch.measure.perf.run import Measurement
+from conch.measure.perf.senders.channels.connecting import Address
+from tests.unit.measure.perf.known_server import KnownServer, running
 
 SERVICE = 0.01
 SLOTS = 2

@@ -18,10 +18,10 @@ import click
 DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
-from conch.analyze.options import not_taken  # noqa: E402
-from conch.analyze.options.reading import flag_of  # noqa: E402
-from conch.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.cli.serve import serve_command  # noqa: E402
+from conch.measure.analyze.options import not_taken  # noqa: E402
+from conch.measure.analyze.options.reading import flag_of  # noqa: E402
+from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.options import RENAMED  # noqa: E402
 from conch.settings import OPTIONS, Option, Range  # noqa: E402
 from conch.telemetry import families, metrics, on_demand, traffic  # noqa: E402

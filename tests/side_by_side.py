@@ -1,6 +1,6 @@
 """Runs pytest several times, two at once, so that tests which do not measure share the cores.
 
-    python -m tests.side_by_side "tests/unit --ignore=tests/unit/perf" "tests/docs tests/examples"
+    python -m tests.side_by_side "tests/unit --ignore=tests/unit/measure/perf" "tests/docs tests/examples"
 
 Each argument is a command line of pytest's; the next one is started when one has ended.  The first one's output appears
 as it comes, that of each other one when it and all before it have ended.  Ends with 1 unless all have passed.

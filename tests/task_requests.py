@@ -13,8 +13,8 @@ from conch.backends.tasks.backend import make_task
 from conch.backends.tasks.base import ExecutionWork, Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import ConchError
+from conch.core.tensors import WireTensor, pack_bytes
 
 NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 

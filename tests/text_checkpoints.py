@@ -19,7 +19,7 @@ from conch.backends.tasks.base import ExecutionWork, Task
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.task_requests import tensor
 
 TEXTS: Final = (

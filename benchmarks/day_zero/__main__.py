@@ -26,7 +26,7 @@ from benchmarks.day_zero.checkpoints import TASKS, Architecture, CannotMake, arc
 from benchmarks.day_zero.outcome import Outcome
 from benchmarks.day_zero.table import Row, page
 from conch.convert.libraries import silence_libraries
-from conch.errors import one_line
+from conch.core.errors import one_line
 
 #: ``module:function`` that compares the checkpoint in a folder, for tasks that generate text.
 _WRITING: Final = {"causal": "causal:compare_causal", "seq2seq": "seq2seq:compare_seq2seq"}

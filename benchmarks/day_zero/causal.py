@@ -29,9 +29,9 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.task import task_of
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.errors import ConchError, one_line
-from conch.sampling import TEXT_GENERATION
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import ConchError, one_line
+from conch.core.sampling import TEXT_GENERATION
+from conch.core.tensors import WireTensor, pack_bytes
 
 PROMPTS: Final = (
     "Where is the nearest library?",

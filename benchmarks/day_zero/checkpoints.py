@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from benchmarks.day_zero.sizes import VOCABULARY, shrink
 from benchmarks.day_zero.tokenizer import make_tokenizer
-from conch.errors import one_line
+from conch.core.errors import one_line
 
 #: The auto class mapping of each task.
 TASKS: Final[Mapping[str, str]] = {

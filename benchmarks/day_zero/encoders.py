@@ -22,8 +22,8 @@ from conch.backends.tasks.scores import apply, default_function, softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import open_encoder
-from conch.errors import ConchError, one_line
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import ConchError, one_line
+from conch.core.tensors import WireTensor, pack_bytes
 
 TEXTS: Final = (
     "Where is the nearest library?",

@@ -21,8 +21,8 @@ from conch.backends.tasks.text2text.task import Text2Text
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.task import task_of
-from conch.errors import ConchError, one_line
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import ConchError, one_line
+from conch.core.tensors import WireTensor, pack_bytes
 
 _WRITES: Final = ("text2text-generation", "translation", "summarization")
 

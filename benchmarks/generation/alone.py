@@ -25,7 +25,7 @@ from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 
 Prompt = tuple[list[int], int]
 

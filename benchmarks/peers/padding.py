@@ -16,9 +16,9 @@ from conch.backends.base.backend import BackendBase
 from conch.backends.huggingface import open_huggingface
 from conch.backends.table import BACKENDS, Backend
 from conch.backends.tasks.encoders import base
-from conch.schedulers.batching import BatchDecision
-from conch.schedulers.queue import RequestQueue
 from conch.server.execution import scheduling
+from conch.server.schedulers.batching import BatchDecision
+from conch.server.schedulers.queue import RequestQueue
 from conch.workers.child.channel import Channel, Header
 
 

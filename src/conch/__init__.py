@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conch.client.client import Client
     from conch.client.results import InferResult
     from conch.client.service import InferenceService, ResultStream
-    from conch.errors import Code, ConchError
+    from conch.core.errors import Code, ConchError
     from conch.library.async_server import AsyncServer
     from conch.library.async_service import AsyncInferenceService, AsyncResultStream
     from conch.library.server import Server
@@ -41,8 +41,8 @@ _MODULES = {
     "AsyncResultStream": "conch.library.async_service",
     "AsyncServer": "conch.library.async_server",
     "Client": "conch.client.client",
-    "Code": "conch.errors",
-    "ConchError": "conch.errors",
+    "Code": "conch.core.errors",
+    "ConchError": "conch.core.errors",
     "InferResult": "conch.client.results",
     "InferenceService": "conch.client.service",
     "ResultStream": "conch.client.service",

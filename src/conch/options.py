@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 from conch.machine.memory import read_size
 from conch.settings import OPTIONS, Option, Range, Resource, Restriction, Setting, Settings
 

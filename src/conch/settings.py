@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from itertools import combinations
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
-from conch.errors import invalid
-from conch.logs import LogSettings
+from conch.core.errors import invalid
+from conch.machine.logs import LogSettings
 
 #: The version of Triton that the server is compatible with, as reported in the server's metadata.
 SERVER_VERSION: Final = "2.51.0"

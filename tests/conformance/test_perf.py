@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tritonclient.http import InferenceServerClient
 
-from conch.perf.inputs.data import DataOptions
-from conch.perf.measured import Measured
-from conch.perf.plan import PerfPlan, SequenceOptions, read_address
-from conch.perf.run import Measurement
+from conch.measure.perf.inputs.data import DataOptions
+from conch.measure.perf.measured import Measured
+from conch.measure.perf.plan import PerfPlan, SequenceOptions, read_address
+from conch.measure.perf.run import Measurement
 from tests.conftest import Server, Start
 from tests.models import build
 

@@ -23,12 +23,12 @@ import tritonclient.grpc as grpcclient
 from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
-from conch import extras
 from conch.cli import main
-from conch.cli.demo import LoadProgress
-from conch.demo import build, questions
-from conch.demo.client import DemoClient
-from conch.errors import ConchError
+from conch.cli.demo import build, questions
+from conch.cli.demo.client import DemoClient
+from conch.cli.demo.command import LoadProgress
+from conch.core.errors import ConchError
+from conch.machine import extras
 from tests.models import build as build_toys
 from tests.oracle.run import free_ports
 from tests.servers import ConchServer
@@ -68,10 +68,10 @@ class TestCommand:
     def toys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """A demo of one quick model that is asked nothing."""
         repository = build_toys(tmp_path / "toys", "identity_string")
-        monkeypatch.setattr("conch.cli.demo.build", lambda directory: repository)
-        monkeypatch.setattr("conch.cli.demo.require_packages", lambda: None)
-        monkeypatch.setattr("conch.cli.demo.ask_embedders", lambda client, console: None)
-        monkeypatch.setattr("conch.cli.demo.ask_generator", lambda client, console: None)
+        monkeypatch.setattr("conch.cli.demo.command.build", lambda directory: repository)
+        monkeypatch.setattr("conch.cli.demo.command.require_packages", lambda: None)
+        monkeypatch.setattr("conch.cli.demo.command.ask_embedders", lambda client, console: None)
+        monkeypatch.setattr("conch.cli.demo.command.ask_generator", lambda client, console: None)
         return ["demo", f"--directory={tmp_path}", *ports()]
 
     def test_real_models_answer_and_the_server_ends(self, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ class TestCommand:
         repository = build_toys(tmp_path / "toys", "identity_string")
         script = tmp_path / "demo.py"
         script.write_text(
-            "import signal, sys, conch.cli.demo as demo\n"
+            "import signal, sys, conch.cli.demo.command as demo\n"
             # Whoever runs the tests in the background may have it ignored.
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             f"demo.build = lambda directory: {str(repository)!r}\n"
@@ -123,7 +123,7 @@ class TestCommand:
             assert client.ready()
             raise ConchError("a wrong answer")
 
-        monkeypatch.setattr("conch.cli.demo.ask_generator", wrong)
+        monkeypatch.setattr("conch.cli.demo.command.ask_generator", wrong)
         assert main(toys) == 1
         assert capsys.readouterr().err == "a wrong answer\n"
         assert not clients[0].ready()

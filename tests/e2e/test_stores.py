@@ -18,7 +18,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.urls import parse_url
 from tests.servers import CONCH, ConchServer

@@ -17,7 +17,7 @@ import pytest
 
 from conch.backends.tasks import media
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests import text_checkpoints
 from tests.conformance.raw import get, pack_strings, post
 from tests.conftest import STARTERS, Server

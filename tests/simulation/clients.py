@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from conch.client.client import Client
-from conch.errors import ConchError
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.core.errors import ConchError
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.library.server import Server
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
-from conch.tensors import WireTensor
 from tests.simulation.connection import OnResponse
 from tests.simulation.grpc_client import SimulatedGrpcClient
 from tests.simulation.http_client import SimulatedHttpClient

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from conch.errors import unavailable
-from conch.inference import InferResponse
+from conch.core.errors import unavailable
+from conch.core.inference import InferResponse
 
 #: Called with each response to a request.
 OnResponse = Callable[[InferResponse], None]

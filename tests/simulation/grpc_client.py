@@ -9,9 +9,9 @@ from typing import Any
 import hpack
 from tritonclient.grpc import service_pb2
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest, InferResponse
 from conch.http2 import frames
-from conch.inference import InferRequest, InferResponse
 from conch.wire.grpc.outgoing import CODES, decode_response, encode_request
 from tests.simulation.connection import CONNECTION_LOST, ClientConnection, OnResponse
 

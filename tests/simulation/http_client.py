@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from conch.errors import Code, ConchError
-from conch.inference import InferResponse
-from conch.tensors import WireTensor
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferResponse
+from conch.core.tensors import WireTensor
 from conch.wire.json.outgoing import decode_error
 from tests.simulation.connection import CONNECTION_LOST, ClientConnection, OnResponse
 from tests.simulation.shared_memory import ClientMemory

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from conch.app import Application
 from conch.client.client import Client
-from conch.errors import ConchError
-from conch.inference import InferResponse
+from conch.core.errors import ConchError
+from conch.core.inference import InferResponse
+from conch.core.tensors import WireTensor
+from conch.library.app import Application
 from conch.library.server import Server
-from conch.tensors import WireTensor
 from tests.simulation.connection import OnResponse
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.threads import SimulatedFuture, SimulatedQueue, SimulatedThread

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conch.client.transport import UnreachableError
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest, InferResponse
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
 from tests.simulation.connection import CONNECTION_LOST

@@ -11,10 +11,10 @@ from typing import Any
 
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, unavailable
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, unavailable
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.server.execution.remote.transport import LostError, RemoteModel, UnreachedError
-from conch.tensors import WireTensor
 from tests.simulation.connection import ServerConnection
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.models import SimulatedRepository

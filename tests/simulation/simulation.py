@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conch.app import Application
-from conch.errors import ConchError
+from conch.core.errors import ConchError
+from conch.core.inference import InferResponse
 from conch.frontends.budget import ByteBudget
-from conch.inference import InferResponse
+from conch.library.app import Application
 from conch.server.regions.system import SystemRegion
 from conch.settings import Resource, Setting, Settings
 from conch.telemetry.exposition import label_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.stores.store import RemoteFile, explained
 from tests.simulation.threads import block
 

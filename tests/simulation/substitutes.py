@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from conch import app
 from conch.client import connection as client_connection
 from conch.frontends.budget import ByteBudget
-from conch.library import async_server
+from conch.library import app, async_server
 from conch.library import server as library_server
 from conch.machine.process_memory import ProcessMemory
 from conch.repository.stores import copies, pool, s3, transfer

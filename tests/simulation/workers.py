@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from conch.inference import SEQUENCE_END, SEQUENCE_START
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START
 from conch.workers.child.frames import encode_frame, loads
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer, Unpacker

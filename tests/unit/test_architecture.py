@@ -48,7 +48,7 @@ def layers() -> list[str]:
 def test_the_measuring_tools_may_import_the_vocabulary_and_the_client_only() -> None:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = document["tool"]["importlinter"]["contracts"]
-    [tools] = [contract for contract in contracts if "conch.perf" in contract.get("source_modules", ())]
+    [tools] = [contract for contract in contracts if "conch.measure.perf" in contract.get("source_modules", ())]
     named = {*tools["source_modules"], *tools["forbidden_modules"]}
     assert {floor.split(".")[1] for floor in layers()} - {module.split(".")[1] for module in named} == SHARED
 
@@ -89,7 +89,7 @@ def test_one_function_does_nothing() -> None:
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and does_nothing(node)
     ]
-    assert idle == ["conch.inference.ignore"]
+    assert idle == ["conch.core.inference.ignore"]
 
 
 @pytest.mark.parametrize("path", sources(), ids=module_of)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from conch import logs
-from conch.logs import LogSettings
-from conch.logs.sink import MOST_LINES, Sink, target_of
+from conch.machine import logs
+from conch.machine.logs import LogSettings
+from conch.machine.logs.sink import MOST_LINES, Sink, target_of
 
 pytestmark = pytest.mark.timeout(30)
 

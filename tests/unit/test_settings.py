@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conch
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.options import RENAMED
 from conch.settings import OPTIONS, Restriction, Setting, Settings, by_scope
 

@@ -17,8 +17,8 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, read_model_file
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.config.parameters import ParameterTable
-from conch.errors import ConchError
-from conch.sampling import TEXT_GENERATION
+from conch.core.errors import ConchError
+from conch.core.sampling import TEXT_GENERATION
 from conch.workers.child.channel import Channel, Header
 
 PARAMETERS: Final = ParameterTable(

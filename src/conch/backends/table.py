@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from conch.sampling import TEXT_GENERATION
-from conch.sampling.parameters import IGNORED, NAMES, REFUSED
+from conch.core.sampling import TEXT_GENERATION
+from conch.core.sampling.parameters import IGNORED, NAMES, REFUSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import exp, log
 from typing import Any, Final
 
-from conch.lengths import on_grid
+from conch.core.lengths import on_grid
 
 #: The minimum gain for which the other variant runs; smaller gains are within the variation of measurements.
 LEAST_GAIN: Final = 1.05

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.config.reading import open_regular, read_json
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 #: Graph files in a folder that was not written by ``conch convert``, in order of preference.
 _GRAPHS: Final = {

@@ -22,8 +22,8 @@ from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, 
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
 from conch.checkpoints.trust import counted
 from conch.config.reading import read_json, read_small
-from conch.errors import invalid
-from conch.sampling import TEXT_GENERATION
+from conch.core.errors import invalid
+from conch.core.sampling import TEXT_GENERATION
 
 #: Suffixes of architectures whose networks output one number per class.
 _CLASSIFIERS: Final = (

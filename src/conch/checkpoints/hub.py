@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch import extras
 from conch.checkpoints import files
 from conch.checkpoints.files import GGUF
 from conch.checkpoints.options import Options, extra_of
 from conch.config.reading import read_json
-from conch.errors import ConchError, invalid, unavailable
+from conch.core.errors import ConchError, invalid, unavailable
+from conch.machine import extras
 
 MODEL_FILE: Final = "model.json"
 #: A prefix of paths in parameters that denotes the model's directory.

@@ -18,7 +18,7 @@ from typing import Any, Final
 from conch.checkpoints.by_shape import Companion, Gain
 from conch.checkpoints.contrasts import Contrasts
 from conch.config.reading import open_regular, read_json
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 FILENAME: Final = "conch.json"
 FORMAT: Final = 1

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any, Final
 
 from conch.config.parameters import Parameter
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 #: Engines for tasks with a single forward pass; each loads its own kind of files.
 ENGINES: Final = ("torch", "onnxruntime", "openvino")

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch import extras
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import invalid, unsupported
+from conch.core.errors import invalid, unsupported
+from conch.machine import extras
 
 #: Pooling modes by their key in a Pooling module's config.json; several modes are concatenated in this order.
 KEYS: Final = {

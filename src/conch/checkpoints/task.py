@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from conch.errors import did_you_mean
-from conch.sampling import TEXT_GENERATION
+from conch.core.errors import did_you_mean
+from conch.core.sampling import TEXT_GENERATION
 
 #: Canonical task names by alias.
 ALIASES: Final[Mapping[str, str]] = {

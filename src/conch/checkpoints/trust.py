@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from conch.checkpoints.files import GGUF
 from conch.checkpoints.hub import MODEL_FILE, local_path, shortened
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 #: Files that identify a version directory as a checkpoint's own folder.
 _CHECKPOINT: Final = ("config.json", "conch.json")

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from conch import extras
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, is_hub_id, local_path
 from conch.checkpoints.options import Options
@@ -23,8 +22,9 @@ from conch.checks.finding import Finding, line_of, with_fix
 from conch.checks.model import CheckedModel
 from conch.config.reading import read_small
 from conch.config.signature import parameters
-from conch.errors import ConchError
-from conch.sampling import TEXT_GENERATION
+from conch.core.errors import ConchError
+from conch.core.sampling import TEXT_GENERATION
+from conch.machine import extras
 
 #: The modules that each engine needs.
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = {

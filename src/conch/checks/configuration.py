@@ -15,7 +15,7 @@ from conch.config.validate import directory_name_problems, static_problems
 from conch.config.validate_instances import instance_problems, warmup_problems
 from conch.config.validate_io import written_io_problems
 from conch.config.validate_scheduling import state_problems
-from conch.errors import did_you_mean
+from conch.core.errors import did_you_mean
 from conch.machine.gpus import visible_gpus
 from conch.repository.backends import BackendDirectories
 from conch.repository.model_files import CONFIG_FILE

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE
 from conch.config.reading import read_small
-from conch.errors import did_you_mean, nearest, one_line
+from conch.core.errors import did_you_mean, nearest, one_line
 
 N = TypeVar("N", bound=ast.AST)
 

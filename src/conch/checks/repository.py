@@ -27,7 +27,7 @@ from conch.config.remote import is_remote, value_problems
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.config.validate_ensemble import cycle_problem, member_problems, version_problem
-from conch.errors import ConchError, did_you_mean
+from conch.core.errors import ConchError, did_you_mean
 from conch.repository.backends import USUAL_PLACES, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.model_files import ModelFiles, read_labels

@@ -16,7 +16,7 @@ from conch import __version__
 from conch.cli.lazy import LazyGroup
 from conch.cli.status import INTERRUPTED
 from conch.cli.suggest import unknown_option
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 #: Name, where it is (module, attribute), and its line in the help.
 COMMANDS: Final = {
@@ -36,8 +36,12 @@ COMMANDS: Final = {
         "request_command",
         "Write the body of a request for curl, and the line to send it.",
     ),
-    "doctor": ("conch.cli.doctor", "doctor_command", "Show what this machine has, and what would be faster with what."),
-    "demo": ("conch.cli.demo", "demo_command", "Make a small model repository, serve it and ask it something."),
+    "doctor": (
+        "conch.cli.doctor.command",
+        "doctor_command",
+        "Show what this machine has, and what would be faster with what.",
+    ),
+    "demo": ("conch.cli.demo.command", "demo_command", "Make a small model repository, serve it and ask it something."),
 }
 
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from conch.analyze.options.not_taken import NO_EFFECT, REFUSED
-from conch.analyze.options.reading import flag_of, read_settings
-from conch.analyze.options.settings import OPTIONS, AnalyzeSettings
-from conch.analyze.results import is_name_of_candidate
 from conch.cli.status import INTERRUPTED
-from conch.errors import ConchError, internal, invalid, one_line, unavailable
+from conch.core.errors import ConchError, internal, invalid, one_line, unavailable
+from conch.measure.analyze.options.not_taken import NO_EFFECT, REFUSED
+from conch.measure.analyze.options.reading import flag_of, read_settings
+from conch.measure.analyze.options.settings import OPTIONS, AnalyzeSettings
+from conch.measure.analyze.results import is_name_of_candidate
 
 if TYPE_CHECKING:
-    from conch.analyze.results import CandidateResult
-    from conch.analyze.saved_results import Circumstances, SavedSearch
+    from conch.measure.analyze.results import CandidateResult
+    from conch.measure.analyze.saved_results import Circumstances, SavedSearch
 
 
 class ProfileCommand(click.Command):
@@ -123,11 +123,11 @@ def _profile(config_file: Path | None, apply: bool, **options: Any) -> int:
 
     Resumes an interrupted analysis if the same command is run again.
     """
-    from conch.analyze.profiling.profile import Profile
     from conch.cli import terminal
     from conch.cli.analyze_progress import ProfileLine
     from conch.cli.analyze_results import results_of, show_results, write_results
     from conch.cli.interrupting import ended_as_by_ctrl_c
+    from conch.measure.analyze.profiling.profile import Profile
 
     settings, warnings = _settings(config_file, options)
     console, messages = terminal.console(), terminal.console(stderr=True)
@@ -166,7 +166,7 @@ def _profile(config_file: Path | None, apply: bool, **options: Any) -> int:
 def _settings(config_file: Path | None, options: dict[str, Any]) -> tuple[AnalyzeSettings, list[str]]:
     """What is said, and what of it has no effect; what is wrong is told before a server is started."""
     from conch.cli.analyze_results import check_reports
-    from conch.extras import require
+    from conch.machine.extras import require
 
     chosen = {name: value for name, value in options.items() if value not in (None, (), False)}
     read = read_settings(chosen, config_file)
@@ -229,7 +229,7 @@ def _check_output(settings: AnalyzeSettings) -> None:
 
     An analysis that resumes from its journal finds its own candidates.
     """
-    from conch.analyze.journal import FILENAME
+    from conch.measure.analyze.journal import FILENAME
 
     folder = settings.output_model_repository_path
     if folder is None or settings.override_output_model_repository or not folder.exists():
@@ -245,8 +245,8 @@ def _apply(
     export_path: Path, circumstances: Circumstances, searches: Sequence[SavedSearch], name: str = "", *,
     force: bool = False,
 ) -> None:  # fmt: skip
-    from conch.analyze.applying import apply, changes
-    from conch.analyze.servers.configurations import concise, with_ensembles
+    from conch.measure.analyze.applying import apply, changes
+    from conch.measure.analyze.servers.configurations import concise, with_ensembles
     from conch.repository.scan import ModelRepository
 
     if not circumstances.repository:
@@ -291,7 +291,7 @@ def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
 
     Raises UNAVAILABLE if no configuration keeps the constraints.
     """
-    from conch.analyze.judging.recommendation import recommend
+    from conch.measure.analyze.judging.recommendation import recommend
 
     recommendation = recommend(search.results, search.goals, search.final, complete=search.complete)
     if recommendation.winner is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.status import Status
 
-from conch.analyze.profiling.progress import SearchProgress
-from conch.analyze.results import Point
-from conch.analyze.search.strategies.strategy import Trial
+from conch.measure.analyze.profiling.progress import SearchProgress
+from conch.measure.analyze.results import Point
+from conch.measure.analyze.search.strategies.strategy import Trial
 
 
 class ProfileLine:
-    """Tells people how a profile goes on (:class:`conch.analyze.profiling.progress.ProfileObserver`)."""
+    """Tells people how a profile goes on (:class:`conch.measure.analyze.profiling.progress.ProfileObserver`)."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

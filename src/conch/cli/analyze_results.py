@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conch.analyze.options.reading import read_settings
-from conch.analyze.options.settings import AnalyzeSettings
-from conch.errors import ConchError, one_line
+from conch.core.errors import ConchError, one_line
+from conch.measure.analyze.options.reading import read_settings
+from conch.measure.analyze.options.settings import AnalyzeSettings
 
 if TYPE_CHECKING:
-    from conch.analyze.judging.goals import Goals
-    from conch.analyze.profiling.profile import Profile
-    from conch.analyze.report.analysis import Analysis
-    from conch.analyze.saved_results import Circumstances, SavedSearch
+    from conch.measure.analyze.judging.goals import Goals
+    from conch.measure.analyze.profiling.profile import Profile
+    from conch.measure.analyze.report.analysis import Analysis
+    from conch.measure.analyze.saved_results import Circumstances, SavedSearch
 
 
 def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSettings, str]:
@@ -26,7 +26,7 @@ def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSe
 
     Raises UNSUPPORTED instead if the user has ``chosen`` the formats.
     """
-    from conch.reports.writing import require_charts
+    from conch.measure.reports.writing import require_charts
 
     if "html" not in settings.output_formats or settings.skip_summary_reports:
         return settings, ""
@@ -42,9 +42,9 @@ def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSe
 
 def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
     """What a profile has found so far, and how."""
-    from conch.analyze.saved_results import Circumstances, SavedSearch
-    from conch.analyze.search.axis import axis_of
     from conch.machine.facts import MachineFacts
+    from conch.measure.analyze.saved_results import Circumstances, SavedSearch
+    from conch.measure.analyze.search.axis import axis_of
 
     outcomes = [outcome for outcome in profile.outcomes if outcome.results]
     rates = bool(outcomes) and axis_of(settings, outcomes[0].search.models).rates
@@ -69,7 +69,7 @@ def saved_under(
     folder: Path, formats: str | None, options: Mapping[str, Any]
 ) -> tuple[AnalyzeSettings, Circumstances, list[SavedSearch]]:
     """What was saved in ``folder``, under the goals that are given now."""
-    from conch.analyze.saved_results import load
+    from conch.measure.analyze.saved_results import load
 
     circumstances, searches = load(folder)
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
@@ -84,7 +84,7 @@ def saved_under(
 
 def _slug(goals: Goals) -> str:
     """Goals as the name of a folder, as ``highest-throughput-with-p99-latency-at-most-50.0-ms``."""
-    from conch.analyze.judging.wording import in_words
+    from conch.measure.analyze.judging.wording import in_words
 
     return re.sub(r"[^a-z0-9.]+", "-", in_words(goals).lower()).strip("-")[:100]
 
@@ -112,8 +112,8 @@ def write_results(
 
     Returns what could not be written, and why; one file that fails costs no other.
     """
-    from conch.analyze.report.assembling import analysis_of
-    from conch.analyze.saved_results import FILENAME, save
+    from conch.measure.analyze.report.assembling import analysis_of
+    from conch.measure.analyze.saved_results import FILENAME, save
 
     writers: dict[Path, Callable[[Path], object]] = {}
     if keep:
@@ -135,9 +135,9 @@ def write_results(
 
 def _writers(settings: AnalyzeSettings, analysis: Analysis) -> Iterator[tuple[str, Callable[[Path], object]]]:
     """The files of one search by name, each with what writes it."""
-    from conch.analyze.report import files
-    from conch.analyze.report.page import page
-    from conch.reports.writing import write_page, write_whole
+    from conch.measure.analyze.report import files
+    from conch.measure.analyze.report.page import page
+    from conch.measure.reports.writing import write_page, write_whole
 
     def text(content: str) -> Callable[[Path], object]:
         return lambda path: write_whole(path, content.encode())
@@ -154,8 +154,8 @@ def show_results(
     console: Any, settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch]
 ) -> int:
     """Print the rankings; 1 where a search has no configuration that keeps its constraints."""
-    from conch.analyze.report.assembling import analysis_of
-    from conch.analyze.report.terminal import shown
+    from conch.measure.analyze.report.assembling import analysis_of
+    from conch.measure.analyze.report.terminal import shown
 
     status = 0
     for search, folder in _folders(settings.export_path, searches):

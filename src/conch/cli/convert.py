@@ -113,7 +113,7 @@ def convert_command(
     """
     from conch.cli import terminal
     from conch.convert.report.written import written_manifest
-    from conch.reports.writing import check_files, check_reports
+    from conch.measure.reports.writing import check_files, check_reports
 
     if report is not None:
         _require_alone(click.get_current_context())
@@ -173,7 +173,7 @@ def _write(manifest: Manifest, markdown: Path | None, html: Path | None) -> None
     """Write the report to the files that were asked for."""
     from conch.convert.report import document
     from conch.convert.report.page import page_of
-    from conch.reports.writing import write_page
+    from conch.measure.reports.writing import write_page
 
     if markdown is not None:
         markdown.write_text(document.markdown(manifest), encoding="utf-8")

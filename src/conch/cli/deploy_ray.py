@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from conch.addresses import host_and_port
 from conch.cli.grouped import GroupedCommand, GroupedOption
 from conch.cli.interrupting import ended_as_by_ctrl_c
+from conch.machine.addresses import host_and_port
 
 if TYPE_CHECKING:
     from conch.deploy.ray.cluster import Deployed, RayApplication
@@ -99,8 +99,8 @@ def ray_command(
     Clients ask any node, as they would ask conch serve.  Called again, it replaces what has changed and nothing else,
     without losing a request.
     """
-    from conch.errors import invalid
-    from conch.extras import require
+    from conch.core.errors import invalid
+    from conch.machine.extras import require
 
     if not name or not name.isascii() or not name.isprintable() or "#" in name or "/" in name:
         raise invalid(f"--name '{name}': the name must be ASCII, without '#' or '/', and not empty")
@@ -166,8 +166,8 @@ def _options(
     metrics_port: int,
     **fields: Any,
 ) -> RayOptions:
+    from conch.core.errors import invalid
     from conch.deploy.ray.planning import RayOptions
-    from conch.errors import invalid
     from conch.library.flags import plan
 
     if not model_repository:
@@ -195,7 +195,7 @@ def _options(
 
 def _check_ports(ingress: Mapping[str, Any]) -> None:
     """Raise INVALID_ARG for a port that is given twice, with which no ingress would ever start."""
-    from conch.errors import invalid
+    from conch.core.errors import invalid
 
     wanted = {f"--{kind}-port": int(ingress[f"{kind}_port"]) for kind in ("http", "grpc", "metrics")}
     taken: dict[int, str] = {}
@@ -212,7 +212,7 @@ def _absolute(repository: str) -> str:
 
 def _settings(flag: str, texts: Iterable[str]) -> dict[str, str | tuple[str, ...]]:
     """Options of conch serve by name; one that was given several times has all of its values."""
-    from conch.errors import invalid
+    from conch.core.errors import invalid
 
     grouped: dict[str, tuple[str, ...]] = {}
     for text in texts:

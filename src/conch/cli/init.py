@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 import click
 
-from conch import extras
-from conch.errors import Code, ConchError, invalid
+from conch.core.errors import Code, ConchError, invalid
+from conch.machine import extras
 from conch.repository.single import checkpoint_source
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"

@@ -16,7 +16,7 @@ from conch.cli.grouped import GroupedCommand, GroupedOption
 from conch.cli.status import INTERRUPTED
 
 if TYPE_CHECKING:
-    from conch.perf.measured import Measured
+    from conch.measure.perf.measured import Measured
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 _READ: Final = click.Path(dir_okay=False, exists=True)
@@ -230,14 +230,14 @@ def not_taken() -> Iterator[click.Option]:
 
 
 def _refuse(context: click.Context, option: click.Parameter, value: Any) -> None:
-    from conch.errors import unsupported
+    from conch.core.errors import unsupported
 
     if value is not None:
         raise unsupported(f"{option.opts[0]} is not supported: {REFUSED[option.opts[0]]}")
 
 
 def _check_kind(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    from conch.errors import unsupported
+    from conch.core.errors import unsupported
 
     if value not in (None, "triton"):
         raise unsupported(f"--service-kind {value} is not supported: {_KINDS.get(str(value), 'there is triton')}")
@@ -264,12 +264,12 @@ def perf_command(
     from conch.cli import terminal
     from conch.cli.perf_against import Against, run_against
     from conch.cli.perf_plan import plan_of
-    from conch.errors import invalid
-    from conch.perf.breakdown import breakdown
-    from conch.perf.report import terminal as shown
-    from conch.perf.report.command import command_line
-    from conch.perf.report.outputs import OutputFiles, Outputs
-    from conch.perf.run import Measurement
+    from conch.core.errors import invalid
+    from conch.measure.perf.breakdown import breakdown
+    from conch.measure.perf.report import terminal as shown
+    from conch.measure.perf.report.command import command_line
+    from conch.measure.perf.report.outputs import OutputFiles, Outputs
+    from conch.measure.perf.run import Measurement
 
     plan, prefix = plan_of(**options)
     console = terminal.console()

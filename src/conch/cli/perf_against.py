@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from conch.cli.status import INTERRUPTED
 
 if TYPE_CHECKING:
-    from conch.perf.against import ComparedRound, Comparison
-    from conch.perf.plan import PerfPlan
+    from conch.measure.perf.against import ComparedRound, Comparison
+    from conch.measure.perf.plan import PerfPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Against:
 
     def plan(self, plan: PerfPlan, prefix: str) -> tuple[PerfPlan, str]:
         """The plan of the other side, and the path before its paths; all else is as for the first one."""
-        from conch.errors import invalid
-        from conch.perf.plan import read_address
+        from conch.core.errors import invalid
+        from conch.measure.perf.plan import read_address
 
         model = self.model or plan.model
         if not self.url:
@@ -50,10 +50,10 @@ def run_against(
     plan: PerfPlan, prefix: str, against: Against, json_file: Path | None, html: Path | None, console: Any
 ) -> int:
     """Compare at every level, show and write the ratios; returns the exit status."""
-    from conch.perf.against import compare
-    from conch.perf.report import comparison as shown
-    from conch.perf.report.outputs import write_all
-    from conch.perf.run import Measurement
+    from conch.measure.perf.against import compare
+    from conch.measure.perf.report import comparison as shown
+    from conch.measure.perf.report.outputs import write_all
+    from conch.measure.perf.run import Measurement
 
     a = replace(plan, trials=1, runs=1, sender_limit=False)
     b, other = against.plan(a, prefix)
@@ -85,8 +85,8 @@ def _writers(
     json_file: Path | None, html: Path | None, a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
     """What writes each file; nothing without a level."""
-    from conch.perf.report.comparison import json
-    from conch.reports.writing import write_whole
+    from conch.measure.perf.report.comparison import json
+    from conch.measure.reports.writing import write_whole
 
     if json_file is not None and compared:
         yield json_file, lambda: write_whole(json_file, json(a, b, compared).encode())
@@ -97,9 +97,9 @@ def _writers(
 def _write_page(path: Path, a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> None:
     import sys
 
-    from conch.perf.report.command import command_line
-    from conch.perf.report.comparison_page import comparison_page, this_machine
-    from conch.reports.writing import write_page
+    from conch.measure.perf.report.command import command_line
+    from conch.measure.perf.report.comparison_page import comparison_page, this_machine
+    from conch.measure.reports.writing import write_page
 
     write_page(comparison_page(a, b, command_line(sys.argv), compared, this_machine()), path)
 
@@ -112,7 +112,7 @@ def _tell(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound
 def _show(console: Any, heading: str, comparison: Comparison, *, open_load: bool) -> None:
     from rich.text import Text
 
-    from conch.perf.report import comparison as shown
+    from conch.measure.perf.report import comparison as shown
 
     console.print(f"\n{heading}, {len(comparison.counted)} of {len(comparison.rounds)} rounds count:", highlight=False)
     if comparison.figures:

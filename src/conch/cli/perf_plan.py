@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from conch.errors import invalid, unsupported
-from conch.perf.figures.generation import Objective
-from conch.perf.inputs.data import DataOptions
-from conch.perf.plan import MOST_CALLERS, Levels, PerfPlan, Protocol, SequenceOptions, read_address
-from conch.perf.senders.channels.connecting import Address
-from conch.texts.shapes import parse_mix
+from conch.core.errors import invalid, unsupported
+from conch.measure.perf.figures.generation import Objective
+from conch.measure.perf.inputs.data import DataOptions
+from conch.measure.perf.plan import MOST_CALLERS, Levels, PerfPlan, Protocol, SequenceOptions, read_address
+from conch.measure.perf.senders.channels.connecting import Address
+from conch.measure.texts.shapes import parse_mix
 
 _TLS: Final = (
     "ssl_grpc_use_ssl", "grpc_authorities", "grpc_certificate", "grpc_key", "https_authorities", "https_certificate",

@@ -18,9 +18,9 @@ import click
 from conch.cli.completion import models
 from conch.client.client import Client
 from conch.config.pbtxt import parse
-from conch.errors import ConchError, invalid, not_found, unavailable
+from conch.core.errors import ConchError, invalid, not_found, unavailable
+from conch.core.tensors import pack_bytes
 from conch.repository.names import check_model_name
-from conch.tensors import pack_bytes
 
 HEADER: Final = "Inference-Header-Content-Length"
 _SECONDS: Final = 10

@@ -19,7 +19,7 @@ import click
 from conch.cli.check import shown
 from conch.cli.completion import checkpoints, engines, of_option, tasks
 from conch.cli.deprecated import DEPRECATED
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 from conch.options import RENAMED, parse, platform_defaults
 from conch.repository.single import MODEL_OPTIONS
 from conch.settings import OPTIONS, Option, Settings
@@ -57,7 +57,7 @@ def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **opti
         raise invalid(f"{option} is for 'conch serve MODEL'; for a model of a repository, say it in its config.pbtxt")
     settings = _settings(texts)
 
-    from conch.app import run
+    from conch.library.app import run
 
     return run(settings, explain=partial(_faults, settings))
 
@@ -72,8 +72,8 @@ def _settings(texts: Mapping[str, Sequence[str]]) -> Settings:
 
 def _faults(settings: Settings, error: ConchError) -> list[str]:
     """What ``conch check`` says of the models that could not be loaded, which is more than Triton's errors say."""
-    from conch.app import LoadFailed
     from conch.checks.repository import check
+    from conch.library.app import LoadFailed
     from conch.repository.backends import BackendDirectories
     from conch.repository.stores.urls import is_url
 
@@ -97,11 +97,11 @@ def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequenc
     settings = _settings(texts)
     name = of_model.pop("name", "")
 
-    from conch.announcing import announcer
+    from conch.library.announcing import announcer
     from conch.repository.single import repository_of, settings_for
 
     with repository_of(model, name, of_model) as (repository, served):
-        from conch.app import run
+        from conch.library.app import run
 
         return run(settings_for(settings, repository, served), announcer(served), partial(_not_on_the_hub, model))
 

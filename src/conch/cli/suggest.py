@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from conch.errors import did_you_mean
+from conch.core.errors import did_you_mean
 
 #: What other programs call a command.
 _OTHER_NAMES: Final = {

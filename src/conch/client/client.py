@@ -20,8 +20,8 @@ from conch.client.service import InferenceService, RequestTarget, ResultStream
 from conch.client.transport import Transport
 from conch.config import render
 from conch.config.signature import signature as signature_of
-from conch.errors import Code, ConchError, invalid
-from conch.inference import ModelSignature
+from conch.core.errors import Code, ConchError, invalid
+from conch.core.inference import ModelSignature
 
 #: How long the inputs and outputs of a model are cached (s).
 _SIGNATURE_SECONDS: Final = 2.0

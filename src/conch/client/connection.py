@@ -15,7 +15,7 @@ from socket import IPPROTO_TCP, SHUT_RDWR, SOCK_STREAM, TCP_NODELAY, create_conn
 from typing import Any, NamedTuple
 
 from conch.client.deadline import NO_DEADLINE
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 
 class TlsFiles(NamedTuple):

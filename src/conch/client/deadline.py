@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Self
 
-from conch.errors import Code, ConchError, invalid
+from conch.core.errors import Code, ConchError, invalid
 
 
 class DeadlineError(ConchError):

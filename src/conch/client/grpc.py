@@ -11,7 +11,6 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from conch.addresses import host_and_port
 from conch.client.connection import TlsFiles
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
@@ -20,8 +19,9 @@ from conch.client.service import ResultStream
 from conch.client.transport import UnreachableError
 from conch.client.values import decode
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, unavailable
-from conch.tensors import WireTensor
+from conch.core.errors import Code, ConchError, unavailable
+from conch.core.tensors import WireTensor
+from conch.machine.addresses import host_and_port
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, write_parameters
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES, FINAL_RESPONSE
 

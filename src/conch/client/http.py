@@ -18,7 +18,6 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from conch.addresses import host_and_port
 from conch.client.connection import DeadlineConnection
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
@@ -28,9 +27,10 @@ from conch.client.transport import UnreachableError
 from conch.client.values import decode, from_values
 from conch.config import render
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, internal, invalid, unavailable, unsupported
-from conch.inference import TensorSpec
-from conch.tensors import WireTensor
+from conch.core.errors import Code, ConchError, internal, invalid, unavailable, unsupported
+from conch.core.inference import TensorSpec
+from conch.core.tensors import WireTensor
+from conch.machine.addresses import host_and_port
 from conch.wire.json.generate import deduced_shape
 from conch.wire.json.outgoing import CODES, decode_error, model_path, request_document
 

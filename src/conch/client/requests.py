@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from conch.client.deadline import NO_DEADLINE, Deadline
 from conch.client.values import encode_inputs
-from conch.errors import ConchError, invalid, unsupported
-from conch.inference import SEQUENCE_END, SEQUENCE_START, ModelSignature, ParameterValue
-from conch.tensors import WireTensor
+from conch.core.errors import ConchError, invalid, unsupported
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, ModelSignature, ParameterValue
+from conch.core.tensors import WireTensor
 
 #: Names with another meaning in the protocols; most are separate arguments.
 _RESERVED: Final = frozenset(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.errors import invalid
-from conch.inference import ParameterValue
+from conch.core.errors import invalid
+from conch.core.inference import ParameterValue
 
 
 @dataclass(frozen=True, slots=True)

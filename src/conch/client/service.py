@@ -22,7 +22,7 @@ from conch.client.requests import (
     version_number,
 )
 from conch.client.results import InferResult
-from conch.inference import ModelSignature, ParameterValue
+from conch.core.inference import ModelSignature, ParameterValue
 
 
 class ResultStream(Iterator[InferResult]):

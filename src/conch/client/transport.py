@@ -10,7 +10,7 @@ from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import ResultStream
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 
 class UnreachableError(ConchError):

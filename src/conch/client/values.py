@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.config.signature import no_such_input
-from conch.errors import invalid
-from conch.inference import ModelSignature, TensorSpec
-from conch.tensors import WireTensor, format_shape, pack_bytes, split_bytes
+from conch.core.errors import invalid
+from conch.core.inference import ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor, format_shape, pack_bytes, split_bytes
 
 #: NumPy types by datatype; BYTES and BF16 have none.
 _TYPES: Final[Mapping[str, np.dtype[Any]]] = {

@@ -22,7 +22,7 @@ from conch.config.schema import (
     is_ensemble,
     scheduler,
 )
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
 #: The prefix of parameters that report runtime facts about a model.

@@ -13,7 +13,7 @@ from google.protobuf import json_format, text_format
 from conch.config import pbtxt
 from conch.config.problem import ConfigError
 from conch.config.schema import ModelConfig, copied, unknown_enum_value
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 _OPENING: Final = {"{": "}", "<": ">", "[": "]"}
 #: Instance groups have no stable names, so changes match them by position.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from conch.errors import ConchError, did_you_mean, invalid
+from conch.core.errors import ConchError, did_you_mean, invalid
 
 #: Minimum similarity (``difflib``'s ratio) at which an unknown name counts as a misspelling of a known one.
 #: ``_MISSPELT`` applies where other unknown names are accepted, ``_SUGGESTED`` where all of them are refused.

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from conch.config.problem import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
-from conch.errors import did_you_mean, one_line
+from conch.core.errors import did_you_mean, one_line
 
 # Hints for syntax errors. They depend only on the parser's message and the text at its position.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 FieldPath = tuple[str | int, ...]
 

@@ -11,12 +11,12 @@ from math import isfinite
 from typing import Final
 from urllib.parse import urlsplit
 
-from conch.addresses import host_and_port
 from conch.config.parameters import Parameter, ParameterTable
 from conch.config.problem import Problem, Problems, refuse
 from conch.config.schema import ModelConfig, datatype, implementation, scheduler
 from conch.config.signature import parameters
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
+from conch.machine.addresses import host_and_port
 
 REMOTE: Final = "remote"
 #: The version of a remote model without local version directories.

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from conch.config.schema import ModelConfig, unknown_enum_value
-from conch.errors import internal
+from conch.core.errors import internal
 
 #: 64-bit integers are strings in proto3's JSON, but Triton prints these fields as numbers.
 _NUMBERS = {

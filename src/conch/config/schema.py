@@ -20,7 +20,7 @@ from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup as InstanceGro
 from tritonclient.grpc.model_config_pb2 import ModelQueuePolicy as QueuePolicy
 from tritonclient.grpc.model_config_pb2 import ModelSequenceBatching as SequenceBatching
 
-from conch.tensors import CONFIG_NAME, PROTOCOL_NAME
+from conch.core.tensors import CONFIG_NAME, PROTOCOL_NAME
 
 __all__ = [
     "PYTHON_RUNTIME",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
-from conch.errors import did_you_mean
-from conch.inference import ModelSignature, TensorSpec
+from conch.core.errors import did_you_mean
+from conch.core.inference import ModelSignature, TensorSpec
 
 #: The histogram with configurable buckets.
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"

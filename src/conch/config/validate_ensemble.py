@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from conch.config.problem import FieldPath, Problem, Problems
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype_name, is_ensemble, scheduler
-from conch.tensors import format_shape
+from conch.core.tensors import format_shape
 
 _SCHEDULING: FieldPath = ("ensemble_scheduling",)
 

@@ -19,7 +19,7 @@ from conch.convert.measure import Run
 from conch.convert.plan import Plan
 from conch.convert.variant import BuiltVariant, FailedVariant
 from conch.machine.interference import Interference
-from conch.texts.shapes import Shape
+from conch.measure.texts.shapes import Shape
 
 Network = TypeVar("Network")
 Answers = TypeVar("Answers")

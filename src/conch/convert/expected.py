@@ -10,9 +10,9 @@ from math import exp, fsum, log
 
 from conch.checkpoints.by_shape import Companion, ShapeTable
 from conch.checkpoints.manifest import Latency, Variant
-from conch.errors import invalid
-from conch.lengths import CPU_TOKENS, runs
-from conch.texts.shapes import Mix, Shape
+from conch.core.errors import invalid
+from conch.core.lengths import CPU_TOKENS, runs
+from conch.measure.texts.shapes import Mix, Shape
 
 #: The time of one run at a shape (ms).
 Cost = Callable[[Shape], float]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from conch.backends.base.weights import example_ids, require_tensors
 from conch.checkpoints.folder import Checkpoint
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 #: The maximum length of a library's message (characters), which has to fit on one line of the report.
 MAX_ERROR_CHARACTERS: Final = 240

@@ -14,7 +14,7 @@ import numpy as np
 
 from conch.checkpoints.manifest import Latency
 from conch.machine.interference import Interference
-from conch.texts.shapes import Shape
+from conch.measure.texts.shapes import Shape
 
 #: The time per network in a round (s), and the maximum number of runs in it.  The first run is not counted, because
 #: threads of the previous network may still spin, and caches contain its weights.

@@ -12,8 +12,8 @@ from typing import Final, Literal
 from conch.checkpoints.options import Options
 from conch.convert.expected import check_mix
 from conch.convert.layout.triton import Trio
-from conch.errors import invalid
-from conch.texts.shapes import Mix, Shape, parse_mix
+from conch.core.errors import invalid
+from conch.measure.texts.shapes import Mix, Shape, parse_mix
 
 Layout = Literal["huggingface", "triton"]
 

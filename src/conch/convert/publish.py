@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from conch.errors import Code, ConchError, invalid
+from conch.core.errors import Code, ConchError, invalid
 
 _WORK: Final = ".conch-convert-"
 #: In a workspace: the models that are being replaced.

@@ -15,7 +15,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any, Final
 
-from conch import __version__, extras
+from conch import __version__
 from conch.checkpoints.by_shape import Companion, Gain
 from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
@@ -35,13 +35,14 @@ from conch.convert.report.page import page_of
 from conch.convert.statistics import SEED
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
-from conch.errors import invalid
+from conch.core.errors import invalid
+from conch.core.sampling import TEXT_GENERATION
+from conch.machine import extras
 from conch.machine.cores import usable_cores
 from conch.machine.facts import description, load_average
 from conch.machine.interference import Interference, InterferenceMeter
-from conch.reports.writing import write_page
-from conch.sampling import TEXT_GENERATION
-from conch.texts.shapes import Mix, Shape
+from conch.measure.reports.writing import write_page
+from conch.measure.texts.shapes import Mix, Shape
 
 # A variant gains at a shape if it is 1.1 times as fast as ``auto`` by the medians, the quartiles of the two do not
 # overlap, and neither figure is busy.  It is held if these gains make the expected requests 1.05 times as fast.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch.errors import invalid
-from conch.sampling import TEXT_GENERATION
-from conch.texts import builtin
+from conch.core.errors import invalid
+from conch.core.sampling import TEXT_GENERATION
+from conch.measure.texts import builtin
 
 #: Tasks with pairs of texts as input, and the names of file columns for each text.
 _PAIRS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {

@@ -13,9 +13,9 @@ from conch.checkpoints.manifest import Manifest, Variant
 from conch.convert.expected import speed_up_for
 from conch.convert.measure import speed_up
 from conch.convert.variant import REFERENCE
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.machine.interference import Interference
-from conch.texts.shapes import Mix
+from conch.measure.texts.shapes import Mix
 
 #: Why the reference does not serve if torch was not requested.
 NOT_ASKED_FOR: Final = "reference only: torch is not among --backend"

@@ -22,12 +22,12 @@ from conch.checkpoints.manifest import FILENAME, Manifest
 from conch.checkpoints.options import Options, files_for
 from conch.config.schema import ModelConfig
 from conch.config.signature import full_shape, parameters, signature
+from conch.core.errors import Code, ConchError, invalid
 from conch.deploy.contents import Contents, contents
 from conch.deploy.endpoint import EMBEDDINGS, endpoint_for
 from conch.deploy.rendering import shown
 from conch.deploy.requirements import RepositoryRequirements, needs
 from conch.deploy.trial import Runner, try_artifact
-from conch.errors import Code, ConchError, invalid
 
 _TEXT: Final = "What is a conch?"
 #: The inputs of a model whose configuration is completed at load: those of a checkpoint.

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 #: Names of files and folders that belong to no model.
 _LEFT_OUT: Final = (".*", "__pycache__", "*.pyc", "*~", "*.tmp", "*.swp", "*.partial")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 
-from conch.errors import invalid
-from conch.sampling import TEXT_GENERATION
+from conch.core.errors import invalid
+from conch.core.sampling import TEXT_GENERATION
 
 #: Endpoints of a single model, and all endpoints.
 OF_MODELS: Final = ("infer", "generate", "generate_stream")

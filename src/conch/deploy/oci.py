@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 from zipfile import ZipFile
 
+from conch.core.errors import invalid
 from conch.deploy.archives import write_zip
 from conch.deploy.bundle import Bundle, Deployment, check_size
 from conch.deploy.container import base_commands, containerfile, words
 from conch.deploy.endpoint import path_of
 from conch.deploy.rendering import render, shown
 from conch.deploy.trial import LocalRun
-from conch.errors import invalid
 
 #: The folder where the platform unpacks the archive, and the folder in the archive.
 MOUNT: Final = "/opt/ds/model/deployed_model"

@@ -24,11 +24,11 @@ from conch.checks.model import CheckedModel
 from conch.checks.repository import check
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
-from conch.errors import invalid, not_found
-from conch.extras import PACKAGES
+from conch.core.errors import invalid, not_found
+from conch.core.sampling import TEXT_GENERATION
+from conch.machine.extras import PACKAGES
 from conch.machine.gpus import visible_gpus
 from conch.repository.scan import ModelRepository
-from conch.sampling import TEXT_GENERATION
 
 #: Parameters that name a checkpoint, an engine's folder, a tokenizer or an environment.
 _PLACES: Final = ("model", "gpt_model_path", "engine_dir", "tokenizer_dir", "EXECUTION_ENV_PATH")

@@ -17,9 +17,9 @@ from typing import Final
 
 from conch.client.deadline import DeadlineError
 from conch.client.http import fetch
-from conch.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, internal, invalid
 from conch.machine.guarded_server import GuardedServer
-from conch.temporary import TemporaryFolder
+from conch.machine.temporary import TemporaryFolder
 
 _HOST: Final = "127.0.0.1"
 #: The timeout of loading models (s): the shortest of the platforms.

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from conch.core.errors import invalid
 from conch.deploy.archives import copy
 from conch.deploy.bundle import Bundle, Deployment, check_size
 from conch.deploy.container import base_commands, containerfile, words
@@ -20,7 +21,6 @@ from conch.deploy.contents import Contents
 from conch.deploy.endpoint import path_of
 from conch.deploy.rendering import render, shown
 from conch.deploy.trial import LocalRun, copy_program
-from conch.errors import invalid
 
 #: The folder of the repository in the image.
 MOUNT: Final = "/models"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
-from conch import logs
+from conch.machine import logs
 
 
 class AccessRecord:

@@ -15,7 +15,7 @@ from enum import Enum
 from time import monotonic
 from typing import Final
 
-from conch.errors import ConchError, unavailable
+from conch.core.errors import ConchError, unavailable
 from conch.telemetry.traffic import ConnectionCounts, Protocol
 
 LOG = logging.getLogger("conch")

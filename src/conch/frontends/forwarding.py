@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from conch.errors import invalid
-from conch.inference import InferRequest, ParameterValue
+from conch.core.errors import invalid
+from conch.core.inference import InferRequest, ParameterValue
 from conch.options import header_pattern
 
 _RESERVED: Final = {

@@ -1,6 +1,6 @@
 """Limits for clients of all protocols: bytes, time and connections.
 
-:mod:`conch.app` creates one ``ClientLimits`` from the settings; the front ends share it on the event loop.
+:mod:`conch.library.app` creates one ``ClientLimits`` from the settings; the front ends share it on the event loop.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from math import inf
 from ssl import SSLContext
 from typing import Final
 
-from conch.errors import ConchError, internal
+from conch.core.errors import ConchError, internal
 
 _BACKLOG: Final = 1024
 #: Maximum duration of a TLS handshake (s).

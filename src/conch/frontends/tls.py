@@ -8,7 +8,7 @@ from __future__ import annotations
 import ssl
 from typing import Literal
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 from conch.settings import Settings
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
 
+from conch.core.tensors import Buffer
 from conch.http2.frames import (
     DATA,
     DEFAULT_FRAME_SIZE,
@@ -20,7 +21,6 @@ from conch.http2.frames import (
     Http2ErrorCode,
 )
 from conch.http2.limits import MAX_BLOCKED_FRAMES
-from conch.tensors import Buffer
 
 #: Maximum size of a sent DATA frame (bytes), even if the client accepts larger ones: streams alternate by frames.
 MAX_SEND_FRAME_SIZE: Final = 256 << 10

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from conch.core.tensors import Buffer
 from conch.http2.frame_writer import Http2FrameWriter
 from conch.http2.frames import (
     DATA,
@@ -22,7 +23,6 @@ from conch.http2.frames import (
 )
 from conch.http2.headers import Field
 from conch.http2.limits import STREAM_WINDOW, ByteCounter, LoopBudget
-from conch.tensors import Buffer
 
 
 class StreamHandler(Protocol):

@@ -11,16 +11,16 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from conch import logs
-from conch.app import Application
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest, version_number
 from conch.client.results import InferResult
-from conch.errors import ConchError, unavailable, unsupported
-from conch.inference import ModelSignature
+from conch.core.errors import ConchError, unavailable, unsupported
+from conch.core.inference import ModelSignature
 from conch.library import inprocess
+from conch.library.app import Application
 from conch.library.async_service import AsyncInferenceService, AsyncResultStream
 from conch.library.flags import plan
+from conch.machine import logs
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded

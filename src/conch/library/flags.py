@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from conch.errors import did_you_mean, invalid
+from conch.core.errors import did_you_mean, invalid
 from conch.options import parse
 from conch.repository.single import MODEL_OPTIONS, repository_of, settings_for
 from conch.settings import OPTIONS, Option, Settings

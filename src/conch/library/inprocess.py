@@ -14,8 +14,8 @@ from typing import Final
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.values import decode
-from conch.errors import ConchError, internal, unavailable
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import ConchError, internal, unavailable
+from conch.core.inference import InferRequest, InferResponse
 from conch.library.async_service import AsyncResultStream
 from conch.server.model import Model
 

@@ -10,9 +10,9 @@ from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from conch.app import loop_factory
-from conch.errors import internal, unavailable
-from conch.threads import LastingExecutor
+from conch.core.errors import internal, unavailable
+from conch.library.app import loop_factory
+from conch.machine.threads import LastingExecutor
 
 T = TypeVar("T")
 

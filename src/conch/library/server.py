@@ -16,8 +16,8 @@ from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import InferenceService, RequestTarget, ResultStream
-from conch.errors import ConchError, unavailable
-from conch.inference import ModelSignature
+from conch.core.errors import ConchError, unavailable
+from conch.core.inference import ModelSignature
 from conch.library import inprocess
 from conch.library.async_server import AsyncServer
 from conch.library.inprocess import HeldModel, LocalStream

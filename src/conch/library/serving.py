@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conch import app
-from conch.announcing import announcer
-from conch.errors import unsupported
+from conch.core.errors import unsupported
+from conch.library import app
+from conch.library.announcing import announcer
 from conch.library.flags import plan
 
 

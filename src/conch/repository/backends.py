@@ -16,7 +16,7 @@ from conch.backends.table import BACKENDS, WAYS_OUT
 from conch.config.complete import complete_backend
 from conch.config.problem import Problem
 from conch.config.schema import PYTHON_RUNTIME, ModelConfig, copied, is_ensemble
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.listing import directories_in
 from conch.repository.names import is_directory_name, is_utf8
 

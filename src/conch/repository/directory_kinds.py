@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.config.problem import Problem
-from conch.errors import did_you_mean
+from conch.core.errors import did_you_mean
 from conch.repository.stores.urls import FORMS
 
 #: Suffixes of files that are a model, or the weights of one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 #: Matches an absolute path of several parts, but not one in a URL or an endpoint. The first alternatives match text
 #: that stays unchanged: frames of a model's traceback, and the paths in Triton's messages about backends.

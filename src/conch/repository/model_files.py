@@ -13,7 +13,7 @@ from conch.config.problem import ConfigError
 from conch.config.reading import read_small
 from conch.config.remote import ONLY_VERSION, REMOTE
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, internal, invalid
 from conch.repository.backends import ENVIRONMENT_ARCHIVE, USUAL_PLACES, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.fingerprint import Fingerprint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 
 def is_directory_name(name: str) -> bool:

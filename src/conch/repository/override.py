@@ -15,11 +15,11 @@ from pathlib import Path
 from conch.config import render
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, internal, invalid
+from conch.machine.temporary import TemporaryFolder
 from conch.repository.backends import USUAL_PLACES, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.model_files import ModelFiles, describe
-from conch.temporary import TemporaryFolder
 
 _FILE = "file:"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from conch.config.schema import ModelConfig
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.repository.directory_kinds import repository_problem
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
 from conch.repository.listing import directories_in, is_directory

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, did_you_mean
+from conch.core.errors import ConchError, did_you_mean
 from conch.repository.backends import USUAL_PLACES, BackendDirectories
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from conch.errors import invalid, unsupported
+from conch.core.errors import invalid, unsupported
+from conch.machine.temporary import TemporaryFolder
 from conch.repository.directory_kinds import is_model_directory, is_version_directory, similar_directory
 from conch.repository.names import is_directory_name
 from conch.repository.stores.urls import is_url, parse_url
 from conch.settings import Settings
-from conch.temporary import TemporaryFolder
 
 #: Options of the single model: the names in ``model.json`` and their help texts.
 MODEL_OPTIONS: Final[Mapping[str, str]] = {

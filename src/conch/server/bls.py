@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from conch.errors import ConchError, cancelled, internal, invalid
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import ConchError, cancelled, internal, invalid
+from conch.core.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.server.models.rollout import asked_by_model

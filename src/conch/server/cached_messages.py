@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable
 from time import monotonic_ns
 from typing import Final
 
-from conch.caching.entries import CachedResponse
-from conch.caching.local import LocalScope
-from conch.inference import InferRequest
+from conch.core.inference import InferRequest
+from conch.server.caching.entries import CachedResponse
+from conch.server.caching.local import LocalScope
 from conch.telemetry.statistics import ModelStatistics
 
 #: Maximum message size (bytes): for larger messages, the lookup takes longer than it saves.

@@ -13,18 +13,19 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from conch import __version__, logs
-from conch.caching.chosen import make_cache
+from conch import __version__
 from conch.config.reading import shown_name
-from conch.errors import ConchError, invalid, unavailable
-from conch.inference import ModelSignature
-from conch.logs import LogSettings
+from conch.core.errors import ConchError, invalid, unavailable
+from conch.core.inference import ModelSignature
+from conch.machine import logs
 from conch.machine.gpus import visible_gpus
+from conch.machine.logs import LogSettings
 from conch.repository.errors import without_directories
 from conch.repository.names import check_model_name
 from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
 from conch.server.bls import BlsModels
+from conch.server.caching.chosen import make_cache
 from conch.server.concurrency import end_all
 from conch.server.execution.remote.executor import RemoteExecutor
 from conch.server.execution.starting import log_levels

@@ -2,7 +2,7 @@
 
 glibc allocates blocks from heaps, and a heap shrinks only at its end: one small block there retains hundreds of
 megabytes. A busy server should keep that memory, because the next body reuses its pages, and new pages cost more than
-the rest of the processing. An idle server should return it. Created by :mod:`conch.app`; checks the process twice a
+the rest of the processing. An idle server should return it. Created by :mod:`conch.library.app`; checks the process twice a
 second, on its event loop.
 """
 

@@ -14,22 +14,22 @@ from itertools import count
 from time import monotonic_ns
 from typing import Any, Final, Protocol
 
-from conch import logs
 from conch.backends.table import BACKENDS, Backend, RequestParameters, backend_of
 from conch.config import render
 from conch.config.schema import ModelConfig, datatype, implementation
 from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
-from conch.errors import Code, ConchError, did_you_mean, invalid, unavailable
-from conch.inference import InferRequest, InferResponse, ModelSignature
+from conch.core.errors import Code, ConchError, did_you_mean, invalid, unavailable
+from conch.core.inference import InferRequest, InferResponse, ModelSignature
+from conch.core.tensors import WireTensor
+from conch.core.validation import validate_request
+from conch.machine import logs
 from conch.repository.fingerprint import ExternalFiles
 from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.naming import qualified
 from conch.server.cached_messages import CachedMessages
 from conch.server.runtime_facts import RuntimeFacts, shown
 from conch.telemetry.statistics import FailureReason, ModelStatistics
-from conch.tensors import WireTensor
-from conch.validation import validate_request
 from conch.workers.host.process import WorkerProcess
 
 # In Triton's protocol a request may have any parameters, and backends ignore unknown ones: a misspelt option has no

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
-from conch.errors import internal
+from conch.core.errors import internal
 from conch.telemetry.distributions import Histogram
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, number
 

@@ -1,6 +1,6 @@
 """The metrics page, and the registry of its content.
 
-:mod:`conch.app` makes one ``Registry``. The server takes the ``ModelStatistics`` of each model version from it,
+:mod:`conch.library.app` makes one ``Registry``. The server takes the ``ModelStatistics`` of each model version from it,
 registers them when the version starts serving and unregisters them when it has ended; the metrics port renders the
 page. Everything runs on the event loop. Values are read when the page is rendered, so recording does not depend on
 the page.
@@ -15,7 +15,7 @@ from itertools import chain
 from time import monotonic
 from typing import Any, Final
 
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.telemetry import families
 from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.distributions import Histogram

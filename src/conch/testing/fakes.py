@@ -7,8 +7,8 @@ from typing import Any
 
 from conch.backends.python.errors import TritonModelException
 from conch.client.values import decode
-from conch.errors import Code, ConchError, internal
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, internal
+from conch.core.inference import InferRequest, InferResponse
 from conch.testing.tensors import to_tensor
 
 #: Takes inputs as arrays by name; returns outputs by name, or any number of such mappings, as a decoupled model does.

@@ -13,15 +13,15 @@ from conch.config import render
 from conch.config.complete import merge_completion
 from conch.config.schema import ModelConfig, copied
 from conch.config.validate import validate_load
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest
+from conch.core.tensors import Buffer
 from conch.machine.gpus import visible_gpus
 from conch.repository.model_files import ModelFiles
 from conch.server.execution.starting import init_frame, instance_fields, placements_of
 from conch.server.model import Model
 from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import Buffer
 from conch.testing.fakes import FakeModel, FakeModels
 from conch.testing.imports import ModelImports
 from conch.workers.child.channel import Header

@@ -10,7 +10,7 @@ from conch.backends.table import backend_of
 from conch.config.schema import ModelConfig, copied, implementation
 from conch.config.signature import parameters as parameters_of
 from conch.config.validate import check_directory_name, validate
-from conch.errors import invalid, not_found, unsupported
+from conch.core.errors import invalid, not_found, unsupported
 from conch.machine.gpus import visible_gpus
 from conch.repository.model_files import ModelFiles, describe
 from conch.repository.versions import select_versions
@@ -33,7 +33,7 @@ def load(
     ``parameters`` override the configuration's parameters, ``version`` overrides its version policy. ``timeout`` limits
     the wait for a response (s) after ``execute`` has returned.
 
-    Raises the model's exceptions, and :class:`conch.errors.ConchError` for a model that the server would not load.
+    Raises the model's exceptions, and :class:`conch.core.errors.ConchError` for a model that the server would not load.
     """
     directory = Path(path).resolve()
     if not directory.is_dir():

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from conch.client.values import decode
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, internal, invalid
-from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.core.tensors import format_shape
 from conch.repository.model_files import ModelFiles
-from conch.tensors import format_shape
 from conch.testing.fakes import FakeModel
 from conch.testing.instance import LocalInstance
 from conch.testing.tensors import input_tensors

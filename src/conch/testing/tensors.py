@@ -10,8 +10,8 @@ import numpy as np
 from conch.backends.python import strings
 from conch.backends.python.datatypes import DATATYPE
 from conch.client.values import encode_inputs
-from conch.inference import ModelSignature
-from conch.tensors import WireTensor
+from conch.core.inference import ModelSignature
+from conch.core.tensors import WireTensor
 
 
 def input_tensors(signature: ModelSignature, values: Mapping[str, Any]) -> dict[str, WireTensor]:

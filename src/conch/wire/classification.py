@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from conch.errors import invalid
-from conch.tensors import NATIVE_FORMAT, WireTensor, pack_bytes
+from conch.core.errors import invalid
+from conch.core.tensors import NATIVE_FORMAT, WireTensor, pack_bytes
 
 #: Maximum number of values read, and of classes written.
 MAX_ELEMENTS: Final = 1_000_000

@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Iterable
 from typing import Final
 
-from conch.errors import invalid, unsupported
-from conch.tensors import Buffer
+from conch.core.errors import invalid, unsupported
+from conch.core.tensors import Buffer
 
 #: The ``Accept-Encoding`` header of the 501 response to an unsupported encoding.
 ACCEPTED: Final = "gzip, deflate"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from conch.errors import ConchError, not_found
-from conch.inference import SharedTensors
+from conch.core.errors import ConchError, not_found
+from conch.core.inference import SharedTensors
 
 #: The tensor parameter with the name of its region.
 REGION: Final = "shared_memory_region"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from conch.errors import invalid, unsupported
+from conch.core.errors import invalid, unsupported
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 #: The numeric settings in the order in which they are read, and the maximum of each.

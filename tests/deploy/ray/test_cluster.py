@@ -16,7 +16,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
 import conch
-from conch.errors import Code
+from conch.core.errors import Code
 from tests.deploy.ray.cluster import Load, RayCluster, ask, urls
 from tests.events import eventually
 from tests.models import build

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from conch.analyze.applying import BEFORE, apply, changes
-from conch.analyze.journal import FILENAME
-from conch.analyze.judging.goals import Constraint
-from conch.analyze.options.models import ModelSettings
-from conch.analyze.options.settings import AnalyzeSettings
-from conch.analyze.profiling.profile import Profile
-from conch.analyze.profiling.progress import SearchProgress
-from conch.analyze.profiling.search_run import SearchOutcome
-from conch.analyze.results import Point
-from conch.analyze.search.strategies.strategy import Trial
-from conch.analyze.servers.base import ServerLost
-from conch.errors import ConchError
+from conch.core.errors import ConchError
+from conch.measure.analyze.applying import BEFORE, apply, changes
+from conch.measure.analyze.journal import FILENAME
+from conch.measure.analyze.judging.goals import Constraint
+from conch.measure.analyze.options.models import ModelSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.profiling.profile import Profile
+from conch.measure.analyze.profiling.progress import SearchProgress
+from conch.measure.analyze.profiling.search_run import SearchOutcome
+from conch.measure.analyze.results import Point
+from conch.measure.analyze.search.strategies.strategy import Trial
+from conch.measure.analyze.servers.base import ServerLost
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models
 from tests.servers import ConchServer

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conch.analyze.servers.base import ServerGone
-from conch.analyze.servers.control import ControlClient
-from conch.analyze.servers.local import LocalServer
-from conch.analyze.servers.remote import RemoteServer
-from conch.errors import Code, ConchError
-from conch.perf.senders.channels.connecting import Address
-from conch.perf.server.processes import find_server
+from conch.core.errors import Code, ConchError
+from conch.measure.analyze.servers.base import ServerGone
+from conch.measure.analyze.servers.control import ControlClient
+from conch.measure.analyze.servers.local import LocalServer
+from conch.measure.analyze.servers.remote import RemoteServer
+from conch.measure.perf.senders.channels.connecting import Address
+from conch.measure.perf.server.processes import find_server
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models
 from tests.oracle import OracleUnavailable, install
@@ -77,7 +77,7 @@ def test_a_server_that_died_is_started_again(local: LocalServer) -> None:
 
 def test_a_server_ends_with_an_analysis_that_is_killed(repository: ModelRepository, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from conch.analyze.servers.local import LocalServer;"
+        "import sys; from pathlib import Path; from conch.measure.analyze.servers.local import LocalServer;"
         "from conch.repository.scan import ModelRepository;"
         "server = LocalServer(ModelRepository([Path(sys.argv[1])]), ['waits'], Path(sys.argv[2]));"
         "server.load({}); print('loaded', flush=True); sys.stdin.read()"

@@ -19,7 +19,7 @@ import pytest
 
 import conch
 from conch import Code, ConchError
-from conch.app import loop_factory
+from conch.library.app import loop_factory
 from tests.events import Events, eventually
 from tests.models import build, write
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import conch
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository import roots, scan
 from conch.repository.stores.root import StoreRoot
 from conch.repository.stores.urls import StoreUrl

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import conch
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.e2e.library.conftest import HangingLoads
 from tests.events import eventually
 from tests.models import write

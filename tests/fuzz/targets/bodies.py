@@ -9,9 +9,9 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from conch.errors import ConchError
-from conch.inference import InferResponse, ModelSignature, TensorSpec
-from conch.validation import validate_request
+from conch.core.errors import ConchError
+from conch.core.inference import InferResponse, ModelSignature, TensorSpec
+from conch.core.validation import validate_request
 from conch.wire.grpc import control as grpc_control
 from conch.wire.grpc import infer as grpc_infer
 from conch.wire.json import control as json_control

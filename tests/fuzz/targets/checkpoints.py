@@ -13,7 +13,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import read_gguf
 from conch.checkpoints.manifest import Manifest
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.fuzz.target import target
 from tests.unit.checkpoints.folders import checkpoint
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, content

@@ -11,7 +11,7 @@ from conch.config.effects import ineffective_problems
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig
 from conch.config.validate import validate
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.fuzz.target import target
 
 _TEXT: Final = b"""name: "m" backend: "python" max_batch_size: 4

@@ -12,7 +12,7 @@ from typing import Any, Final
 import hpack
 import httptools
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.server import http2_limits
 from conch.frontends.grpc.service import GrpcService

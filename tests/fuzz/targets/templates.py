@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.chat_limits import MAX_TEXT
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.fuzz.target import target
 from tests.unit.checkpoints.tokenizers.chat_templates import TEMPLATES
 

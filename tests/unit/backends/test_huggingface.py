@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conch.backends.huggingface import open_huggingface
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 
 def refusal(version: Path, **parameters: str) -> ConchError:

@@ -12,7 +12,7 @@ import pytest
 
 from conch.backends.python.request import InferenceRequest
 from conch.backends.python.tensor import Tensor
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.backends import SHIPPED
 from conch.testing import ModelRequest, ModelUnderTest, load
 from conch.testing.imports import ModelImports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conch.checkpoints.by_shape import Companion, Gain, ShapeTable
-from conch.lengths import on_grid
+from conch.core.lengths import on_grid
 
 
 def companion(*gains: float) -> Companion:

@@ -13,7 +13,7 @@ import pytest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest, Source, Variant, hashes
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.folders import WEIGHTS, checkpoint
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}

@@ -10,7 +10,7 @@ import pytest
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import TEXT_ENGINES, Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.folders import checkpoint
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
 

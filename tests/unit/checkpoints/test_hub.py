@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import Location, named_path, resolve
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.fake_hub import COMMIT, FakeHub
 from tests.unit.checkpoints.folders import WEIGHTS, checkpoint
 

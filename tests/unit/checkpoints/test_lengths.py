@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conch.checkpoints.folder import DEFAULT_MAX_LENGTH, max_length_of, positions_of
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 
 @pytest.mark.parametrize(

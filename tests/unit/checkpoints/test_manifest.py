@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conch.checkpoints.manifest import FILENAME, Latency, Manifest, Source, Variant, check_name, hashes
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 
 def latency(mean: float) -> tuple[Latency, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 
 def parameters(**values: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.folders import checkpoint
 
 WITH_CODE = {"model_type": "own", "auto_map": {"AutoModel": "own.Own"}}

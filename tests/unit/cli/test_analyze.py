@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from conch.analyze.judging.goals import Constraint
-from conch.analyze.judging.rounds import FinalRound, FinalRounds
-from conch.analyze.options.settings import OPTIONS
-from conch.analyze.saved_results import Circumstances, SavedSearch, load, save
 from conch.cli import main
-from tests.unit.analyze.points import goals, point, result
+from conch.measure.analyze.judging.goals import Constraint
+from conch.measure.analyze.judging.rounds import FinalRound, FinalRounds
+from conch.measure.analyze.options.settings import OPTIONS
+from conch.measure.analyze.saved_results import Circumstances, SavedSearch, load, save
+from tests.unit.measure.analyze.points import goals, point, result
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_an_analysis_that_goes_on_finds_its_own_candidates(
 def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     main(["analyze", "profile", "--help-all"])
     shown = capsys.readouterr().out
-    from conch.analyze.options.reading import flag_of
+    from conch.measure.analyze.options.reading import flag_of
 
     assert [name for name in OPTIONS if flag_of(name) not in shown] == []
 

@@ -14,9 +14,9 @@ import pytest
 
 from conch.cli import main
 from conch.cli.deploy_ray import ingress_urls
+from conch.core.errors import ConchError, invalid, unavailable
 from conch.deploy.ray.planning import DeploymentPlan, RayOptions
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
-from conch.errors import ConchError, invalid, unavailable
 from tests.models import write
 
 
@@ -81,7 +81,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster()
     monkeypatch.setitem(sys.modules, "conch.deploy.ray.cluster", cluster)
-    monkeypatch.setattr("conch.extras.require", lambda *_, **__: None)
+    monkeypatch.setattr("conch.machine.extras.require", lambda *_, **__: None)
     return cluster
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from conch.cli import main
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.options import parse, parser_of
 from conch.settings import OPTIONS, Resource, Restriction, Setting, Settings
 
@@ -23,9 +23,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         settings.append(given)
         return 0
 
-    app = ModuleType("conch.app")
+    app = ModuleType("conch.library.app")
     app.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "conch.app", app)
+    monkeypatch.setitem(sys.modules, "conch.library.app", app)
     return settings
 
 
@@ -242,9 +242,9 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_status_of_the_server_is_the_status_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = ModuleType("conch.app")
+    app = ModuleType("conch.library.app")
     app.run = lambda settings, explain: 1  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "conch.app", app)
+    monkeypatch.setitem(sys.modules, "conch.library.app", app)
     assert main(["serve", "--model-repository=/r"]) == 1
 
 

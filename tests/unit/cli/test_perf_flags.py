@@ -13,8 +13,8 @@ from conch.cli import main
 from conch.cli.perf import REFUSED, perf_command
 from conch.cli.perf_against import Against
 from conch.cli.perf_plan import plan_of
-from conch.errors import ConchError
-from conch.perf.plan import PerfPlan, SequenceOptions
+from conch.core.errors import ConchError
+from conch.measure.perf.plan import PerfPlan, SequenceOptions
 
 
 def _plan(*flags: str) -> PerfPlan:

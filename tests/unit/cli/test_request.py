@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from conch.cli import main
 from conch.cli.request import Input, body, request_command
-from conch.errors import ConchError
-from conch.tensors import split_bytes
-from tests.unit.perf.known_server import KnownServer, running
+from conch.core.errors import ConchError
+from conch.core.tensors import split_bytes
+from tests.unit.measure.perf.known_server import KnownServer, running
 
 TEXT = Input("TEXT", (-1,))
 

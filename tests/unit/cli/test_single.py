@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from conch.announcing import announcer, example
 from conch.cli import main
-from conch.errors import ConchError
-from conch.inference import TensorSpec
+from conch.core.errors import ConchError
+from conch.core.inference import TensorSpec
+from conch.library.announcing import announcer, example
 from conch.repository.single import hub_hint, model_name
 from conch.settings import Settings
 
@@ -48,9 +48,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
         servers.append(Started(settings, model.name, files, document, on_ready, explain))
         return 0
 
-    app = ModuleType("conch.app")
+    app = ModuleType("conch.library.app")
     app.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "conch.app", app)
+    monkeypatch.setitem(sys.modules, "conch.library.app", app)
     return servers
 
 
@@ -116,9 +116,9 @@ def test_repository_is_gone_when_the_server_fails(monkeypatch: pytest.MonkeyPatc
         repositories.append(Path(settings.model_repository[0]))
         raise RuntimeError("no server today")
 
-    app = ModuleType("conch.app")
+    app = ModuleType("conch.library.app")
     app.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "conch.app", app)
+    monkeypatch.setitem(sys.modules, "conch.library.app", app)
 
     with pytest.raises(RuntimeError):
         main(["serve", "org/name"])

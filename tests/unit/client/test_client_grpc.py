@@ -18,8 +18,8 @@ from conch.client.client import Client
 from conch.client.grpc import GrpcTransport
 from conch.client.requests import OutgoingRequest
 from conch.client.service import ResultStream
-from conch.errors import Code, ConchError
-from conch.inference import ModelSignature
+from conch.core.errors import Code, ConchError
+from conch.core.inference import ModelSignature
 from tests.unit.client.test_client_http import HEALTH, WITH_TIMEOUT
 
 REQUEST = OutgoingRequest(ModelSignature("m", 1, 0, {}, {}, decoupled=True), -1, {})

@@ -14,7 +14,7 @@ import pytest
 
 import conch
 from conch.client.http import fetch
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 pytestmark = pytest.mark.timeout(30)
 

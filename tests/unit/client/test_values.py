@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from conch.client.values import decode, encode_inputs, from_values
-from conch.errors import Code, ConchError
-from conch.inference import ModelSignature, TensorSpec
-from conch.tensors import WireTensor, split_bytes
+from conch.core.errors import Code, ConchError
+from conch.core.inference import ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor, split_bytes
 
 
 def signature(*specs: TensorSpec, batch: int = 8) -> ModelSignature:

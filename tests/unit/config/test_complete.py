@@ -20,7 +20,7 @@ from conch.config.pbtxt import parse
 from conch.config.problem import Problem
 from conch.config.render import to_json
 from conch.config.schema import InstanceGroup, ModelConfig
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 
 def completed(

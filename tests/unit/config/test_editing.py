@@ -8,7 +8,7 @@ import pytest
 
 from conch.config.editing import edit, merge
 from conch.config.pbtxt import parse
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 TEXT = """\
 # A model.

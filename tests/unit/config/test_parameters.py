@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conch.config.parameters import Parameter, ParameterTable
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 DECLARED = (Parameter("max_num_seqs", "sequences", "48", ""), Parameter("threads", "cores", "all", ""))
 STRICT = ParameterTable("own", DECLARED, strict=True)

@@ -6,7 +6,7 @@ import pytest
 
 from conch.config.pbtxt import locate, parse
 from conch.config.problem import ConfigError
-from conch.errors import Code
+from conch.core.errors import Code
 
 TEXT = """\
 name: "m"  # a comment with name: "other" { and [

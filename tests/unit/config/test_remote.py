@@ -7,7 +7,7 @@ import pytest
 from conch.config.complete import complete
 from conch.config.pbtxt import parse
 from conch.config.remote import ONLY_VERSION, RemoteSettings, RemoteUrl, is_remote, read_remote, read_url
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.override import Override, needs_no_directory
 
 IO = 'input { name: "text_input" data_type: TYPE_STRING dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 } '

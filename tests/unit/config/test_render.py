@@ -10,7 +10,7 @@ import pytest
 from conch.config.pbtxt import parse
 from conch.config.render import from_json, to_json
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 TENSOR = '"is_shape_tensor":false,"allow_ragged_batch":false,"optional":false,"is_non_linear_format_io":false'
 PLAIN = (

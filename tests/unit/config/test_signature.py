@@ -5,8 +5,8 @@ from __future__ import annotations
 from conch.config.pbtxt import parse
 from conch.config.schema import datatype, datatype_name, datatype_number
 from conch.config.signature import full_shape, parameters, platform, signature
-from conch.inference import TensorSpec
-from conch.tensors import CONFIG_NAME
+from conch.core.inference import TensorSpec
+from conch.core.tensors import CONFIG_NAME
 
 
 def test_signature_has_the_tensors_without_the_batch_dimension() -> None:

@@ -18,7 +18,7 @@ from conch.config.validate import (
     validate_states,
 )
 from conch.config.validate_instances import warmup_problems, warmup_size_problem
-from conch.errors import Code
+from conch.core.errors import Code
 
 A = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\n'
 B = 'output { name: "B" data_type: TYPE_FP32 dims: 4 }\n'

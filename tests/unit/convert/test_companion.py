@@ -9,7 +9,7 @@ import pytest
 
 from conch.checkpoints.manifest import Latency, Manifest, Source, Variant
 from conch.convert.run import PossibleCompanion, candidates
-from conch.texts.shapes import parse_mix
+from conch.measure.texts.shapes import parse_mix
 
 ENGINES = frozenset({"openvino", "onnxruntime"})
 SHAPES = ((1, 16), (1, 128), (8, 16), (8, 128))

@@ -6,8 +6,8 @@ import pytest
 
 from conch.checkpoints.manifest import Latency
 from conch.convert.expected import check_mix, cost_of, expected_speed_up, milliseconds, served
-from conch.errors import ConchError
-from conch.texts.shapes import Shape, parse_mix
+from conch.core.errors import ConchError
+from conch.measure.texts.shapes import Shape, parse_mix
 
 
 def latencies(*medians: float) -> list[Latency]:

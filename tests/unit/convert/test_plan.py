@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conch.convert.plan import Plan, default_name
-from conch.errors import ConchError
-from conch.texts.shapes import Shape
+from conch.core.errors import ConchError
+from conch.measure.texts.shapes import Shape
 
 
 def plan(**given: Any) -> Plan:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conch.convert.publish import publish, recover, require_free, workspace
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 
 def make(folder: Path, text: str) -> None:

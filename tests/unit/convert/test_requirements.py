@@ -11,7 +11,7 @@ import pytest
 from conch.cli import main
 from conch.convert.plan import Plan
 from conch.convert.run import needed, require_packages
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 NETWORKS = ["torch", "transformers", "tokenizers", "altair", "vl_convert"]
 GRAPHS = ["onnx", "onnxscript", "onnxruntime"]

@@ -24,8 +24,8 @@ from conch.convert.encoder import conversion
 from conch.convert.measure import Run, summary
 from conch.convert.plan import Plan
 from conch.convert.run import ConvertedModel, convert
-from conch.errors import Code, ConchError
-from conch.texts.shapes import Shape
+from conch.core.errors import Code, ConchError
+from conch.measure.texts.shapes import Shape
 from tests.convert_checkpoints import no_progress, quick_plan
 from tests.text_checkpoints import write
 

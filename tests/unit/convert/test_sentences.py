@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.convert.sentences import MAX_SAMPLES, TextSample, label_indices, load, split
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 
 def test_built_in_sentences_are_varied() -> None:

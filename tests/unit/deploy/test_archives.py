@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from conch.core.errors import ConchError
 from conch.deploy.archives import copy, write_tar_gz, write_zip
 from conch.deploy.contents import Contents, Entry, contents
-from conch.errors import ConchError
 
 
 def repository(folder: Path) -> Path:

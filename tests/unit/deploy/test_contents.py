@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from conch.core.errors import ConchError
 from conch.deploy.contents import contents
-from conch.errors import ConchError
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from conch.core.errors import ConchError
 from conch.deploy import oci
 from conch.deploy.bundle import Deployment
-from conch.errors import ConchError
 from tests.unit.deploy.given import given
 
 

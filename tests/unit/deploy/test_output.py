@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from conch.core.errors import Code, ConchError
 from conch.deploy.bundle import check_output, staged
-from conch.errors import Code, ConchError
 
 
 def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from conch.core.errors import Code, ConchError
 from conch.deploy.requirements import needs
-from conch.errors import Code, ConchError
 from tests.models import write
 
 MOUNT = "/opt/ds/model/deployed_model"

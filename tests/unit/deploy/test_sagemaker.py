@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from conch.core.errors import ConchError
 from conch.deploy import sagemaker
 from conch.deploy.bundle import Deployment
 from conch.deploy.contents import Contents, Entry
-from conch.errors import ConchError
 from tests.unit.deploy.given import given
 
 

@@ -11,10 +11,10 @@ import pytest
 from conch.checkpoints.manifest import Manifest, Source, Variant, hashes
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig
+from conch.core.errors import ConchError
 from conch.deploy.archives import copy, write_tar_gz, write_zip
 from conch.deploy.bundle import only_serving
 from conch.deploy.contents import contents
-from conch.errors import ConchError
 
 CPU = 'backend: "huggingface" instance_group { count: 1 kind: KIND_CPU }\n'
 FILES = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from conch.core.errors import ConchError
 from conch.deploy import trial
 from conch.deploy.trial import LocalRun, try_artifact
-from conch.errors import ConchError
 
 #: A server that is healthy, and sends its response byte by byte for longer than any client waits.
 SLOW_SERVER = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from conch.core.errors import ConchError
 from conch.deploy import vertex
-from conch.errors import ConchError
 from tests.unit.deploy.given import given
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.server.models.on_demand import LoadNeeded
 
 

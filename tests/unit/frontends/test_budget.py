@@ -2,7 +2,7 @@
 
 import asyncio
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.frontends.budget import STALL_TIMEOUT, ByteBudget
 from tests.unit.fake_clock import fake_clock, settle
 

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from conch.app import Application
+from conch.library.app import Application
 from conch.settings import Setting, Settings
 from tests.models import build
 from tests.unit.frontends.http.site import Client

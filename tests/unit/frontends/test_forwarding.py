@@ -2,9 +2,9 @@
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest
 from conch.frontends.forwarding import HeaderForwarding
-from conch.inference import InferRequest
 
 HEADERS = [("x-first", "1"), ("accept", "*/*"), ("X-Second", "2")]
 

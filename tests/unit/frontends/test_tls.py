@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.frontends.tls import make_context
 from conch.settings import Settings
 

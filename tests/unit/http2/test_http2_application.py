@@ -8,6 +8,7 @@ from math import inf
 
 import hpack
 
+from conch.core.tensors import Buffer
 from conch.http2 import (
     ExceededLimit,
     Field,
@@ -20,7 +21,6 @@ from conch.http2 import (
     encode_headers,
     frames,
 )
-from conch.tensors import Buffer
 from tests.fakes.transports import FakeTransport
 
 GREETING = frames.PREFACE + frames.settings({})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import conch
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.library.flags import plan
 from conch.settings import OPTIONS, Setting, Settings
 

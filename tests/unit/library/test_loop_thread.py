@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import conch
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.library import loop_thread
 from conch.library.loop_thread import LoopThread
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.directory_kinds import repository_problem
 from conch.repository.scan import ModelRepository
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.errors import PollError
 from conch.repository.override import Override, UploadedModel, describe_override, read_parameters
 

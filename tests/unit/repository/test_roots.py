@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository import roots
 from conch.repository.changes import Changes, Watch
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError

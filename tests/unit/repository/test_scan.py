@@ -10,7 +10,7 @@ import pytest
 from conch.config.pbtxt import parse
 from conch.config.problem import ConfigError
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository import fingerprint
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.model_files import read_labels

@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import TypeVar
 
 from conch.config.pbtxt import parse
-from conch.errors import Code, ConchError, invalid, unavailable
-from conch.inference import InferRequest
+from conch.core.errors import Code, ConchError, invalid, unavailable
+from conch.core.inference import InferRequest
+from conch.core.tensors import WireTensor
 from conch.repository.errors import NotFoundError
 from conch.server.model import Model
 from conch.server.models.eviction.capacity import Capacity
@@ -17,7 +18,6 @@ from conch.server.models.eviction.vocabulary import CapacityLimits, Footprint, F
 from conch.server.models.on_demand import LoadNeeded, OnDemand
 from conch.server.models.states import UNLOADED, ModelState, ModelTable, State, VersionState
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import WireTensor
 from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers
 from tests.unit.server.loads import CONFIG, FakeExecutor

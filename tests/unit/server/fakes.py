@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from conch.errors import ConchError, internal, unavailable
-from conch.inference import InferRequest, InferResponse
-from conch.tensors import StoredData, WireTensor
+from conch.core.errors import ConchError, internal, unavailable
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import StoredData, WireTensor
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Verdict
 from conch.workers.host.model_calls import ModelCalls

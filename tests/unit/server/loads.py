@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, invalid
-from conch.inference import InferRequest
+from conch.core.errors import ConchError, invalid
+from conch.core.inference import InferRequest
+from conch.core.tensors import WireTensor
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
@@ -20,7 +21,6 @@ from conch.server.models.rollout import Rollout
 from conch.server.models.states import ModelTable, State
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import WireTensor
 from tests.unit.server.fakes import Answers
 
 CONFIG = 'backend: "python" input [{name: "x" data_type: TYPE_FP32 dims: [1]}] '

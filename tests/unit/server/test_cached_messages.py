@@ -1,10 +1,10 @@
 """Messages that were answered from the response cache are answered with the same bytes."""
 
-from conch.caching.entries import CachedResponse
-from conch.caching.local import LocalCache
 from conch.config.pbtxt import parse
-from conch.inference import InferRequest
+from conch.core.inference import InferRequest
 from conch.server.cached_messages import CachedMessages
+from conch.server.caching.entries import CachedResponse
+from conch.server.caching.local import LocalCache
 from conch.server.model import Model
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.test_model import CONFIG, FakeExecutor

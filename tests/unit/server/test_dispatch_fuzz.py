@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conch.errors import Code, ConchError, internal
-from conch.inference import InferRequest, ModelSignature, TensorSpec
-from conch.schedulers.batching import DynamicBatcher, HeldScheduler
-from conch.schedulers.queue import QueuePolicy, RequestQueue
+from conch.core.errors import Code, ConchError, internal
+from conch.core.inference import InferRequest, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor
 from conch.server.execution import dispatch
 from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
+from conch.server.schedulers.batching import DynamicBatcher, HeldScheduler
+from conch.server.schedulers.queue import QueuePolicy, RequestQueue
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import WireTensor
 from tests.unit.fake_clock import FakeClockLoop, settle
 from tests.unit.server.fakes import Answers, FakeWorker
 

@@ -11,17 +11,17 @@ from weakref import ref
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.errors import ConchError, internal
-from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
-from conch.schedulers.batching import DynamicBatcher
-from conch.schedulers.queue import QueuePolicy, RequestQueue
+from conch.core.errors import ConchError, internal
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor
 from conch.server.execution.dispatch import PREPARE_SECONDS, Dispatcher
 from conch.server.execution.ensemble import Ensemble, EnsembleExecutor, Step
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model
+from conch.server.schedulers.batching import DynamicBatcher
+from conch.server.schedulers.queue import QueuePolicy, RequestQueue
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import WireTensor
 from conch.workers.child.channel import Header
 from conch.workers.child.packing import Packer
 from conch.workers.host.bls import BlsHandler

@@ -15,19 +15,12 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.caching.entries import CachedResponse
-from conch.caching.local import LocalCache, LocalScope
 from conch.config.pbtxt import parse
-from conch.errors import ConchError
-from conch.inference import InferRequest, ModelSignature
-from conch.schedulers.batching import DirectScheduler, DynamicBatcher
-from conch.schedulers.ordering import InOrder
-from conch.schedulers.queue import QueuePolicy, RequestQueue
-from conch.schedulers.rate_limiter import InstanceRateLimiter, ResourceKey
-from conch.schedulers.sequences.controls import ControlInputs
-from conch.schedulers.sequences.policy import SequencePolicy
-from conch.schedulers.sequences.scheduler import SequenceScheduler
-from conch.schedulers.sequences.states import StateKeeper
+from conch.core.errors import ConchError
+from conch.core.inference import InferRequest, ModelSignature
+from conch.core.tensors import WireTensor
+from conch.server.caching.entries import CachedResponse
+from conch.server.caching.local import LocalCache, LocalScope
 from conch.server.execution import dispatch, limited, sequences, worker
 from conch.server.execution.caching import CachedExecutor
 from conch.server.execution.limited import (
@@ -39,9 +32,16 @@ from conch.server.execution.limited import (
 from conch.server.execution.starting import WorkerPlacement, placements_of
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model
+from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher
+from conch.server.schedulers.ordering import InOrder
+from conch.server.schedulers.queue import QueuePolicy, RequestQueue
+from conch.server.schedulers.rate_limiter import InstanceRateLimiter, ResourceKey
+from conch.server.schedulers.sequences.controls import ControlInputs
+from conch.server.schedulers.sequences.policy import SequencePolicy
+from conch.server.schedulers.sequences.scheduler import SequenceScheduler
+from conch.server.schedulers.sequences.states import StateKeeper
 from conch.settings import Resource
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import WireTensor
 from tests.unit.fake_clock import FakeClockLoop, settle
 from tests.unit.server.fakes import Answers, FakeWorker
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.errors import Code, ConchError, cancelled, internal, unavailable
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, cancelled, internal, unavailable
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.server.model import Model
 from conch.telemetry.statistics import FailureReason, ModelStatistics
-from conch.tensors import WireTensor
 from tests.unit.fake_clock import fake_clock
 from tests.unit.server.fakes import Answers
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from conch.inference import InferRequest
-from conch.schedulers.queue import RequestQueue
-from conch.schedulers.tokens import TokenBatcher
+from conch.core.inference import InferRequest
 from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
+from conch.server.schedulers.queue import RequestQueue
+from conch.server.schedulers.tokens import TokenBatcher
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.execution.test_dispatch import settle
 from tests.unit.server.fakes import Answers, FakeWorker, make_request

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.errors import Code, ConchError
-from conch.inference import ModelSignature, ParameterCheck
+from conch.core.errors import Code, ConchError
+from conch.core.inference import ModelSignature, ParameterCheck
 from conch.server.model import Model
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.test_model import FakeExecutor

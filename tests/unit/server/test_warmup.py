@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.server.execution.starting import WarmupSample, read_samples
 
 

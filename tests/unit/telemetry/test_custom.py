@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.telemetry.custom import CustomMetrics, MetricsHolder
 from conch.telemetry.exposition import Metric, MetricSample, page
 

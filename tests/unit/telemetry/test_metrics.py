@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.telemetry.exposition import Metric, MetricSample
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.telemetry.statistics import FailureReason, ModelStatistics

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import conch.testing
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.testing.models import BATCHED, MAIN, Write, ones
 
 CALLING = """

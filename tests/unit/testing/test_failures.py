@@ -7,7 +7,7 @@ import traceback
 import pytest
 
 import conch.testing
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.testing import ModelRequest
 from tests.unit.testing.models import Write
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import conch.testing
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.testing import ModelRequest
 from tests.unit.testing.models import GREETER, MAIN, Write, ones
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import conch.testing
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.testing import ModelReply
 from tests.unit.testing.models import GREETER, MAIN, Write, ones
 

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from conch.errors import Code, ConchError
-from conch.tensors import NATIVE_FORMAT, WireTensor, split_bytes
+from conch.core.errors import Code, ConchError
+from conch.core.tensors import NATIVE_FORMAT, WireTensor, split_bytes
 from conch.wire.classification import classify
 
 

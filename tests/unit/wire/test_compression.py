@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.wire.compression import check_identity, compress, decompress, negotiate
 
 TEXT = b"some text " * 100

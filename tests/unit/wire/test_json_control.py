@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.wire.json.control import (
     LoadParameters,
     document_body,

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conch.errors import ConchError
-from conch.inference import InferResponse, ModelSignature, TensorSpec
-from conch.tensors import ELEMENT_SIZE
-from conch.validation import validate_request
+from conch.core.errors import ConchError
+from conch.core.inference import InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import ELEMENT_SIZE
+from conch.core.validation import validate_request
 from conch.wire.json import control
 from conch.wire.json.generate import decode_generate, encode_generate
 from conch.wire.json.infer import decode_infer, encode_infer, parse_header_length

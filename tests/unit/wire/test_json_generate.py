@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
-from conch.tensors import WireTensor, pack_bytes, split_bytes
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor, pack_bytes, split_bytes
 from conch.wire.json.generate import Layout, decode_generate, encode_generate, server_sent_event
 
 SPECS = (

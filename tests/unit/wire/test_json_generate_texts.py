@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conch.errors import ConchError
-from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import ConchError
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.wire.json.generate_texts import encode_texts, split_texts
 
 SIGNATURE = ModelSignature(

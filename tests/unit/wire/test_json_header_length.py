@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.wire.json.infer import parse_header_length
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conch.errors import Code, ConchError
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature, TensorSpec
-from conch.tensors import WireTensor, split_bytes
+from conch.core.errors import Code, ConchError
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor, split_bytes
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, decode_infer
 
 

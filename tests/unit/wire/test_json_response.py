@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from conch.errors import ConchError
-from conch.inference import InferRequest, InferResponse
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import ConchError
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, encode_infer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.wire.json.tensor import from_json
 
 

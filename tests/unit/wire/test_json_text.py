@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.wire.json import text
 
 COMMA_OBJECT = "Missing a comma or '}' after an object member."

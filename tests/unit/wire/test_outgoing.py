@@ -7,9 +7,9 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest
-from conch.tensors import StoredData, WireTensor
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest
+from conch.core.tensors import StoredData, WireTensor
 from conch.wire.grpc import outgoing as grpc_outgoing
 from conch.wire.json import outgoing as json_outgoing
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch.errors import ConchError, internal, invalid
-from conch.tensors import Buffer, WireTensor, pack_bytes, split_bytes
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.tensors import Buffer, WireTensor, pack_bytes, split_bytes
 from conch.workers.child.lending import OutputLoan
 
 Array = npt.NDArray[Any]

@@ -31,8 +31,8 @@ from conch.backends.base.arrays import (
     wire_tensor,
 )
 from conch.config.parameters import ParameterTable
-from conch.errors import ConchError, internal, invalid
-from conch.tensors import PROTOCOL_NAME
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.tensors import PROTOCOL_NAME
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.outputs import OutputWatch, model_dims

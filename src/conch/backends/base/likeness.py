@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 #: Number of tokens to compare.
 VERIFIED_TOKENS: Final = 5

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line
 
 #: Tolerance for rounding between equal outputs, relative to the greatest absolute value.
 _SAME: Final = 1e-4

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch import extras
 from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import (
     EngineRequest,
@@ -25,9 +24,10 @@ from conch.backends.generation.engine import (
     TokenLogprobs,
 )
 from conch.backends.generation.service import BROKEN
-from conch.errors import internal, invalid, one_line
-from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
-from conch.sampling.structures import Structure
+from conch.core.errors import internal, invalid, one_line
+from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
+from conch.core.sampling.structures import Structure
+from conch.machine import extras
 
 _FEATURES: Final = STRUCTURED_OUTPUTS | {
     *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),

@@ -23,7 +23,7 @@ from conch.backends.generation.request_state import RequestState, ResponseBuilde
 from conch.backends.generation.service import GenerationService
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import cancelled, invalid
+from conch.core.errors import cancelled, invalid
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 from conch.backends.base.arrays import failure
 from conch.backends.base.processor_time import ThreadGroup
 from conch.backends.generation.engine import GenerationEngine
-from conch.errors import Code, ConchError, invalid, unavailable
+from conch.core.errors import Code, ConchError, invalid, unavailable
+from conch.core.sampling.structures import Structure
 from conch.machine.cores import usable_cores
-from conch.sampling.structures import Structure
 
 #: Default timeout of compiling a structure on an otherwise idle machine (s).
 COMPILE_SECONDS: Final = 5.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conch.backends.generation.overrides import SamplingOverrides
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 
 #: Default of ``max_tokens`` if neither the request nor the model sets it.
 MAX_TOKENS: Final = 256

@@ -26,9 +26,9 @@ from typing import Any, ClassVar
 
 from conch.checkpoints.gguf.reader import GgufFile
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import ConchError
-from conch.sampling.parameters import Feature, SamplingParams
-from conch.sampling.structures import Structure
+from conch.core.errors import ConchError
+from conch.core.sampling.parameters import Feature, SamplingParams
+from conch.core.sampling.structures import Structure
 
 
 @dataclass(frozen=True, slots=True)

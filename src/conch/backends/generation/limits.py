@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conch.backends.generation.engine import GenerationEngine
-from conch.errors import Code, ConchError, invalid, unsupported
-from conch.sampling.parameters import SamplingParams
+from conch.core.errors import Code, ConchError, invalid, unsupported
+from conch.core.sampling.parameters import SamplingParams
 
 
 class UnknownAdapter(ConchError):

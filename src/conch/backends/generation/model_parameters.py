@@ -1,6 +1,6 @@
 """Parameters of text generation models, in addition to those of every checkpoint (``checkpoints/options.py``).
 
-Request parameters are declared in ``conch/sampling/parameters.py``.
+Request parameters are declared in ``conch/core/sampling/parameters.py``.
 """
 
 from __future__ import annotations

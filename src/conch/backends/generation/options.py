@@ -14,7 +14,7 @@ from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.machine.cores import usable_cores
 
 #: The values of parameter ``batch_scheduler_policy``, as in the in-flight batcher.

@@ -9,9 +9,9 @@ import json
 from math import isclose
 from typing import Any, Final
 
-from conch.errors import did_you_mean, invalid
-from conch.sampling.parameters import IGNORED, NAMES, REFUSED
-from conch.sampling.structures import parsed
+from conch.core.errors import did_you_mean, invalid
+from conch.core.sampling.parameters import IGNORED, NAMES, REFUSED
+from conch.core.sampling.structures import parsed
 
 #: Minimum similarity (``difflib`` ratio) of an unknown name and a suggested one.
 _LIKENESS: Final = 0.6

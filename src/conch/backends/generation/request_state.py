@@ -10,8 +10,8 @@ from typing import Any
 
 from conch.backends.base.arrays import Request, Result
 from conch.backends.generation.engine import Progress
-from conch.sampling.parameters import SamplingParams
-from conch.sampling.structures import Structure
+from conch.core.sampling.parameters import SamplingParams
+from conch.core.sampling.structures import Structure
 
 
 class ResponseBuilder(ABC):

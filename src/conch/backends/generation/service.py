@@ -20,7 +20,7 @@ from conch.backends.base.arrays import Request, Result, failure
 from conch.backends.generation.compilation import COMPILE_SECONDS, Compilations
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.backends.generation.request_state import RequestState
-from conch.errors import ConchError, cancelled, internal, unavailable
+from conch.core.errors import ConchError, cancelled, internal, unavailable
 from conch.workers.child.channel import Channel
 from conch.workers.child.heartbeat import HEARTBEAT
 from conch.workers.child.packing import Packer

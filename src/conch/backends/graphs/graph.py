@@ -16,7 +16,7 @@ from conch.backends.base.backend import TensorBackend
 from conch.backends.graphs import signature
 from conch.backends.graphs.sequence_tensors import SequenceTensors
 from conch.backends.graphs.signature import GraphTensor
-from conch.errors import unavailable
+from conch.core.errors import unavailable
 
 
 class Graph(ABC):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conch.backends.graphs.signature import GraphTensor
-from conch.errors import invalid
-from conch.tensors import CONFIG_NAME
+from conch.core.errors import invalid
+from conch.core.tensors import CONFIG_NAME
 
 _VALUES: Final = {
     "int32_false_true": "TYPE_INT32",

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.errors import invalid, unsupported
-from conch.tensors import CONFIG_NAME, format_shape
+from conch.core.errors import invalid, unsupported
+from conch.core.tensors import CONFIG_NAME, format_shape
 
 #: Default of the backend option ``default-max-batch-size``, the ``max_batch_size`` of batching models that set none.
 DEFAULT_MAX_BATCH_SIZE: Final = 4

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from conch import extras
 from conch.backends.base.arrays import Request, Result
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import UnknownAdapter
@@ -25,7 +24,8 @@ from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.checkpoints.trust import is_checkpoint_folder
 from conch.config.parameters import ParameterTable
 from conch.config.reading import read_json
-from conch.errors import Code, ConchError, invalid
+from conch.core.errors import Code, ConchError, invalid
+from conch.machine import extras
 from conch.workers.child.packing import Packer
 
 #: Engine arguments that apply to every engine, with the equivalent model parameters.

@@ -23,7 +23,7 @@ from conch.backends.python.request import InferenceRequest
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.runtime import ResponseChannel, Runtime
 from conch.backends.python.tensor import ArrayUnpacker
-from conch.errors import Code, ConchError, internal, unsupported
+from conch.core.errors import Code, ConchError, internal, unsupported
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame

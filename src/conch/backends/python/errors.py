@@ -22,7 +22,7 @@ class TritonModelException(Exception):
 
 
 class ErrorCode(IntEnum):
-    """Triton's error codes; the names are those of ``conch.errors.Code``."""
+    """Triton's error codes; the names are those of ``conch.core.errors.Code``."""
 
     UNKNOWN = 0
     INTERNAL = 1

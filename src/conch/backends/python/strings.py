@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from conch.backends.python.errors import TritonModelException
-from conch.tensors import Buffer
+from conch.core.tensors import Buffer
 
 _LENGTH = Struct("<I")
 _unpack = _LENGTH.unpack_from

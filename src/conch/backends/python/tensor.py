@@ -17,7 +17,7 @@ import numpy as np
 from conch.backends.python import arguments, strings
 from conch.backends.python.datatypes import DATATYPE, DTYPE, NUMBER
 from conch.backends.python.errors import TritonModelException
-from conch.tensors import Buffer
+from conch.core.tensors import Buffer
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.lending import OutputLoan
 from conch.workers.child.packing import INLINE_LIMIT, Descriptor, Packer

@@ -23,7 +23,7 @@ from conch.backends.tasks.engines.choice import PRECISIONS, choose, open_engine
 from conch.backends.tasks.signature import complete_config
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 from conch.machine.cores import openmp, usable_cores
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header

@@ -14,8 +14,8 @@ from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, internal, invalid, one_line
-from conch.inference import TensorSpec
+from conch.core.errors import ConchError, internal, invalid, one_line
+from conch.core.inference import TensorSpec
 
 
 class PreparedRequest:

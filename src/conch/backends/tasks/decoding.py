@@ -10,8 +10,8 @@ from math import isfinite
 from typing import Any, Final
 
 from conch.backends.base.arrays import Request
-from conch.errors import invalid
-from conch.inference import TensorSpec
+from conch.core.errors import invalid
+from conch.core.inference import TensorSpec
 
 #: Optional inputs by name: datatype, minimum and maximum.
 PARAMETERS: Final[Mapping[str, tuple[str, float, float]]] = {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from conch.checkpoints.options import Options
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 #: Default of the parameter ``max_candidate_labels``.
 MAX_LABELS: Final = 1000

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from conch import extras
 from conch.backends.base.weights import example_ids, report_of, require_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line
+from conch.machine import extras
 
 #: Maximum number of tokens that a pipeline generates in the check at load.
 EXAMPLE_TOKENS: Final = 2

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch import extras
 from conch.backends.base.arrays import Request
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid
-from conch.inference import TensorSpec
+from conch.core.errors import ConchError, invalid
+from conch.core.inference import TensorSpec
+from conch.machine import extras
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array, Strings
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 #: The input and parameter that selects one of ``FUNCTIONS``.
 FUNCTION: Final = "function_to_apply"

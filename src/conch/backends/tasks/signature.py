@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conch.backends.tasks.base import TaskDescription
-from conch.errors import invalid
-from conch.inference import TensorSpec
-from conch.tensors import CONFIG_NAME, format_shape
+from conch.core.errors import invalid
+from conch.core.inference import TensorSpec
+from conch.core.tensors import CONFIG_NAME, format_shape
 
 
 def complete_config(config: Mapping[str, Any], task: TaskDescription) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from conch.backends.tasks.decoding import generation_arguments, generation_input
 from conch.backends.tasks.loading import device_of, load_pipeline, require_pipeline_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid, one_line
-from conch.inference import TensorSpec
+from conch.core.errors import ConchError, invalid, one_line
+from conch.core.inference import TensorSpec
 
 #: Default chunk length (s) of models without windows of their own; a sixth of it overlaps on each side.
 CHUNK_SECONDS: Final = 30

@@ -19,8 +19,8 @@ from conch.backends.tasks.loading import loading
 from conch.backends.tasks.scores import apply, best_first, checked_top_k, default_function, mislabelled
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid
-from conch.inference import TensorSpec
+from conch.core.errors import ConchError, invalid
+from conch.core.inference import TensorSpec
 
 #: The default number of labels in a response.
 TOP_K: Final = 5

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from conch.checkpoints.gguf.reader import GgufFile
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 #: Names of architectures in transformers, ``model_type`` and the class of the language model, by llama.cpp's name.
 _ARCHITECTURES: Final[Mapping[str, tuple[str, str]]] = {

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.config.reading import open_regular
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 _MAGIC: Final = b"GGUF"
 _LFS_POINTER: Final = b"version https://git-lfs"

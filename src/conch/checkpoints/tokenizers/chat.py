@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from conch import extras
 from conch.checkpoints.tokenizers.chat_limits import MAX_TEMPLATE, SECONDS, TooMuch, limited
 from conch.config.reading import read_small
-from conch.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line
+from conch.machine import extras
 
 _logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from conch import extras
 from conch.checkpoints.gguf.reader import GgufFile
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens, put_around
-from conch.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line
+from conch.machine import extras
 
 #: Token types in GGUF.
 _CONTROL: Final = 3

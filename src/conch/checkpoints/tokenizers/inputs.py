@@ -12,7 +12,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import TYPES, open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 
 class InputEncoder:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch import extras
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
 from conch.checkpoints.tokenizers.chat_limits import SECONDS
@@ -22,7 +21,8 @@ from conch.checkpoints.tokenizers.gguf import open_gguf
 from conch.checkpoints.tokenizers.special_tokens import ROLES, SpecialTokens, add_missing, texts_by_role
 from conch.checkpoints.tokenizers.stream import TextStream, open_stream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation, refused
-from conch.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line
+from conch.machine import extras
 
 
 class SlowTokenizer(TextTokenizer):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from conch.checkpoints.tokenizers.stream import bytes_of
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import one_line, unsupported
+from conch.core.errors import one_line, unsupported
 
 #: Texts around a token that is decoded, so that it is never the first or last token.
 _BEFORE, _AFTER = "a", "b"

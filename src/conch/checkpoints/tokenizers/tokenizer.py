@@ -16,7 +16,7 @@ import numpy.typing as npt
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.stream import TextStream
-from conch.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line
 
 #: Texts per tokenizer call; limits memory, because the encodings of a call are freed before the next call.
 CHUNK: Final = 1024

@@ -33,9 +33,9 @@ from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.measure import Run
 from conch.convert.plan import Plan
 from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
-from conch.errors import internal, invalid
-from conch.sampling import TEXT_GENERATION
-from conch.texts.shapes import Shape
+from conch.core.errors import internal, invalid
+from conch.core.sampling import TEXT_GENERATION
+from conch.measure.texts.shapes import Shape
 
 
 def contrasts(

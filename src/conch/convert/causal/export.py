@@ -18,7 +18,7 @@ import numpy as np
 from conch.backends.base.arrays import Array
 from conch.convert.causal.network import CausalNetwork, not_convertible
 from conch.convert.libraries import describe_error, silence_libraries
-from conch.errors import internal
+from conch.core.errors import internal
 
 # Paging replaces a graph's masks by causal masks.  A window ("the last 4,096 tokens") is kept only if the mask is
 # added, and is silently lost if it is Boolean.

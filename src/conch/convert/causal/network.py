@@ -11,7 +11,7 @@ import numpy as np
 from conch.backends.base.arrays import Array
 from conch.checkpoints.folder import Checkpoint
 from conch.convert.libraries import load_pretrained, silence_libraries
-from conch.errors import ConchError, unsupported
+from conch.core.errors import ConchError, unsupported
 
 #: Rotary embeddings with angles that depend on the length of the text, which a trace cannot represent.
 _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")

@@ -16,7 +16,7 @@ import numpy as np
 from conch.backends.base.arrays import Array
 from conch.backends.generation.engine import EngineSpec
 from conch.convert.libraries import silence_libraries
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 
 #: The engine's dtype by precision; for other precisions the engine chooses.
 DTYPES: Final[Mapping[str, str]] = {"fp32": "float32"}

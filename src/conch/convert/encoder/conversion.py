@@ -42,8 +42,8 @@ from conch.convert.libraries import silence_libraries
 from conch.convert.measure import Run, timed
 from conch.convert.plan import Plan
 from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
-from conch.errors import internal, unsupported
-from conch.texts.shapes import Shape
+from conch.core.errors import internal, unsupported
+from conch.measure.texts.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.encoder.agreement import SampleOutputs
 from conch.convert.sentences import TextSample
-from conch.texts.shapes import Shape
+from conch.measure.texts.shapes import Shape
 
 #: Batch sizes for comparing networks, used in turn, because errors may occur only in some shapes.
 ROWS: Final = (8, 1, 3)

@@ -16,7 +16,7 @@ from conch.backends.base.arrays import Array
 from conch.convert.encoder import onnx_graph
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.libraries import describe_error, silence_libraries
-from conch.errors import internal
+from conch.core.errors import internal
 
 #: The opset that the newer exporter writes without conversion, and that ONNX Runtime 1.14, OpenVINO 2023 and TensorRT
 #: 8.6 read.

@@ -17,7 +17,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import original_tokenizer
 from conch.convert.libraries import load_pretrained, silence_libraries
-from conch.errors import internal, unsupported
+from conch.core.errors import internal, unsupported
 
 #: The class of transformers for the network of each task that an encoder completes in one pass.
 HEADS: Final[dict[str, str]] = {

@@ -11,7 +11,7 @@ import numpy as np
 from conch.backends.base.arrays import Array
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.libraries import silence_libraries
-from conch.errors import internal
+from conch.core.errors import internal
 
 #: The maximum difference of a graph with unchanged arithmetic, relative to the largest value (at least 1).
 TOLERANCE: Final = 1e-3

@@ -13,7 +13,7 @@ from typing import Any, Final
 from conch.convert.encoder import onnx_graph
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.libraries import describe_error, silence_libraries
-from conch.errors import unsupported
+from conch.core.errors import unsupported
 
 # ONNX Runtime's CPU kernel of SkipLayerNormalization (normalized sum with the residual) adds one value at a time: 37 µs
 # for 16 x 384 values on the development machine, more than the preceding INT8 product.  The same arithmetic as a sum

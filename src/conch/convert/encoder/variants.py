@@ -19,7 +19,7 @@ from conch.convert.encoder import export, network, onnx_graph, optimise
 from conch.convert.encoder import export as openvino
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.variant import BuiltVariant, FailedVariant
-from conch.errors import invalid, unsupported
+from conch.core.errors import invalid, unsupported
 from conch.machine.cores import cpu_flags
 
 #: Operators that benefit from INT8: products.  Embeddings are looked up, not multiplied.

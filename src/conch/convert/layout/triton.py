@@ -13,7 +13,7 @@ import numpy as np
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.pooling import PoolingPlan
 from conch.convert.layout.huggingface import INSTANCE_KIND, checkpoint_files, copy, parameter_lines, quoted
-from conch.errors import unsupported
+from conch.core.errors import unsupported
 
 # Weights outside of the graph are not changed, and must be beside the edited graph with the same name.
 

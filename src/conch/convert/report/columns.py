@@ -12,8 +12,8 @@ from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.convert.measure import by_shape, speed_up
 from conch.convert.variant import REFERENCE
 from conch.convert.verdict import NOT_ASKED_FOR, interference
-from conch.sampling import TEXT_GENERATION
-from conch.texts.shapes import Shape
+from conch.core.sampling import TEXT_GENERATION
+from conch.measure.texts.shapes import Shape
 
 _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
 #: The figures of batch invariance in a variant's agreement.

@@ -18,10 +18,10 @@ from conch.convert.report.columns import notation_of, shapes, title
 from conch.convert.report.document import facts, log_lines
 from conch.convert.variant import REFERENCE
 from conch.convert.verdict import NOT_ASKED_FOR
-from conch.extras import load
-from conch.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
-from conch.reports.numbers import NONE, bytes_of, significant
-from conch.reports.page import (
+from conch.machine.extras import load
+from conch.measure.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
+from conch.measure.reports.numbers import NONE, bytes_of, significant
+from conch.measure.reports.page import (
     Block,
     Bullets,
     Chart,
@@ -38,7 +38,7 @@ from conch.reports.page import (
     Tiles,
     Tone,
 )  # fmt: skip
-from conch.texts.shapes import Shape
+from conch.measure.texts.shapes import Shape
 
 #: Smaller differences are rounding, and are drawn at this value.
 LEAST: Final = 1e-6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conch.checkpoints.manifest import FILENAME, Manifest
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 
 def written_manifest(folder: Path) -> Manifest:

@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from conch.core.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.deploy.ray.application import application
 from conch.deploy.ray.planning import INGRESS, REGISTRY, DeploymentPlan, RayOptions
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
-from conch.errors import ConchError, internal, invalid, one_line, unavailable
-from conch.extras import require
+from conch.machine.extras import require
 
 #: The polling interval (s), and the timeout of a registry call (s).
 POLL_SECONDS: Final = 0.5

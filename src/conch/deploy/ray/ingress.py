@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from conch.app import Application
+from conch.core.errors import ConchError, one_line
 from conch.deploy.ray.planning import INGRESS
 from conch.deploy.ray.registry import WATCH_SECONDS, IngressRecord, KnownReplicas, ReplicaRecord
 from conch.deploy.ray.remote_models import ClusterModel, IngressRepository, cluster_models
-from conch.errors import ConchError, one_line
+from conch.library.app import Application
 from conch.library.flags import plan
 from conch.library.loop_thread import LoopThread
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from conch import __version__
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.repository.roots import read_place
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.urls import StoreUrl

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from conch.core.errors import ConchError, one_line
 from conch.deploy.ray.registry import DEREGISTER_SECONDS, REGISTER_SECONDS, ReplicaRecord, ServedModel
 from conch.deploy.ray.scaling import IN_FLIGHT
-from conch.errors import ConchError, one_line
 from conch.library.server import Server
 
 LOG: Final = logging.getLogger("conch")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
+from conch.core.tensors import Buffer
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.intake import MessageIntake
 from conch.frontends.grpc.large import MAX_COMPRESSED_HERE, compress_large
@@ -31,7 +32,6 @@ from conch.frontends.grpc.status import (
 )
 from conch.http2 import Http2ErrorCode, Http2Stream
 from conch.server.models.on_demand import LoadNeeded
-from conch.tensors import Buffer
 
 # A call creates an ``Outbox`` for its first message that is compressed elsewhere; runs on the event loop.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from conch import logs
-from conch.inference import InferRequest
+from conch.core.inference import InferRequest
+from conch.machine import logs
 
 #: Triton's names of the kinds of calls.
 Handler = Literal["ModelInferHandler", "ModelStreamInferHandler"]

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import UnaryCall
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
@@ -23,7 +24,6 @@ from conch.frontends.yielding import YieldingLister
 from conch.http2 import Http2Stream
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
-from conch.tensors import Buffer
 from conch.wire.grpc import control
 from conch.wire.grpc import control as trace_setting
 

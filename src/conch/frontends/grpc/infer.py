@@ -10,7 +10,9 @@ from functools import partial
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import internal, unsupported
+from conch.core.errors import internal, unsupported
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import UnaryCall
 from conch.frontends.grpc.cancellation import cancel_requests, log_early_cancellation, log_skipped_response
 from conch.frontends.grpc.context import ServingContext
@@ -19,11 +21,9 @@ from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.traced import begin_trace
 from conch.http2 import Http2Stream
-from conch.inference import InferRequest, InferResponse
 from conch.server.cached_messages import MOST_MESSAGE_BYTES
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
-from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import GrpcOutputPlan, decode_infer, encode_infer
 from conch.wire.regions import NO_REGIONS

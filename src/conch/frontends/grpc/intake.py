@@ -10,14 +10,14 @@ from collections.abc import Awaitable
 from time import monotonic
 from typing import Any, Final
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
+from conch.core.tensors import Buffer
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.budget import SMALL, BudgetWait, ByteBudget
 from conch.frontends.grpc.large import inflate_here
 from conch.frontends.grpc.messages import NOTHING_READ, PREFIX, MessageReader, whole_message
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.http2 import MESSAGE_WINDOW, STREAM_WINDOW, Http2Stream
-from conch.tensors import Buffer
 
 #: Calls that hold at most this (bytes) are never refused for lack of budget, for example health checks.
 _TINY: Final = 1 << 10

@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
+from conch.core.tensors import Buffer
 from conch.frontends.grpc.messages import WBITS, decompress, encode
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.frontends.offloading.pool import Codec
 from conch.frontends.offloading.requests import decode_grpc, has_many_strings
-from conch.tensors import Buffer
-from conch.threads import compute
+from conch.machine.threads import compute
 from conch.wire.grpc.fields import split_message
 from conch.wire.grpc.infer import sent_inputs
 

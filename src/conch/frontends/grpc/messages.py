@@ -12,10 +12,10 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct
 from typing import Final
 
-from conch.errors import invalid
+from conch.core.errors import invalid
+from conch.core.tensors import Buffer
 from conch.frontends.grpc.status import CallFault, Status
 from conch.http2 import STREAM_WINDOW
-from conch.tensors import Buffer
 
 PREFIX: Final = Struct(">BI")
 #: Maximum size of a message in either direction (bytes), the limit of the protocol buffers library.

@@ -15,13 +15,13 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescripto
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
+from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.large import MAX_HERE, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.http2 import Http2Stream
-from conch.tensors import Buffer
 
 VERSIONS: Final = ("v1", "v1alpha")
 #: Bytes of responses that may be unread before further requests wait.

@@ -1,6 +1,6 @@
 """The gRPC front end: listens, tracks its connections, and drains them at shutdown.
 
-:mod:`conch.app` starts and stops it; runs on the event loop.
+:mod:`conch.library.app` starts and stops it; runs on the event loop.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from conch import logs
-from conch.errors import ConchError, unavailable
+from conch.core.errors import ConchError, unavailable
+from conch.core.tensors import Buffer
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.grpc.calls import Call, UnaryCall
@@ -32,12 +32,12 @@ from conch.frontends.grpc.stream_infer import StreamInferCall
 from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.pool import Codec
 from conch.http2 import IGNORE, MAX_HEADER_LIST, Field, Http2Stream, StreamHandler
+from conch.machine import logs
 from conch.server.core import InferenceServer
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.registry import ClientRegions
 from conch.server.regions.system import SystemRegion
 from conch.settings import Restriction
-from conch.tensors import Buffer
 
 # Created once from the settings; does no I/O.
 

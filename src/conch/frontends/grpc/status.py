@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.http2 import encode_headers
 
 #: Triton's message for an invalid or incomplete protocol buffer.

@@ -15,7 +15,9 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import ConchError, internal
+from conch.core.errors import ConchError, internal
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.cancellation import cancel_requests, log_skipped_response
 from conch.frontends.grpc.context import ServingContext
@@ -25,10 +27,8 @@ from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import Status
 from conch.frontends.grpc.traced import begin_trace
 from conch.http2 import Http2ErrorCode, Http2Stream
-from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
-from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (
     GrpcOutputPlan,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
+from conch.core.inference import InferRequest
 from conch.frontends.grpc.calls import Call
-from conch.inference import InferRequest
 from conch.telemetry.tracing.trace import GRPC
 from conch.telemetry.tracing.tracing import Tracing
 

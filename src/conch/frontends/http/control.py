@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
-from conch.errors import invalid, unavailable, unsupported
+from conch.core.errors import invalid, unavailable, unsupported
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client

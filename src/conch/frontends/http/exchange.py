@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
+from conch.core.tensors import Buffer
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.budget import ByteBudget
-from conch.tensors import Buffer
 
 #: Content type of JSON responses.
 JSON: Final = (b"Content-Type", b"application/json")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conch.errors import unsupported
+from conch.core.errors import unsupported
+from conch.core.inference import InferRequest
+from conch.core.tensors import Buffer
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import (
@@ -23,11 +25,9 @@ from conch.frontends.http.tasks import ExchangeTasks, content_encoding, given_up
 from conch.frontends.http.traced import begin_trace
 from conch.frontends.offloading import requests as large
 from conch.frontends.offloading.pool import LARGE, Codec
-from conch.inference import InferRequest
 from conch.server.cached_messages import MOST_MESSAGE_BYTES
 from conch.server.core import InferenceServer
 from conch.server.model import Model
-from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.generate import decode_document, decode_generate, read_document
 from conch.wire.json.generate_texts import decode_texts

@@ -12,7 +12,9 @@ from functools import partial
 from time import time
 from typing import Final
 
-from conch.errors import Code, ConchError, internal
+from conch.core.errors import Code, ConchError, internal
+from conch.core.inference import InferRequest, InferResponse, ModelSignature
+from conch.core.tensors import WireTensor
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_status import STATUS, refuse
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
@@ -21,12 +23,10 @@ from conch.frontends.http.traced import begin_trace
 from conch.frontends.offloading import answers as large
 from conch.frontends.offloading.pool import LARGE, Codec
 from conch.frontends.offloading.requests import decode_openai
-from conch.inference import InferRequest, InferResponse, ModelSignature
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.telemetry.tracing.tracing import Tracing
-from conch.tensors import WireTensor
 from conch.wire.openai.answering import Answer, AnswerPlan, event
 from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingPlan, wanted_outputs
 from conch.wire.openai.endpoints import ENDPOINTS

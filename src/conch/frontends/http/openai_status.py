@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import RETRY
 from conch.frontends.http.status import STATUS as HTTP_STATUS

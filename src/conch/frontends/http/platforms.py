@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Final, Protocol
 from urllib.parse import quote, unquote
 
-from conch.errors import ConchError, invalid, not_found
+from conch.core.errors import ConchError, invalid, not_found
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
 from conch.server.core import InferenceServer

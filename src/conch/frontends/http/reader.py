@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import httptools
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 from conch.frontends.admission import Admission, AdmissionResult
 from conch.frontends.budget import SMALL, BudgetWait
 from conch.frontends.http.exchange import ExchangeOwner, HttpExchange

@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from conch.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import Buffer
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import STATUS, refuse
 from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
 from conch.frontends.http.traced import begin_trace
 from conch.frontends.offloading import answers as large
 from conch.frontends.offloading.pool import Codec
-from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.telemetry.tracing.tracing import Tracing
-from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.control import error_body
 from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout, encode_generate, server_sent_event

@@ -16,8 +16,7 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from conch import logs
-from conch.errors import Code, ConchError, invalid
+from conch.core.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.exposure import is_local
 from conch.frontends.http.control import ControlRoutes, RegionRoutes
@@ -28,6 +27,7 @@ from conch.frontends.http.openai_status import refuse as refuse_openai
 from conch.frontends.http.status import refuse as refuse_kserve
 from conch.frontends.offloading.pool import Codec
 from conch.frontends.yielding import YieldingLister
+from conch.machine import logs
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
 

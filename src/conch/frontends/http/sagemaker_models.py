@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from conch.errors import Code, ConchError, invalid
+from conch.core.errors import Code, ConchError, invalid
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.platforms import not_loaded
 from conch.frontends.http.routes import HttpEndpoint

@@ -9,7 +9,8 @@ from ssl import SSLContext
 from time import monotonic
 from typing import Final
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
+from conch.core.tensors import Buffer
 from conch.frontends.admission import AdmissionResult, descriptor_of
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.reader import HttpApplication, RequestReader
@@ -20,7 +21,6 @@ from conch.frontends.listening import listen
 from conch.frontends.yielding import YieldingLister
 from conch.telemetry.metrics import Registry
 from conch.telemetry.traffic import Reason
-from conch.tensors import Buffer
 
 # Runs on the event loop as an ``asyncio.Protocol``; its ``RequestReader`` parses the received bytes. A request reaches
 # the application once it has arrived in full, the next one of the same connection after the response, at most one per

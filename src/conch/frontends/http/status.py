@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.wire.compression import ACCEPTED, UNSUPPORTED_COMPRESSION
 from conch.wire.json.control import error_body

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from conch.errors import ConchError, internal
+from conch.core.errors import ConchError, internal
+from conch.core.tensors import Buffer
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.offloading.pool import LARGE
-from conch.tensors import Buffer
 from conch.wire import compression
 
 LOG = logging.getLogger("conch")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import Final
 
+from conch.core.inference import InferRequest
 from conch.frontends.http.exchange import HttpExchange
-from conch.inference import InferRequest
 from conch.telemetry.tracing.trace import HTTP
 from conch.telemetry.tracing.tracing import Tracing
 

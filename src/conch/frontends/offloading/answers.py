@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import Buffer
 from conch.frontends.offloading.encode import responses_document
 from conch.frontends.offloading.memory import Header
 from conch.frontends.offloading.pool import LARGE, Codec
-from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
-from conch.tensors import Buffer
 from conch.wire.json.generate import Layout
 from conch.wire.json.infer import JsonOutputPlan
 from conch.wire.openai.embeddings import EmbeddingPlan

@@ -11,7 +11,10 @@ from dataclasses import asdict
 from math import prod
 from typing import Any, Final
 
-from conch.errors import invalid
+from conch.core.errors import invalid
+from conch.core.inference import InferRequest, ModelSignature, ignore
+from conch.core.tensors import Buffer
+from conch.core.validation import validate_request
 from conch.frontends.offloading.documents import (
     MOST_PARAMETERS,
     BodySpan,
@@ -22,9 +25,6 @@ from conch.frontends.offloading.documents import (
     tensor_documents,
 )
 from conch.frontends.offloading.memory import Header
-from conch.inference import InferRequest, ModelSignature, ignore
-from conch.tensors import Buffer
-from conch.validation import validate_request
 from conch.wire import compression
 from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, decode_document, read_document

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from sys import maxsize
 from typing import Any, Final
 
-from conch.errors import Code, ConchError, clipped, invalid
-from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
-from conch.tensors import Buffer, WireTensor
+from conch.core.errors import Code, ConchError, clipped, invalid
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import Buffer, WireTensor
 from conch.wire.openai.errors import ApiError
 from conch.wire.regions import NO_REGIONS, Regions
 

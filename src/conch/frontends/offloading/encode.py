@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from conch.core.inference import InferRequest, InferResponse, SharedTensors, ignore
+from conch.core.tensors import Buffer
 from conch.frontends.offloading.decode import Ask, Result, Work
 from conch.frontends.offloading.documents import read_tensors, tensor_documents
 from conch.frontends.offloading.memory import Header, split
-from conch.inference import InferRequest, InferResponse, SharedTensors, ignore
-from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.generate import Layout, encode_generate
 from conch.wire.json.generate_texts import encode_texts

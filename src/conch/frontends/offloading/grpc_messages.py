@@ -12,11 +12,11 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from conch.errors import internal, invalid
+from conch.core.errors import internal, invalid
+from conch.core.tensors import CONFIG_NAME, Buffer
+from conch.core.validation import count_strings
 from conch.frontends.offloading.decode import Ask, Result, Work
 from conch.frontends.offloading.memory import Header
-from conch.tensors import CONFIG_NAME, Buffer
-from conch.validation import count_strings
 from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.infer import sent_inputs
 

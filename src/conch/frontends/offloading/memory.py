@@ -16,8 +16,8 @@ from struct import Struct
 from types import TracebackType
 from typing import Any, Final
 
-from conch.errors import unavailable
-from conch.tensors import Buffer
+from conch.core.errors import unavailable
+from conch.core.tensors import Buffer
 from conch.workers.child.memory import anonymous_file
 
 Header = dict[str, Any]

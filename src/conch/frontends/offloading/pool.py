@@ -20,15 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from conch.errors import ConchError, internal, invalid, unavailable
+from conch.core.errors import ConchError, internal, invalid, unavailable
+from conch.core.tensors import Buffer
 from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import memory
 from conch.frontends.offloading.documents import read_error
 from conch.frontends.offloading.memory import Header, SharedMessage, split
 from conch.machine.activity import TICKS, activity
 from conch.machine.process_memory import resident_bytes
-from conch.tensors import Buffer
-from conch.threads import LastingExecutor
+from conch.machine.threads import LastingExecutor
 from conch.workers.host.spawn import SpawnedProcess
 
 # There are two processes. The first takes the oldest work, so that no work waits forever. The second takes the smallest

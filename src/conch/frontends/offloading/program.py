@@ -14,11 +14,11 @@ import sys
 import traceback
 from typing import Final, NoReturn
 
-from conch.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.tensors import Buffer
 from conch.frontends.offloading import decode, encode
 from conch.frontends.offloading.documents import error_document
 from conch.frontends.offloading.memory import Header, SharedMessage, receive
-from conch.tensors import Buffer
 from conch.workers.child.parentage import end_with_parent
 
 WORK: Final = {**decode.WORK, **encode.WORK}

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from conch.core.inference import InferRequest, InferResponse, ModelSignature
+from conch.core.tensors import Buffer, WireTensor
+from conch.core.validation import count_strings
 from conch.frontends.offloading.documents import read_request, read_tensors, signature_document
 from conch.frontends.offloading.memory import Header
 from conch.frontends.offloading.pool import LARGE, Codec
-from conch.inference import InferRequest, InferResponse, ModelSignature
-from conch.tensors import Buffer, WireTensor
-from conch.validation import count_strings
 from conch.wire.compression import is_identity
 from conch.wire.json.control import LoadParameters
 from conch.wire.json.generate import Layout

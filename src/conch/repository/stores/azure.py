@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from conch import extras
-from conch.errors import invalid
+from conch.core.errors import invalid
+from conch.machine import extras
 from conch.repository.stores.credentials import credential, fields
 from conch.repository.stores.filesystem import FilesystemStore
 from conch.repository.stores.store import Redacted

@@ -22,7 +22,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any, Final
 
-from conch.errors import unavailable
+from conch.core.errors import unavailable
 from conch.repository.stores.store import RemoteFile
 
 try:

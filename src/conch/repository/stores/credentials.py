@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.config.reading import read_small
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.repository.stores.urls import StoreUrl
 
 _FILE: Final = "TRITON_CLOUD_CREDENTIAL_PATH"

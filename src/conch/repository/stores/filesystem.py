@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from conch import extras
-from conch.errors import ConchError
+from conch.core.errors import ConchError
+from conch.machine import extras
 from conch.repository.stores.store import Arrived, Redacted, RemoteFile, explained
 from conch.repository.stores.urls import StoreUrl
 

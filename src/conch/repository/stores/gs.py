@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conch import extras
-from conch.errors import invalid
+from conch.core.errors import invalid
+from conch.machine import extras
 from conch.repository.stores.credentials import credential
 from conch.repository.stores.filesystem import FilesystemStore
 from conch.repository.stores.store import Redacted

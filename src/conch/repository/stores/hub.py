@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from conch import extras
-from conch.errors import ConchError, unavailable
+from conch.core.errors import ConchError, unavailable
+from conch.machine import extras
 from conch.repository.stores.store import Arrived, Redacted, RemoteFile, explained
 from conch.repository.stores.urls import StoreUrl
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 from conch.repository.fingerprint import Fingerprint, counts, fingerprint_of
 from conch.repository.names import is_directory_name
 from conch.repository.stores.store import RemoteFile

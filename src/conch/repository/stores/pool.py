@@ -13,7 +13,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from conch.errors import ConchError, unavailable
+from conch.core.errors import ConchError, unavailable
 
 _Result = TypeVar("_Result")
 _Work = tuple["Future[Any]", Callable[[], Any]] | None

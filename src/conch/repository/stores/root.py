@@ -23,7 +23,7 @@ from typing import Final
 from conch.config import pbtxt
 from conch.config.reading import read_small
 from conch.config.schema import ModelConfig, is_ensemble
-from conch.errors import ConchError, internal, one_line, unavailable
+from conch.core.errors import ConchError, internal, one_line, unavailable
 from conch.repository.errors import NotFoundError
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.located import Inventory, Located

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from conch import extras
+from conch.machine import extras
 from conch.repository.stores.credentials import credential, fields
 from conch.repository.stores.filesystem import FilesystemStore
 from conch.repository.stores.store import Redacted, RemoteFile

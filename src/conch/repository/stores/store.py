@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from conch.errors import Code, ConchError, invalid, one_line
+from conch.core.errors import Code, ConchError, invalid, one_line
 
 #: Called with the number of bytes received since the last call; raises to abort a copy that is no longer needed.
 Arrived = Callable[[int], None]

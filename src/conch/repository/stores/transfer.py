@@ -15,7 +15,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Final
 
-from conch.errors import Code, ConchError, internal, unavailable
+from conch.core.errors import Code, ConchError, internal, unavailable
 from conch.repository.stores.pool import DaemonPool
 from conch.repository.stores.store import RemoteFile, Store
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 #: Valid forms of a URL, by scheme.
 FORMS: Final = {

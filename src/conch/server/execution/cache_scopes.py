@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from conch.caching.cache import CacheScope, NoEntries, ResponseCache
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.identity import Dependency, Identity, identity_of, joint_identity
 from conch.repository.model_files import ModelFiles
+from conch.server.caching.cache import CacheScope, NoEntries, ResponseCache
 from conch.server.execution.dispatch import Dispatcher
 from conch.server.model import Model
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, Final, cast
 
-from conch.caching.cache import CacheScope
-from conch.caching.entries import CachedResponse, kept
-from conch.caching.keys import input_bytes, request_key
-from conch.caching.local import LocalScope
-from conch.errors import ConchError, cancelled
-from conch.inference import InferRequest, InferResponse
-from conch.schedulers.ordering import InOrder
+from conch.core.errors import ConchError, cancelled
+from conch.core.inference import InferRequest, InferResponse
+from conch.machine.threads import compute
 from conch.server.cached_messages import CachedMessages
+from conch.server.caching.cache import CacheScope
+from conch.server.caching.entries import CachedResponse, kept
+from conch.server.caching.keys import input_bytes, request_key
+from conch.server.caching.local import LocalScope
 from conch.server.model import Executor
+from conch.server.schedulers.ordering import InOrder
 from conch.telemetry.statistics import ModelStatistics
-from conch.threads import compute
 from conch.workers.host.process import WorkerProcess
 
 #: Maximum size of inputs that are hashed on the event loop (bytes); hashing larger ones takes milliseconds, in a

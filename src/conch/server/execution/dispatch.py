@@ -14,14 +14,14 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from conch import logs
-from conch.errors import ConchError, internal
-from conch.inference import InferRequest, InferResponse
-from conch.schedulers.batching import Scheduler
-from conch.schedulers.ordering import InOrder
+from conch.core.errors import ConchError, internal
+from conch.core.inference import InferRequest, InferResponse
+from conch.machine import logs
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.runtime_facts import RuntimeFacts, merged
+from conch.server.schedulers.batching import Scheduler
+from conch.server.schedulers.ordering import InOrder
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess

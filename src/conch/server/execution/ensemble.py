@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from conch import logs
-from conch.errors import Code, ConchError, cancelled
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ParameterValue
-from conch.tensors import WireTensor
+from conch.core.errors import Code, ConchError, cancelled
+from conch.core.inference import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferRequest,
+    InferResponse,
+    ModelSignature,
+    ParameterValue,
+)
+from conch.core.tensors import WireTensor
+from conch.machine import logs
 from conch.workers.host.process import WorkerProcess
 
 

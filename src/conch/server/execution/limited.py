@@ -10,12 +10,12 @@ from time import monotonic_ns
 from typing import Any
 
 from conch.config.schema import ModelConfig
-from conch.schedulers.rate_limiter import InstanceRateLimiter, LimitedInstance
 from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.resources import WorkersLimits
 from conch.server.execution.sequences import SequenceDispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
+from conch.server.schedulers.rate_limiter import InstanceRateLimiter, LimitedInstance
 from conch.workers.host.execution import Execution
 
 

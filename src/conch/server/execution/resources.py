@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from conch.config.schema import InstanceGroup, ModelConfig
-from conch.schedulers.rate_limiter import GLOBAL, InstanceRateLimiter, LimitedInstance, ResourceKey
 from conch.server.execution.starting import WorkerPlacement, instances_of
 from conch.server.execution.worker import SupervisedWorker
+from conch.server.schedulers.rate_limiter import GLOBAL, InstanceRateLimiter, LimitedInstance, ResourceKey
 
 
 def is_limited(config: ModelConfig) -> bool:

@@ -8,16 +8,16 @@ from typing import Any, Final
 from conch.backends.table import Backend, backend_of
 from conch.config.schema import InstanceGroup, ModelConfig, implementation, scheduler
 from conch.config.signature import parameters
-from conch.errors import invalid, unsupported
-from conch.inference import ModelSignature
-from conch.lengths import CPU_TOKENS, GPU_TOKENS
-from conch.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler, Scheduler
-from conch.schedulers.queue import QueuePolicy, RequestQueue
-from conch.schedulers.sequences.controls import ControlInputs
-from conch.schedulers.sequences.policy import sequence_policy
-from conch.schedulers.sequences.scheduler import SequenceScheduler
-from conch.schedulers.sequences.states import StateKeeper, StateTensor
-from conch.schedulers.tokens import TokenBatcher
+from conch.core.errors import invalid, unsupported
+from conch.core.inference import ModelSignature
+from conch.core.lengths import CPU_TOKENS, GPU_TOKENS
+from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler, Scheduler
+from conch.server.schedulers.queue import QueuePolicy, RequestQueue
+from conch.server.schedulers.sequences.controls import ControlInputs
+from conch.server.schedulers.sequences.policy import sequence_policy
+from conch.server.schedulers.sequences.scheduler import SequenceScheduler
+from conch.server.schedulers.sequences.states import StateKeeper, StateTensor
+from conch.server.schedulers.tokens import TokenBatcher
 
 #: Number of waiting requests at which a model's batcher starts; for tests, as in Triton.
 DELAY_SCHEDULER: Final = "TRITONSERVER_DELAY_SCHEDULER"

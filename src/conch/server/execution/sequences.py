@@ -11,13 +11,13 @@ from functools import partial
 from itertools import count
 from time import monotonic_ns
 
-from conch.errors import internal
-from conch.inference import SEQUENCE_START, InferRequest, InferResponse
-from conch.schedulers.sequences.scheduler import SequenceDecision, SequenceScheduler
-from conch.schedulers.sequences.slots import NullRequest
+from conch.core.errors import internal
+from conch.core.inference import SEQUENCE_START, InferRequest, InferResponse
 from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
+from conch.server.schedulers.sequences.scheduler import SequenceDecision, SequenceScheduler
+from conch.server.schedulers.sequences.slots import NullRequest
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.execution import Execution
 

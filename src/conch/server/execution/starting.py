@@ -18,7 +18,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from conch import logs
 from conch.backends.table import BACKENDS
 from conch.config import render
 from conch.config.problem import refuse
@@ -26,15 +25,16 @@ from conch.config.reading import read_small
 from conch.config.schema import InstanceGroup, ModelConfig, datatype, implementation
 from conch.config.signature import parameters
 from conch.config.validate_instances import warmup_problems, warmup_size_problem
-from conch.errors import ConchError, internal, invalid
-from conch.inference import InferRequest, InferResponse, ignore
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.inference import InferRequest, InferResponse, ignore
+from conch.core.tensors import ELEMENT_SIZE, WireTensor
+from conch.machine import logs
 from conch.machine.gpus import environment_for
 from conch.machine.process_memory import resident_bytes
 from conch.repository.model_files import ModelFiles
 from conch.server.execution.load_slots import ReleaseLoadSlot
 from conch.server.execution.worker_timeouts import with_stub_timeout
 from conch.server.runtime_facts import sentence
-from conch.tensors import ELEMENT_SIZE, WireTensor
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments, activated
 from conch.workers.host.process import WorkerProcess

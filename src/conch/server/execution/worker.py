@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from conch.errors import ConchError
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import ConchError
+from conch.core.inference import InferRequest, InferResponse
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.runtime_facts import RuntimeFacts
 from conch.workers.host.execution import Execution

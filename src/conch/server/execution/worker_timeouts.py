@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.settings import Settings
 from conch.workers.host.liveness import WorkerTimeouts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.errors import NotFoundError
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository

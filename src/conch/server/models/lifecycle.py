@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import circular_dependency, cycle_of
-from conch.errors import Code, ConchError, unavailable
+from conch.core.errors import Code, ConchError, unavailable
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError, without_directories
 from conch.repository.fingerprint import ExternalFiles, take_external
 from conch.repository.model_files import ModelFiles

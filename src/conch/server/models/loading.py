@@ -14,7 +14,6 @@ from time import monotonic_ns, time_ns
 from typing import Any, Protocol
 
 from conch.backends.table import BACKENDS, backend_of
-from conch.caching.cache import ResponseCache
 from conch.config.complete import complete_ensemble, merge_completion
 from conch.config.effects import ineffective_problems
 from conch.config.problem import refuse
@@ -28,10 +27,7 @@ from conch.repository.fingerprint import ExternalFiles, take_external
 from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.model_files import ModelFiles
 from conch.repository.naming import qualified
-from conch.schedulers.ordering import InOrder
-from conch.schedulers.rate_limiter import InstanceRateLimiter
-from conch.schedulers.sequences.scheduler import SequenceScheduler
-from conch.schedulers.sequences.states import StateTensor
+from conch.server.caching.cache import ResponseCache
 from conch.server.concurrency import gather_all
 from conch.server.execution.cache_scopes import EnsembleCacheScope, entries_of, version_identity
 from conch.server.execution.caching import CachedExecutor, repeats_of, uncached
@@ -53,6 +49,10 @@ from conch.server.execution.sequences import SequenceDispatcher
 from conch.server.execution.starting import WorkerPlacement, WorkerStarter, compare_placements, placements_of
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Executor, Model, origins_of
+from conch.server.schedulers.ordering import InOrder
+from conch.server.schedulers.rate_limiter import InstanceRateLimiter
+from conch.server.schedulers.sequences.scheduler import SequenceScheduler
+from conch.server.schedulers.sequences.states import StateTensor
 from conch.settings import Settings, by_scope
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.bls import BlsServer

@@ -19,16 +19,16 @@ from conch.backends.table import BACKENDS
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
-from conch.errors import ConchError, unavailable
+from conch.core.errors import ConchError, unavailable
 from conch.machine.memory import FreeMemory, free_memory, mebibytes
 from conch.machine.process_memory import ProcessReader
+from conch.machine.threads import compute
 from conch.repository.model_files import ModelFiles
 from conch.repository.weights import WeightFiles, find_weights
 from conch.server.execution.starting import placements_of
 from conch.server.model import Model
 from conch.server.models.states import ModelTable
 from conch.telemetry.memory import ModelMemory, together
-from conch.threads import compute
 
 LOG = logging.getLogger("conch")
 

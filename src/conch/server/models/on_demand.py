@@ -15,8 +15,8 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from conch.errors import Code, ConchError, invalid, not_found, one_line
-from conch.inference import ModelSignature
+from conch.core.errors import Code, ConchError, invalid, not_found, one_line
+from conch.core.inference import ModelSignature
 from conch.machine.memory import read_size, usable_memory
 from conch.repository.errors import NotFoundError, without_directories
 from conch.repository.names import is_directory_name

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from conch.config.complete import RUNTIME_FACT_PREFIX
 from conch.config.schema import ModelConfig
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 #: Configuration fields that select the code that runs or the files that it loads.
 _FIELDS: Final = (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.changes import Watch
 from conch.repository.errors import PollError
 from conch.repository.scan import ModelRepository

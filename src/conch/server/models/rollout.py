@@ -15,7 +15,7 @@ from functools import partial
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, is_ensemble, with_placement, without_placement
 from conch.config.validate_ensemble import step_model_not_loaded, step_model_not_valid, version_problem
-from conch.errors import Code, ConchError, internal, invalid
+from conch.core.errors import Code, ConchError, internal, invalid
 from conch.repository.errors import without_directories
 from conch.repository.fingerprint import Fingerprint, take_external
 from conch.repository.model_files import ModelFiles

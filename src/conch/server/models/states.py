@@ -13,7 +13,7 @@ from typing import Final
 
 from conch.config.reading import shown_name
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, invalid, not_found, unavailable
+from conch.core.errors import ConchError, invalid, not_found, unavailable
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.naming import Naming
 from conch.repository.override import UploadedModel

@@ -10,8 +10,8 @@ import ctypes
 from functools import cache
 from typing import Any, Final
 
-from conch.errors import ConchError, internal, invalid
-from conch.tensors import Buffer
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.tensors import Buffer
 
 #: The size of a handle, ``cudaIpcMemHandle_t`` (bytes).
 HANDLE_SIZE: Final = 64

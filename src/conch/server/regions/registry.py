@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from conch.errors import Code, ConchError, invalid, not_found, unavailable, unsupported
+from conch.core.errors import Code, ConchError, invalid, not_found, unavailable, unsupported
+from conch.core.tensors import Buffer, Loan, StoredData
 from conch.machine.process_memory import children_of
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.system import SystemRegion
-from conch.tensors import Buffer, Loan, StoredData
 from conch.wire.regions import Regions, unknown_region
 from conch.workers.child.packing import INLINE_LIMIT
 

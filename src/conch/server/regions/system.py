@@ -12,8 +12,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from conch.errors import ConchError, internal, invalid
-from conch.tensors import Buffer, Loan
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.tensors import Buffer, Loan
 from conch.workers.child.lending import read_at, write_at
 
 #: The directory of named shared memory on Linux.

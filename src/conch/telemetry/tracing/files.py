@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
+from conch.core.tensors import ELEMENT_SIZE, NATIVE_FORMAT, WireTensor, split_bytes
+from conch.machine.threads import LastingExecutor
 from conch.telemetry.tracing.trace import Trace, TracedRequest
-from conch.tensors import ELEMENT_SIZE, NATIVE_FORMAT, WireTensor, split_bytes
-from conch.threads import LastingExecutor
 
 
 def data_text(tensor: WireTensor) -> str:

@@ -13,8 +13,8 @@ from itertools import count
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
-from conch.inference import InferRequest, InferResponse, OnResponse
-from conch.tensors import WireTensor
+from conch.core.inference import InferRequest, InferResponse, OnResponse
+from conch.core.tensors import WireTensor
 
 _ids = count(1)
 

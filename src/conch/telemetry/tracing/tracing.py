@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from conch.extras import require
-from conch.inference import InferRequest
+from conch.core.inference import InferRequest
+from conch.machine.extras import require
 from conch.telemetry.tracing.files import TraceFile
 from conch.telemetry.tracing.parents import caller_of
 from conch.telemetry.tracing.trace import FrontendMoments, Trace, TracedRequest

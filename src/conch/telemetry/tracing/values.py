@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
-from conch.errors import invalid
+from conch.core.errors import invalid
 
 TraceMode = Literal["triton", "opentelemetry"]
 

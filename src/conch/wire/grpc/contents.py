@@ -10,8 +10,8 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import invalid
-from conch.tensors import ELEMENT_SIZE, NATIVE_FORMAT, pack_bytes
+from conch.core.errors import invalid
+from conch.core.tensors import ELEMENT_SIZE, NATIVE_FORMAT, pack_bytes
 
 #: The field of each datatype; FP16 and BF16 have none.
 FIELD: Final = {

@@ -15,8 +15,8 @@ from google.protobuf import json_format
 from tritonclient.grpc import service_pb2
 
 from conch.config.schema import ModelConfig
-from conch.errors import invalid, unsupported
-from conch.logs import FORMATS, LogSettings
+from conch.core.errors import invalid, unsupported
+from conch.machine.logs import FORMATS, LogSettings
 from conch.wire.trace_numbers import NUMBERS, field, read_levels, read_number, refuse_file
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from conch.tensors import Buffer
+from conch.core.tensors import Buffer
 
 #: The key (field number and wire type) of ``raw_input_contents``.
 _RAW_INPUT_CONTENTS: Final = 7 << 3 | 2

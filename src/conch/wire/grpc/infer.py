@@ -13,9 +13,9 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import clipped, invalid
-from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
-from conch.tensors import CONFIG_NAME, Buffer, WireTensor
+from conch.core.errors import clipped, invalid
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.core.tensors import CONFIG_NAME, Buffer, WireTensor
 from conch.wire.classification import classify
 from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.fields import varint
@@ -60,7 +60,7 @@ def decode_infer(
     """Decode a request to the model of ``signature``, and the form of its response.
 
     ``raw`` are the raw contents if they were extracted from the message; ``elements`` are the numbers of elements of
-    BYTES inputs that have been counted. The request is not yet checked against the model (:mod:`conch.validation` does
+    BYTES inputs that have been counted. The request is not yet checked against the model (:mod:`conch.core.validation` does
     that). Raises INVALID_ARG with Triton's messages for an invalid message.
     """
     request = InferRequest(message.model_name, {}, on_response, model_version=signature.version, id=message.id)

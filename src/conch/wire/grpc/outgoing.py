@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import Code, ConchError, internal, invalid
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
-from conch.tensors import ELEMENT_SIZE, Buffer, WireTensor
+from conch.core.errors import Code, ConchError, internal, invalid
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
+from conch.core.tensors import ELEMENT_SIZE, Buffer, WireTensor
 from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.fields import varint
 from conch.wire.grpc.parameters import EMPTY_FINAL, FINAL_RESPONSE, response_parameter

@@ -10,8 +10,8 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import invalid
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue
+from conch.core.errors import invalid
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue
 from conch.wire.regions import OFFSET, REGION, SIZE
 
 Parameters = Mapping[str, service_pb2.InferParameter]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from conch.errors import clipped, internal, invalid, unavailable, unsupported
-from conch.logs import FORMATS
-from conch.tensors import Buffer
+from conch.core.errors import clipped, internal, invalid, unavailable, unsupported
+from conch.core.tensors import Buffer
+from conch.machine.logs import FORMATS
 from conch.wire.json import text
 
 _FILE: Final = "file:"

@@ -15,9 +15,9 @@ from math import prod
 from typing import Any, Final
 
 from conch.config.signature import no_such_input
-from conch.errors import ConchError, invalid
-from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue, TensorSpec
-from conch.tensors import Buffer, WireTensor
+from conch.core.errors import ConchError, invalid
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue, TensorSpec
+from conch.core.tensors import Buffer, WireTensor
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 from conch.wire.json.infer import MAX_INPUT_SIZE, as_parameter, check_json_size

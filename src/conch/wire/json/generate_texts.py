@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from conch.errors import invalid
-from conch.inference import InferRequest, InferResponse, ModelSignature
+from conch.core.errors import invalid
+from conch.core.inference import InferRequest, InferResponse, ModelSignature
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 from conch.wire.json.generate import decode_document

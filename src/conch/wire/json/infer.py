@@ -13,9 +13,16 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from conch.errors import ConchError, invalid
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ParameterValue
-from conch.tensors import ELEMENT_SIZE, MAX_ELEMENTS, Buffer, WireTensor, format_shape
+from conch.core.errors import ConchError, invalid
+from conch.core.inference import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferRequest,
+    InferResponse,
+    ModelSignature,
+    ParameterValue,
+)
+from conch.core.tensors import ELEMENT_SIZE, MAX_ELEMENTS, Buffer, WireTensor, format_shape
 from conch.wire.classification import classify
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
@@ -219,7 +226,7 @@ def decode_infer(
     """Decode a request, and the form of its response.
 
     ``header_length`` comes from :func:`parse_header_length`. The request is not yet checked against the model
-    (:mod:`conch.validation` does that). Raises :class:`ConchError` with Triton's messages and codes for an invalid
+    (:mod:`conch.core.validation` does that). Raises :class:`ConchError` with Triton's messages and codes for an invalid
     body.
     """
     if header_length == 0 or (header_length is None and not body):

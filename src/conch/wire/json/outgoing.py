@@ -10,9 +10,9 @@ from math import prod
 from typing import Any, Final
 from urllib.parse import quote
 
-from conch.errors import Code, ConchError, internal
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
-from conch.tensors import Buffer, WireTensor
+from conch.core.errors import Code, ConchError, internal
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
+from conch.core.tensors import Buffer, WireTensor
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 

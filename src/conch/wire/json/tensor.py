@@ -1,4 +1,4 @@
-"""Converts tensor data between JSON values and the bytes of a :class:`~conch.tensors.WireTensor`.
+"""Converts tensor data between JSON values and the bytes of a :class:`~conch.core.tensors.WireTensor`.
 
 Called by :mod:`conch.wire.json.infer` and :mod:`conch.wire.json.generate`; does no I/O. JSON arrays may be nested in
 any way: only the order of their elements matters.
@@ -10,8 +10,8 @@ from array import array
 from itertools import chain
 from typing import Any, Final
 
-from conch.errors import internal, invalid
-from conch.tensors import ELEMENT_SIZE, NATIVE_FORMAT, WireTensor, pack_bytes, split_bytes
+from conch.core.errors import internal, invalid
+from conch.core.tensors import ELEMENT_SIZE, NATIVE_FORMAT, WireTensor, pack_bytes, split_bytes
 from conch.wire.json import text
 
 _DATA: Final = "Unable to parse 'data'"

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import orjson
 
-from conch.errors import ConchError, internal, invalid
-from conch.tensors import Buffer
+from conch.core.errors import ConchError, internal, invalid
+from conch.core.tensors import Buffer
 from conch.wire.json import malformed
 
 MAX_DEPTH: Final = 100

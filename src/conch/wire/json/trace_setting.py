@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conch.tensors import Buffer
+from conch.core.tensors import Buffer
 from conch.wire.json import text
 from conch.wire.trace_numbers import NUMBERS, field, read_levels, read_number, refuse_file
 

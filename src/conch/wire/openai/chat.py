@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import orjson
 
-from conch.inference import ModelSignature
-from conch.sampling.parameters import MAX_LOGPROBS
-from conch.tensors import WireTensor
+from conch.core.inference import ModelSignature
+from conch.core.sampling.parameters import MAX_LOGPROBS
+from conch.core.tensors import WireTensor
 from conch.wire.openai.answering import Answer, AnswerPlan
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import generation_inputs

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.inference import ModelSignature
-from conch.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
-from conch.tensors import WireTensor
+from conch.core.inference import ModelSignature
+from conch.core.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
+from conch.core.tensors import WireTensor
 from conch.wire.openai.answering import Answer, AnswerPlan
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import generation_inputs

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import orjson
 
-from conch.errors import internal
-from conch.inference import InferResponse, ModelSignature
-from conch.tensors import WireTensor
+from conch.core.errors import internal
+from conch.core.inference import InferResponse, ModelSignature
+from conch.core.tensors import WireTensor
 from conch.wire.json.tensor import to_json
 from conch.wire.openai.completions import read_texts
 from conch.wire.openai.errors import ApiError

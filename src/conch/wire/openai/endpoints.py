@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from conch.inference import ModelSignature
+from conch.core.inference import ModelSignature
 from conch.wire.openai.chat import ChatRequest, read_chat
 from conch.wire.openai.completions import CompletionRequest, read_completion
 from conch.wire.openai.embeddings import EmbeddingRequest, read_embedding

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from conch.errors import Code, ConchError, clipped
+from conch.core.errors import Code, ConchError, clipped
 from conch.wire.json import text
 
 #: The ``type`` of errors by HTTP status; other 4xx are ``invalid_request_error``.

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import orjson
 
-from conch.errors import ConchError
-from conch.inference import ModelSignature
-from conch.sampling.parameters import PARAMETERS
-from conch.sampling.structures import GUIDE_TYPES
-from conch.sampling.values import Integer
-from conch.tensors import WireTensor
+from conch.core.errors import ConchError
+from conch.core.inference import ModelSignature
+from conch.core.sampling.parameters import PARAMETERS
+from conch.core.sampling.structures import GUIDE_TYPES
+from conch.core.sampling.values import Integer
+from conch.core.tensors import WireTensor
 from conch.wire.json.tensor import from_json
 from conch.wire.openai.errors import ApiError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from conch.inference import ModelSignature
+from conch.core.inference import ModelSignature
 from conch.wire.json import text
 from conch.wire.openai.errors import ApiError
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import orjson
 
-from conch.errors import did_you_mean, nearest
-from conch.tensors import Buffer
+from conch.core.errors import did_you_mean, nearest
+from conch.core.tensors import Buffer
 from conch.wire.json import text
 from conch.wire.json.malformed import nesting
 from conch.wire.openai.errors import ApiError

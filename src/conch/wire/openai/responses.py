@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import orjson
 
-from conch.errors import ConchError, internal
-from conch.inference import InferResponse
-from conch.tensors import WireTensor, split_bytes
+from conch.core.errors import ConchError, internal
+from conch.core.inference import InferResponse
+from conch.core.tensors import WireTensor, split_bytes
 from conch.wire.json.tensor import to_json
 
 #: Minimum log-probability, sent in place of minus infinity.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.sampling.parameters import MAX_SAMPLES, PARAMETERS
-from conch.sampling.structures import KINDS
-from conch.sampling.values import INT32
+from conch.core.sampling.parameters import MAX_SAMPLES, PARAMETERS
+from conch.core.sampling.structures import KINDS
+from conch.core.sampling.values import INT32
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.reading import Fields, wrong
 

@@ -13,8 +13,8 @@ from array import array
 from collections import deque
 from typing import Callable
 
-from conch.errors import internal
-from conch.tensors import Buffer
+from conch.core.errors import internal
+from conch.core.tensors import Buffer
 from conch.workers.child.frames import Frame, FrameReader, Header, encode_frame
 from conch.workers.child.memory import RegionMap, RegionPool
 from conch.workers.child.packing import Packer

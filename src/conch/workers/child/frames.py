@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from conch.errors import internal
-from conch.tensors import Buffer
+from conch.core.errors import internal
+from conch.core.tensors import Buffer
 
 Header = dict[str, Any]
 Frame = tuple[Header, bytearray]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from conch.tensors import Buffer
+from conch.core.tensors import Buffer
 
 
 class LentFile:

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Callable
 
-from conch.errors import ConchError, internal
-from conch.tensors import Loan
+from conch.core.errors import ConchError, internal
+from conch.core.tensors import Loan
 from conch.workers.child.frames import Header
 from conch.workers.child.lending import LentFile
 

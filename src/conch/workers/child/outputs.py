@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Callable
 
-from conch.tensors import PROTOCOL_NAME
+from conch.core.tensors import PROTOCOL_NAME
 
 #: Name, datatype, shape and data of an output.
 Output = tuple[str, str, Sequence[int], Any]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
-from conch.errors import internal
-from conch.tensors import ELEMENT_SIZE, Buffer, Loan, StoredData, WireTensor
+from conch.core.errors import internal
+from conch.core.tensors import ELEMENT_SIZE, Buffer, Loan, StoredData, WireTensor
 from conch.workers.child.lending import LentFile, OutputLoan
 from conch.workers.child.memory import RegionMap, RegionPool
 

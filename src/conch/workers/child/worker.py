@@ -121,7 +121,7 @@ class Worker:
 
     def serve(self) -> None:
         """Handle frames; does not return."""
-        from conch.errors import Code, ConchError
+        from conch.core.errors import Code, ConchError
 
         channel = self._channel
         while True:
@@ -172,7 +172,7 @@ class Worker:
 
     def _log_cause(self, error: Exception, heading: str) -> None:
         """Log the traceback of an unexpected or model exception; the client receives only its message."""
-        from conch.errors import ConchError
+        from conch.core.errors import ConchError
         from conch.workers.child.tracebacks import log_frame
 
         cause = error.__cause__ if isinstance(error, ConchError) else error

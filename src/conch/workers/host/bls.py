@@ -11,8 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
-from conch.errors import ConchError, internal
-from conch.inference import InferRequest, InferResponse, ParameterValue
+from conch.core.errors import ConchError, internal
+from conch.core.inference import InferRequest, InferResponse, ParameterValue
 from conch.workers.child.channel import Header
 from conch.workers.child.packing import Packer, Unpacker
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 
-from conch.errors import ConchError, internal
+from conch.core.errors import ConchError, internal
 from conch.telemetry.custom import MetricsHolder
 from conch.workers.child.channel import Header
 

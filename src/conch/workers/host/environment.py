@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from conch.errors import ConchError, internal
-from conch.temporary import TemporaryFolder
+from conch.core.errors import ConchError, internal
+from conch.machine.temporary import TemporaryFolder
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 #: The oldest Python version that workers support.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest, InferResponse
 from conch.workers.child.packing import Packer, Unpacker
 
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from conch.errors import ConchError
-from conch.inference import ignore
+from conch.core.errors import ConchError
+from conch.core.inference import ignore
 from conch.workers.child.channel import Endpoint, Frame, Message, write
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from conch.errors import ConchError, internal
+from conch.core.errors import ConchError, internal
 from conch.machine.activity import TICKS, Activity
 from conch.workers.child.heartbeat import HeartbeatSample
 

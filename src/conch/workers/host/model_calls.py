@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from conch.inference import InferRequest, ignore
+from conch.core.inference import InferRequest, ignore
 from conch.telemetry.custom import CustomMetrics
 from conch.workers.child.channel import Header
 from conch.workers.child.packing import Packer, Unpacker

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from conch.errors import ConchError
-from conch.inference import Holder, InferRequest
+from conch.core.errors import ConchError
+from conch.core.inference import Holder, InferRequest
 from conch.workers.child.packing import Packer
 from conch.workers.host.execution import description
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
-from conch import logs
-from conch.errors import Code, ConchError, internal, unavailable
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, internal, unavailable
+from conch.core.inference import InferRequest, InferResponse
+from conch.machine import logs
 from conch.workers.child.channel import Frame
 from conch.workers.child.heartbeat import SIZE, HeartbeatSample, read_heartbeat
 from conch.workers.child.packing import Packer, Unpacker

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from conch.errors import unavailable
+from conch.core.errors import unavailable
 from conch.machine import guard as program
 from conch.machine.activity import Activity, activity, children_activity
 from conch.telemetry.custom import CustomMetrics

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from conch.inference import ignore
+from conch.core.inference import ignore
 from conch.workers.child import worker as program
 from conch.workers.host.descriptors import restore_limit
 from conch.workers.host.output import WorkerOutput

@@ -24,7 +24,7 @@ from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
 from typing import Any, Final
 
-from conch import logs
+from conch.machine import logs
 from conch.workers.child.template import MAX_MESSAGE
 from conch.workers.host.output import WorkerOutput
 from conch.workers.host.spawn import ChildProcess, Spawn, SpawnedProcess, spawn_template

@@ -12,8 +12,8 @@ import pytest
 
 from conch.backends.base.arrays import Array, Request, Result, Strings, array_of
 from conch.backends.base.backend import BatchBackend, TensorBackend
-from conch.errors import ConchError, invalid
-from conch.tensors import WireTensor, pack_bytes, split_bytes
+from conch.core.errors import ConchError, invalid
+from conch.core.tensors import WireTensor, pack_bytes, split_bytes
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer, Unpacker
 

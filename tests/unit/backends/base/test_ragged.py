@@ -9,8 +9,8 @@ import pytest
 
 from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.base.backend import RaggedBatches
-from conch.errors import ConchError
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import ConchError
+from conch.core.tensors import WireTensor, pack_bytes
 
 
 def config(*, max_batch_size: int = 4, data_type: str = "TYPE_FP32", **more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 
 
 def finished(engine: GenerationEngine, *requests: EngineRequest) -> list[Progress]:

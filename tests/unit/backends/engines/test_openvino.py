@@ -13,9 +13,9 @@ pytest.importorskip("openvino_genai")
 pytest.importorskip("torch")
 
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress
-from conch.errors import ConchError
-from conch.sampling.parameters import Feature, SamplingParams
-from conch.sampling.structures import Structure
+from conch.core.errors import ConchError
+from conch.core.sampling.parameters import Feature, SamplingParams
+from conch.core.sampling.structures import Structure
 from tests.unit.backends.engines.driving import finished, generate
 from tests.unit.backends.engines.openvino_models import EOS, SIZES, VOCABULARY, export, greedy, llama, opened
 

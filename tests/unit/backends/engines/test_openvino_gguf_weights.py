@@ -19,7 +19,7 @@ from benchmarks.generation.k_quants import ENCODERS, encode
 from conch.backends.engines.openvino.gguf_weights import correct
 from conch.checkpoints.gguf.blocks import Blocks, read_blocks
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 ROWS, COLUMNS = 8, 512
 QUERIES = "blk.0.attn_q.weight"

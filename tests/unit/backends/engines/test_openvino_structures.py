@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conch.backends.engines.openvino.structures import check_structure
-from conch.errors import Code, ConchError
-from conch.sampling.structures import Structure
+from conch.core.errors import Code, ConchError
+from conch.core.sampling.structures import Structure
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import torch
 
 from conch.backends.generation.engine import EngineRequest
-from conch.sampling.parameters import Feature, SamplingParams
+from conch.core.sampling.parameters import Feature, SamplingParams
 from tests.unit.backends.engines.driving import finished_by_id, generate, tokens
 from tests.unit.backends.engines.transformers_models import MODELS, VOCABULARY, generated, opened, reference, write
 

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from conch.backends.generation.engine import EngineRequest
-from conch.errors import ConchError
-from conch.sampling.parameters import SamplingParams
+from conch.core.errors import ConchError
+from conch.core.sampling.parameters import SamplingParams
 from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
 from tests.unit.backends.engines.transformers_models import VOCABULARY, generated, opened, reference, write
 

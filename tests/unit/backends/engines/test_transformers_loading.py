@@ -21,8 +21,8 @@ from conch.backends.engines.transformers import loading
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
-from conch.errors import Code, ConchError
-from conch.sampling.parameters import Feature, SamplingParams
+from conch.core.errors import Code, ConchError
+from conch.core.sampling.parameters import Feature, SamplingParams
 from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
 from tests.unit.backends.engines.transformers_models import generated, opened, reference, write
 

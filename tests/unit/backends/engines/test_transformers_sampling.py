@@ -17,7 +17,7 @@ import torch
 from conch.backends.engines.transformers.batch import BatchRow
 from conch.backends.engines.transformers.sampling import adjust, choose, generator, logprobs
 from conch.backends.generation.engine import EngineRequest
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 from tests.unit.backends.engines.driving import finished_by_id, generate, tokens
 from tests.unit.backends.engines.transformers_models import generated, opened, reference
 

@@ -21,9 +21,9 @@ from conch.backends.generation.engine import EngineRequest, GenerationEngine
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
-from conch.errors import Code, ConchError
-from conch.sampling.parameters import Feature, SamplingParams
-from conch.sampling.structures import Structure
+from conch.core.errors import Code, ConchError
+from conch.core.sampling.parameters import Feature, SamplingParams
+from conch.core.sampling.structures import Structure
 from tests.unit.backends.engines.driving import finished, finished_by_id, tokens
 from tests.unit.backends.engines.transformers_models import opened, spec, write
 

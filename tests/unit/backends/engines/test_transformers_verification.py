@@ -15,7 +15,7 @@ import transformers
 from conch.backends.base.likeness import VERIFIED_TOKENS
 from conch.backends.engines.transformers import engine as engine_module
 from conch.backends.engines.transformers.cache import PaddedCache
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.unit.backends.engines.transformers_models import opened, write
 
 PROMPTS = [[5, 6], [7, 8, 9, 10, 11, 12, 13]]

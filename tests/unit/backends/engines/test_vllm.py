@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from conch import extras
 from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.backends.generation.service import BROKEN
 from conch.checkpoints.gguf.reader import GgufFile
-from conch.errors import Code, ConchError
-from conch.sampling.parameters import Feature
-from conch.sampling.parameters import SamplingParams as Sampling
-from conch.sampling.structures import Structure
+from conch.core.errors import Code, ConchError
+from conch.core.sampling.parameters import Feature
+from conch.core.sampling.parameters import SamplingParams as Sampling
+from conch.core.sampling.structures import Structure
+from conch.machine import extras
 
 
 @dataclass

@@ -13,9 +13,9 @@ from conch.backends.generation.engine import EngineRequest, EngineUsage, Generat
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
-from conch.errors import invalid
-from conch.sampling.parameters import Feature
-from conch.sampling.structures import Structure
+from conch.core.errors import invalid
+from conch.core.sampling.parameters import Feature
+from conch.core.sampling.structures import Structure
 
 EOS = 0
 

@@ -14,8 +14,8 @@ from conch.backends.generation.backend import LONG_REQUEST, GenerationBackend
 from conch.backends.generation.request_state import RequestState, ResponseBuilder
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import Code, ConchError
+from conch.core.tensors import WireTensor, pack_bytes
 from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
 

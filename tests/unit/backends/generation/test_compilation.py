@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from conch.backends.generation.compilation import MOST_WAITING, Compilations
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
+from conch.core.sampling.structures import Structure
 from conch.machine.cores import usable_cores
-from conch.sampling.structures import Structure
 from tests.unit.backends.generation.fake_engine import FakeEngine
 
 LIMIT = 5.0 * usable_cores()

@@ -10,7 +10,7 @@ from conch.backends.generation.backend import choose_engine, open_engine
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
 
 MATRIX = "blk.0.ffn_up.weight"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conch.backends.generation.limits import Limits
-from conch.errors import Code, ConchError
-from conch.sampling.parameters import Feature, SamplingParams
-from conch.sampling.structures import Structure
+from conch.core.errors import Code, ConchError
+from conch.core.sampling.parameters import Feature, SamplingParams
+from conch.core.sampling.structures import Structure
 from tests.unit.backends.generation.fake_engine import FakeEngine
 
 

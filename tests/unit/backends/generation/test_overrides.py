@@ -9,8 +9,8 @@ import pytest
 
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.overrides import SamplingOverrides, read_document
-from conch.errors import Code, ConchError
-from conch.sampling.structures import Structure
+from conch.core.errors import Code, ConchError
+from conch.core.sampling.structures import Structure
 
 
 def overrides(**values: Any) -> SamplingOverrides:

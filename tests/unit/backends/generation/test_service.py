@@ -19,8 +19,8 @@ from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.generation.service import BROKEN
 from conch.backends.io_formats.text.interface import OUTPUTS, TextInterface
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.errors import Code, ConchError
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import Code, ConchError
+from conch.core.tensors import WireTensor, pack_bytes
 from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
 from tests.unit.backends.generation.running import RunningService
 

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from conch.backends.base.arrays import DTYPES, Strings
 from conch.backends.graphs.onnxruntime.backend import OnnxRuntimeBackend
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests import onnx_graphs
 from tests.unit.backends.tensor_backends import initialise, parameters, start, sums_at_once, tensor
 

@@ -8,7 +8,7 @@ import pytest
 
 from conch.backends.graphs.onnxruntime.backend import session_settings
 from conch.backends.graphs.onnxruntime.session import SessionSettings
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.unit.backends.tensor_backends import parameters
 
 CPU = ("CPUExecutionProvider", {})

@@ -14,7 +14,7 @@ from openvino import opset13 as ops
 from conch.backends.base.arrays import DTYPES, Strings
 from conch.backends.graphs.openvino.backend import OpenVinoBackend
 from conch.backends.graphs.openvino.compiled import CompileSettings
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests import onnx_graphs
 from tests.unit.backends.tensor_backends import initialise, parameters, start, sums_at_once, tensor
 

@@ -12,7 +12,7 @@ import torch
 
 from conch.backends.base.arrays import DTYPES, Strings
 from conch.backends.graphs.pytorch.backend import PyTorchBackend, indices, torch_settings
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.torch_programs import (
     Accumulate,
     AddSub,

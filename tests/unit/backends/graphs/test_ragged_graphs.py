@@ -12,7 +12,7 @@ from conch.backends.base.arrays import Request
 from conch.backends.graphs.onnxruntime.backend import OnnxRuntimeBackend
 from conch.backends.graphs.openvino.backend import OpenVinoBackend
 from conch.backends.graphs.pytorch.backend import PyTorchBackend
-from conch.tensors import WireTensor
+from conch.core.tensors import WireTensor
 from tests import onnx_graphs
 from tests.torch_programs import Ragged, save_script
 from tests.unit.backends.tensor_backends import initialise, start, tensor

@@ -8,7 +8,7 @@ import pytest
 
 from conch.backends.graphs.sequence_tensors import SequenceTensors
 from conch.backends.graphs.signature import GraphTensor
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 INPUTS = tuple(GraphTensor(name, kind, (-1, 1)) for name, kind in (("x", "FP32"), ("ready", "BOOL"), ("in", "FP32")))
 OUTPUTS = tuple(GraphTensor(name, "FP32", (-1, 1)) for name in ("y", "out"))

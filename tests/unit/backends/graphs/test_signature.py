@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conch.backends.graphs.signature import GraphTensor, check, complete
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 A = GraphTensor("a", "FP32", (-1, 16))
 B = GraphTensor("b", "INT64", (-1, 2, -1))

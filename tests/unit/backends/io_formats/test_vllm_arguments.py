@@ -11,7 +11,7 @@ import pytest
 from conch.backends.base.arrays import Request
 from conch.backends.io_formats import vllm
 from conch.backends.io_formats.vllm import VllmBackend
-from conch.errors import Code, ConchError, cancelled, invalid
+from conch.core.errors import Code, ConchError, cancelled, invalid
 from conch.workers.child.packing import Packer
 from tests.unit.backends.tensor_backends import initialise, parameters
 

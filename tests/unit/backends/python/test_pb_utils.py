@@ -20,8 +20,8 @@ from conch.backends.python.pb_utils import (
     TritonError,
     TritonModelException,
 )
-from conch.errors import Code
-from conch.tensors import PROTOCOL_NAME
+from conch.core.errors import Code
+from conch.core.tensors import PROTOCOL_NAME
 
 TENSOR = Tensor("T", np.zeros(2, np.float32))
 

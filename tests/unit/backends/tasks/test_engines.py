@@ -29,7 +29,7 @@ from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngin
 from conch.backends.tasks.engines.torch import TorchEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests import onnx_graphs, text_checkpoints
 
 Open = Callable[..., NetworkEngine]

@@ -6,7 +6,7 @@ import pytest
 
 from conch.backends.tasks.hypotheses import check_labels, hypotheses, max_labels
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 
 def test_braces_beside_the_place_are_text() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from conch.backends.tasks import media
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.task_checkpoints import RATE, image_file, sound_file, tone
 from tests.task_requests import ask
 

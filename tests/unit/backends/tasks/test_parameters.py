@@ -8,7 +8,7 @@ import pytest
 from conch.backends.tasks.backend import describe_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.text_checkpoints import open_task, write
 
 CLASSES: dict[str, Any] = {

@@ -21,7 +21,7 @@ from conch.backends.tasks.backend import describe_task
 from conch.backends.tasks.pipelines.task import arguments, inputs_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests import task_checkpoints
 from tests.task_checkpoints import RATE, image_file, sound_file, tone
 from tests.task_requests import answers, ask, open_task, texts

@@ -22,8 +22,8 @@ from conch.backends.tasks.engines.torch import TorchEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.encoder import network
-from conch.errors import ConchError
-from conch.lengths import equal_runs
+from conch.core.errors import ConchError
+from conch.core.lengths import equal_runs
 from tests.checkpoints import END, train_tokenizer
 from tests.text_checkpoints import SIZES, TEXTS, request, wordpiece
 

@@ -6,8 +6,8 @@ import pytest
 
 from conch.backends.tasks.base import TaskDescription
 from conch.backends.tasks.signature import complete_config
-from conch.errors import ConchError
-from conch.inference import TensorSpec
+from conch.core.errors import ConchError
+from conch.core.inference import TensorSpec
 
 TASK = TaskDescription(
     (TensorSpec("text_input", "BYTES", (1,)), TensorSpec("top_k", "INT32", (1,), optional=True)),

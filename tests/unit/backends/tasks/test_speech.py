@@ -13,7 +13,7 @@ import transformers
 
 from conch.backends.base.arrays import Result
 from conch.backends.tasks.base import ExecutionWork, Task
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests import task_checkpoints
 from tests.task_checkpoints import RATE, sound_file, tone
 from tests.task_requests import answers, ask, open_task, texts

@@ -14,7 +14,7 @@ from conch.backends.tasks.text2text import task
 from conch.backends.tasks.text2text.task import Text2Text
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 
 def written(folder: Path, kind: str) -> Path:

@@ -15,7 +15,7 @@ from PIL import Image
 from conch.backends.base.arrays import Result
 from conch.backends.tasks.base import ExecutionWork, Task
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests import task_checkpoints
 from tests.task_checkpoints import image_file
 from tests.task_requests import answers, ask, open_task

@@ -17,7 +17,7 @@ from conch.backends.tasks.engines.choice import open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.encoder import network
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests import task_checkpoints, text_checkpoints
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, read_gguf
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, content, text, write
 
 TENSORS = [("token_embd.weight", (32, 8), 2, 0), ("output_norm.weight", (32,), 0, 160)]

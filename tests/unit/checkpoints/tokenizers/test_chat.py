@@ -13,7 +13,7 @@ pytest.importorskip("tokenizers")
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.errors import Code, ConchError, one_line
+from conch.core.errors import Code, ConchError, one_line
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.chat_templates import TEMPLATES
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level

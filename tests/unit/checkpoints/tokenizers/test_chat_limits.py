@@ -14,7 +14,7 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers import chat_limits
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
 

@@ -15,7 +15,7 @@ pytest.importorskip("tokenizers")
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.inputs import InputEncoder
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.text_checkpoints import TEXTS, write
 from tests.unit.checkpoints.tokenizers.encoders import LONG, in_python, opened
 

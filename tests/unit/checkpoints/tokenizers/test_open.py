@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from conch.checkpoints.tokenizers.open import SlowTokenizer, open_tokenizer
 from conch.checkpoints.tokenizers.stream import WindowStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.text_checkpoints import TEXTS, write
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.encoders import opened

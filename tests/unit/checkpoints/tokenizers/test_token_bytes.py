@@ -14,7 +14,7 @@ from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.token_bytes import token_bytes
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace
 
 TEXT = '{"a": "größe",\n\t"b": "日本語 🙂"}'

@@ -29,9 +29,9 @@ from conch.convert.plan import Plan
 from conch.convert.report import document
 from conch.convert.report.page import page_of
 from conch.convert.run import ConvertedModel, convert
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.machine.interference import Interference
-from conch.texts.shapes import Shape
+from conch.measure.texts.shapes import Shape
 from tests.convert_checkpoints import causal, no_progress, quick_plan
 
 

@@ -35,7 +35,7 @@ from conch.convert.causal.conversion import write_weights
 from conch.convert.causal.export import StatefulGraph, export, verify
 from conch.convert.causal.network import CausalNetwork, load
 from conch.convert.causal.served import ServedGraph
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.convert_checkpoints import SIZES
 
 GPT2 = GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=80, bos_token_id=0, eos_token_id=1)

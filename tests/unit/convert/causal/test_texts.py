@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conch.convert.causal.conversion import LONG_TEXT_TOKENS, PROMPT_TOKENS, continuation_tokens, load_texts
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 
 def letters(text: str) -> list[int]:

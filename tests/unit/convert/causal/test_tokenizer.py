@@ -33,7 +33,7 @@ from conch.convert.causal.export import export
 from conch.convert.causal.network import load
 from conch.convert.report import document
 from conch.convert.run import convert
-from conch.sampling.parameters import STRUCTURED_OUTPUTS
+from conch.core.sampling.parameters import STRUCTURED_OUTPUTS
 from tests.convert_checkpoints import quick_plan
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import metaspace

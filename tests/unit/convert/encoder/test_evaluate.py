@@ -15,7 +15,7 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
 from conch.convert.encoder.evaluate import arrays_of_shape, as_served, batches, evaluate, padded
 from conch.convert.sentences import TextSample
-from conch.texts.shapes import Shape
+from conch.measure.texts.shapes import Shape
 from tests.text_checkpoints import TEXTS, wordpiece
 
 SAMPLES = [TextSample(text) for text in TEXTS]

@@ -19,7 +19,7 @@ from transformers import (
 
 from conch.convert.encoder import export, network, onnx_graph
 from conch.convert.encoder.network import ReferenceNetwork
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from tests.convert_checkpoints import encoder
 
 TEXT = ("input_ids", "attention_mask")

@@ -13,7 +13,7 @@ from transformers import BertConfig
 
 from conch.convert.encoder import export, network, onnx_graph, optimise, variants
 from conch.convert.encoder.network import ReferenceNetwork
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.convert_checkpoints import encoder
 
 

@@ -13,7 +13,7 @@ from conch.backends.base.arrays import Array
 from conch.convert.encoder import export, variants
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.variant import BuiltVariant, FailedVariant
-from conch.errors import Code, ConchError, internal
+from conch.core.errors import Code, ConchError, internal
 from tests.convert_checkpoints import encoder
 
 

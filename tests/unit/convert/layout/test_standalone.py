@@ -12,7 +12,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.pooling import Pooling, PoolingPlan
 from conch.convert.layout.triton import standalone
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.unit.convert.layout.onnx_encoders import graph
 
 IDS = np.array([[3, 4, 5], [6, 7, 0]])

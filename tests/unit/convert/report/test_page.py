@@ -14,8 +14,8 @@ from conch.checkpoints.by_shape import Companion, Gain
 from conch.checkpoints.contrasts import Contrast, Contrasts
 from conch.checkpoints.manifest import Manifest
 from conch.convert.report.page import page_of
-from conch.reports.html import html
-from conch.reports.page import Chart, Page, Section, Table, Tiles
+from conch.measure.reports.html import html
+from conch.measure.reports.page import Chart, Page, Section, Table, Tiles
 from tests.unit.convert.report.test_document import MANIFEST
 
 WORST = Contrasts(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conch.core.errors import Code, ConchError, unavailable
 from conch.deploy.ray import cluster as module
 from conch.deploy.ray.cluster import (
     Deployed,
@@ -21,7 +22,6 @@ from conch.deploy.ray.cluster import (
     status_messages,
 )
 from conch.deploy.ray.planning import DeploymentPlan
-from conch.errors import Code, ConchError, unavailable
 from tests.unit.deploy.ray.records import ingress, replica
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from conch.core.errors import Code, ConchError
 from conch.deploy.ray import planning
 from conch.deploy.ray.planning import DeploymentPlan, RayOptions, plan_deployments, shortage
-from conch.errors import Code, ConchError
 from tests.models import write
 
 ENSEMBLE = """

@@ -11,9 +11,9 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from conch.errors import invalid, unavailable
-from conch.inference import InferRequest, InferResponse
-from conch.tensors import split_bytes
+from conch.core.errors import invalid, unavailable
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import split_bytes
 from tests.unit.frontends.grpc.fake_core import FakeModel, echo, hold, output
 from tests.unit.frontends.grpc.harness import Frontend
 

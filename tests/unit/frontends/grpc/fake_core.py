@@ -8,15 +8,15 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from conch import logs
-from conch.errors import ConchError, cancelled, invalid, not_found
-from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.errors import ConchError, cancelled, invalid, not_found
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor
+from conch.core.validation import validate_request
+from conch.machine import logs
 from conch.server.regions.registry import ClientRegions
 from conch.settings import Settings
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
-from conch.tensors import WireTensor
-from conch.validation import validate_request
 
 Behaviour = Callable[[InferRequest], None]
 

@@ -14,10 +14,10 @@ import tritonclient.grpc.aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from conch.core.tensors import pack_bytes, split_bytes
 from conch.frontends.grpc.status import Status
 from conch.http2 import Http2ErrorCode, frames
 from conch.http2.frames import frame
-from conch.tensors import pack_bytes, split_bytes
 from tests.unit.frontends.grpc.conftest import UNLIMITED, array_request, models, text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, headers, message

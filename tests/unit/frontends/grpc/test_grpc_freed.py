@@ -9,6 +9,7 @@ from mmap import mmap
 
 import pytest
 
+from conch.core.inference import InferRequest
 from conch.frontends.grpc.calls import Call, Outbox
 from conch.frontends.grpc.messages import NOTHING_READ, MessageReader
 from conch.frontends.grpc.server import Lifetime
@@ -16,7 +17,6 @@ from conch.http2 import Http2Connection, Http2ErrorCode, Http2Stream, frames
 from conch.http2.frame_reader import Http2FrameReader
 from conch.http2.frames import frame
 from conch.http2.session import Http2Session
-from conch.inference import InferRequest
 from tests.unit.frontends.grpc.conftest import models, text_request
 from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, RawClient, headers, message

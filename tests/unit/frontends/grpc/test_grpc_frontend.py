@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.http2 import Http2ErrorCode, frames
 from tests.unit.frontends.grpc.conftest import models, text_of, text_request
 from tests.unit.frontends.grpc.fake_core import echo

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conch.core.inference import InferRequest
 from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.server import http2_limits
@@ -19,7 +20,6 @@ from conch.frontends.limits import ClientLimits
 from conch.frontends.loop_budget import EventLoopBudget
 from conch.frontends.offloading.pool import Codec
 from conch.http2 import ExceededLimit, Http2Connection, Http2Stream, frames
-from conch.inference import InferRequest
 from conch.settings import Settings
 from tests.fakes.transports import FakeTransport
 from tests.unit.frontends.grpc.conftest import models, text_request

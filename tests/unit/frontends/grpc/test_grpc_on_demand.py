@@ -6,8 +6,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from conch import logs
-from conch.errors import unavailable
+from conch.core.errors import unavailable
+from conch.machine import logs
 from tests.unit.frontends.grpc.conftest import text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.test_grpc_stream_infer import Conversation, numbers

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.frontends.grpc import messages
 from conch.frontends.grpc.messages import MessageReader, decompress, encode
 from conch.frontends.grpc.requests import parse_timeout

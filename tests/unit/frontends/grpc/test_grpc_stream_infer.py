@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from conch.errors import internal
+from conch.core.errors import internal
+from conch.core.inference import InferResponse
 from conch.frontends.grpc import stream_infer
 from conch.http2 import Http2ErrorCode, frames, limits
 from conch.http2.frames import frame
-from conch.inference import InferResponse
 from tests.unit.frontends.grpc.conftest import array_request, text_of, text_request
 from tests.unit.frontends.grpc.fake_core import echo, output
 from tests.unit.frontends.grpc.raw_client import STREAM_INFER, headers, message

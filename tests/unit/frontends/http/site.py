@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpListener

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.frontends.http import reader as module
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpListener

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conch.core.inference import InferRequest, InferResponse
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import (
     GenerateResponder,
@@ -14,7 +15,6 @@ from conch.frontends.http.responders import (
     InferResponder,
     TextsResponder,
 )
-from conch.inference import InferRequest, InferResponse
 from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout
 from conch.wire.json.infer import JsonOutputPlan
 from tests.unit.frontends.http.site import WrittenConnection

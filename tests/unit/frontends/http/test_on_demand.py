@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conch.errors import not_found, unavailable
+from conch.core.errors import not_found, unavailable
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.offloading.pool import Codec

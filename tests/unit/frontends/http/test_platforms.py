@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from conch.app import Application
-from conch.errors import ConchError, unavailable
+from conch.core.errors import ConchError, unavailable
 from conch.frontends.http import sagemaker_models
 from conch.frontends.http.platforms import OciDataScience, SageMaker, VertexAi, check_ports, only_model
+from conch.library.app import Application
 from conch.options import platform_defaults
 from conch.settings import Settings
 from tests.models import build
@@ -111,7 +111,9 @@ async def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     """With an empty repository; the platform's models are below ``tmp_path``."""
     models = tmp_path / "ml"
     (tmp_path / "repository").mkdir()
-    monkeypatch.setattr("conch.app.SageMakerModels", lambda server: sagemaker_models.SageMakerModels(server, models))
+    monkeypatch.setattr(
+        "conch.library.app.SageMakerModels", lambda server: sagemaker_models.SageMakerModels(server, models)
+    )
     application = Application(
         Settings(
             model_repository=(str(tmp_path / "repository"),),

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from conch.config.pbtxt import parse
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import Buffer, WireTensor, pack_bytes
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
@@ -17,7 +19,6 @@ from conch.frontends.offloading.memory import Header
 from conch.frontends.offloading.pool import LARGE as LARGE_SIZE
 from conch.frontends.offloading.pool import Codec
 from conch.frontends.yielding import YieldingLister
-from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.models.rollout import Rollout
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
@@ -27,7 +28,6 @@ from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
-from conch.tensors import Buffer, WireTensor, pack_bytes
 
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 0

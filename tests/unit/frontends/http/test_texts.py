@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.errors import unavailable
+from conch.core.errors import unavailable
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import TextsResponder
-from conch.inference import InferRequest, InferResponse
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
-from conch.tensors import WireTensor
 from tests.unit.frontends.http.site import WrittenConnection
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from conch.errors import Code, ConchError, not_found, unavailable
+from conch.core.errors import Code, ConchError, not_found, unavailable
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import answers, requests
 from conch.frontends.offloading.pool import Answer, Codec, CodecProcess
-from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.machine.process_memory import children_of
-from conch.tensors import WireTensor, pack_bytes
 from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, encode_generate
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, decode_infer, encode_infer

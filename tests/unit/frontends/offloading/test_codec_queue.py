@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.frontends.offloading.pool import GIANT, CodecQueue
 
 

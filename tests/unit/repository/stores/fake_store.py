@@ -6,7 +6,7 @@ import hashlib
 import threading
 from pathlib import Path
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.stores.root import StoreRoot
 from conch.repository.stores.store import Arrived, Redacted, RemoteFile, explained
 from conch.repository.stores.urls import parse_url

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.repository.stores.copies import Copy, ModelCopies, tidy
 from conch.repository.stores.store import RemoteFile
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.stores.azure import azure_arguments, azure_digest, azure_stamp
 from conch.repository.stores.gs import gs_arguments, gs_digest, gs_stamp
 from conch.repository.stores.s3 import s3_arguments

@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from conch.errors import Code
+from conch.core.errors import Code
 from conch.repository.stores.filesystem import FilesystemStore, modification_time
 from conch.repository.stores.store import Redacted
 from conch.repository.stores.urls import parse_url

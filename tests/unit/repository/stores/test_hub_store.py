@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.stores.root import StoreRoot
 from conch.repository.stores.urls import parse_url
 from tests.unit.checkpoints.fake_hub import FakeHub

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.stores.pool import DaemonPool, SharedCalls
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.config import pbtxt
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.errors import NotFoundError
 from conch.repository.stores.root import StoreRoot
 from tests.unit.repository.stores.fake_store import CONFIG, URL, FakeStore, root_over, two_versions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.stores.pool import DaemonPool
 from conch.repository.stores.store import RemoteFile
 from conch.repository.stores.transfer import Transfer, in_units

@@ -4,18 +4,18 @@ import asyncio
 
 import pytest
 
-from conch.caching.cache import CacheScope
-from conch.caching.entries import CachedResponse
-from conch.caching.local import LocalCache
 from conch.config.pbtxt import parse
-from conch.errors import Code, ConchError, internal, unavailable
-from conch.inference import InferRequest, InferResponse, SharedTensors
-from conch.schedulers.ordering import InOrder
+from conch.core.errors import Code, ConchError, internal, unavailable
+from conch.core.inference import InferRequest, InferResponse, SharedTensors
+from conch.core.tensors import Buffer, WireTensor
+from conch.server.caching.cache import CacheScope
+from conch.server.caching.entries import CachedResponse
+from conch.server.caching.local import LocalCache
 from conch.server.execution import caching
 from conch.server.execution.caching import CachedExecutor
 from conch.server.model import Model
+from conch.server.schedulers.ordering import InOrder
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import Buffer, WireTensor
 from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers, UncopiedData
 from tests.unit.server.test_model import CONFIG, FakeExecutor

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from conch.errors import Code, ConchError, internal
-from conch.inference import ModelSignature
-from conch.schedulers.batching import DirectScheduler, DynamicBatcher
-from conch.schedulers.queue import RequestQueue
+from conch.core.errors import Code, ConchError, internal
+from conch.core.inference import ModelSignature
 from conch.server.execution import worker as instance_module
 from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
+from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher
+from conch.server.schedulers.queue import RequestQueue
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Unpacker

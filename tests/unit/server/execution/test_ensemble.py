@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from conch.errors import Code, ConchError, invalid, not_found
-from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.errors import Code, ConchError, invalid, not_found
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor
 from conch.server.execution.ensemble import Ensemble, Step
-from conch.tensors import WireTensor
 
 
 def tensor(name: str, *shape: int) -> WireTensor:

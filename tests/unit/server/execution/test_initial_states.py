@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.server.execution.initial_states import read_states
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from conch.inference import InferRequest
-from conch.schedulers.rate_limiter import InstanceRateLimiter
+from conch.core.inference import InferRequest
 from conch.server.execution.starting import WorkerPlacement
+from conch.server.schedulers.rate_limiter import InstanceRateLimiter
 from conch.settings import Resource
 from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers, FakeWorker

@@ -6,8 +6,8 @@ import pytest
 
 from conch.config import pbtxt
 from conch.config.signature import signature
-from conch.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler
 from conch.server.execution.scheduling import DELAY_SCHEDULER, make_scheduler
+from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler
 from tests.unit.server.fakes import Answers, make_request
 
 TEXT_MODEL = 'backend: "huggingface" parameters { key: "task" value { string_value: "text-generation" } }'

@@ -7,19 +7,19 @@ from time import monotonic_ns
 
 import pytest
 
-from conch.errors import Code, ConchError
-from conch.inference import ModelSignature
-from conch.schedulers.sequences.controls import ControlInputs
-from conch.schedulers.sequences.policy import SequencePolicy
-from conch.schedulers.sequences.scheduler import SequenceScheduler
-from conch.schedulers.sequences.states import StateKeeper
+from conch.core.errors import Code, ConchError
+from conch.core.inference import ModelSignature
 from conch.server.execution.sequences import SequenceDispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
+from conch.server.schedulers.sequences.controls import ControlInputs
+from conch.server.schedulers.sequences.policy import SequencePolicy
+from conch.server.schedulers.sequences.scheduler import SequenceScheduler
+from conch.server.schedulers.sequences.states import StateKeeper
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.fake_clock import settle
-from tests.unit.schedulers.sequences.bench import CONTROLS, SECOND, batching
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
+from tests.unit.server.schedulers.sequences.bench import CONTROLS, SECOND, batching
 
 POLICY = SequencePolicy("m", max_batch_size=2, slots=2, max_idle=60 * SECOND)
 

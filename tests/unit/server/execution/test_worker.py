@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conch.errors import ConchError, internal
+from conch.core.errors import ConchError, internal
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import BACK_OFF, HEALTHY_SECONDS, RestartBackOff, SupervisedWorker
 from tests.unit.fake_clock import fake_clock, settle

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import Code, ConchError, internal, unsupported
-from conch.inference import InferResponse
+from conch.core.errors import Code, ConchError, internal, unsupported
+from conch.core.inference import InferResponse
 from conch.machine.process_memory import ProcessMemory, ProcessReader
 from conch.repository.model_files import ModelFiles
 from conch.repository.override import Override

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from conch.caching.cache import NoEntries
 from conch.config import reading, render
 from conch.config.pbtxt import parse
-from conch.errors import ConchError, internal
+from conch.core.errors import ConchError, internal
 from conch.repository import model_files
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles, describe
+from conch.server.caching.cache import NoEntries
 from conch.server.execution import starting
 from conch.server.model import Model
 from conch.server.models.loading import Loader

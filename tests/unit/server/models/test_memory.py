@@ -11,7 +11,7 @@ import pytest
 
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.machine.memory import FreeMemory
 from conch.machine.process_memory import ProcessMemory, ProcessReader
 from conch.repository.model_files import ModelFiles

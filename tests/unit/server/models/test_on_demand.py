@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest
+from conch.core.tensors import WireTensor
 from conch.server.bls import BlsModels
 from conch.server.models.eviction.capacity import Capacity
 from conch.server.models.eviction.vocabulary import CapacityLimits, Phase
 from conch.server.models.on_demand import LoadNeeded
-from conch.tensors import WireTensor
 from tests.unit.fake_clock import fake_clock, settle
 from tests.unit.server.demands import Market
 from tests.unit.server.fakes import Answers

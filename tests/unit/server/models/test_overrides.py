@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.override import Override
 from conch.server.models.overrides import check_allowed
 from tests.unit.server.loads import CONFIG, House

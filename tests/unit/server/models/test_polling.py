@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import ConchError, invalid, unavailable
+from conch.core.errors import ConchError, invalid, unavailable
 from conch.repository.errors import NotFoundError, PollError
 from conch.repository.scan import ModelRepository
 from conch.server.models.polling import RepositoryPolling, Retries

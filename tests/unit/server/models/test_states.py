@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.repository.naming import Naming
 from conch.server.models.states import MAX_UNLOADED, UNLOADED, ModelState, ModelTable, State, VersionState
 

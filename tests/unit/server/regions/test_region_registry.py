@@ -12,12 +12,12 @@ from uuid import uuid4
 
 import pytest
 
-from conch.errors import Code, ConchError, unavailable
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, unavailable
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.registry import MOST_REGIONS, ClientRegions, HeldRegions, is_mapped
 from conch.server.regions.system import SystemRegion
-from conch.tensors import WireTensor
 from conch.workers.child.memory import RegionMap, RegionPool
 from conch.workers.child.packing import INLINE_LIMIT, Packer, Unpacker
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.server.regions.system import SystemRegion
 from tests.open_files import times_open
 

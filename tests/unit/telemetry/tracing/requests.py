@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from conch.errors import internal
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import internal
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.telemetry.tracing.trace import HTTP, Trace
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
-from conch.tensors import WireTensor, pack_bytes
 
 
 class KeptTraces:

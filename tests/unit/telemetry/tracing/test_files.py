@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conch.inference import InferRequest
+from conch.core.inference import InferRequest
 from conch.telemetry.tracing.files import TraceFile, trace_text
 from conch.telemetry.tracing.trace import HTTP
 from conch.telemetry.tracing.tracing import Tracing

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.telemetry.tracing.files import data_text
-from conch.tensors import WireTensor, pack_bytes
 
 
 @pytest.mark.parametrize(

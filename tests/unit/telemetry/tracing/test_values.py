@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.telemetry.tracing.parents import Caller, caller_of
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues, values_of

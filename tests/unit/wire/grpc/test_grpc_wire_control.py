@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from conch.errors import Code, ConchError
-from conch.logs import LogSettings
+from conch.core.errors import Code, ConchError
+from conch.machine.logs import LogSettings
 from conch.wire.grpc import control
 
 

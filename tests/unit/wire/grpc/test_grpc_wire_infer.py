@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from conch.errors import Code, ConchError
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature
-from conch.tensors import WireTensor
+from conch.core.errors import Code, ConchError
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature
+from conch.core.tensors import WireTensor
 from conch.wire.grpc.infer import (
     GrpcOutputPlan,
     decode_infer,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conch.errors import Code, ConchError
-from conch.inference import InferResponse, ModelSignature, TensorSpec
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferResponse, ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.wire.openai.chat import ChatAnswer, read_chat
 from conch.wire.openai.embeddings import EmbeddingAnswer, read_embedding
 from conch.wire.openai.reading import Fields

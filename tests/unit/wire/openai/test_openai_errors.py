@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 from conch.wire.openai.errors import ApiError, error_body
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.inference import ModelSignature, TensorSpec
-from conch.tensors import split_bytes
+from conch.core.inference import ModelSignature, TensorSpec
+from conch.core.tensors import split_bytes
 from conch.wire.openai.chat import read_chat
 from conch.wire.openai.completions import read_completion
 from conch.wire.openai.embeddings import read_embedding

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from conch.errors import ConchError
-from conch.tensors import Loan, StoredData, WireTensor
+from conch.core.errors import ConchError
+from conch.core.tensors import Loan, StoredData, WireTensor
 from conch.workers.child import channel, frames
 from conch.workers.child.channel import Channel, Endpoint, write
 from conch.workers.child.frames import Frame, FrameReader, Header, dumps, encode_frame

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.workers.child import memory
 from conch.workers.child.memory import Region, RegionMap, RegionPool
 

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conch.inference import InferRequest, InferResponse
-from conch.tensors import WireTensor
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.workers.child.channel import Endpoint, Header, write
 from conch.workers.child.packing import Packer
 from conch.workers.host.process import WorkerProcess

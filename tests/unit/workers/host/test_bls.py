@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conch.errors import ConchError, internal, invalid, unavailable
-from conch.inference import InferRequest, InferResponse
-from conch.tensors import WireTensor
+from conch.core.errors import ConchError, internal, invalid, unavailable
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.workers.child.channel import Header
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer, Unpacker

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.workers.host.environment import Environments, Unpack, activated, unpack_archive
 from tests.unit.fake_clock import settle
 

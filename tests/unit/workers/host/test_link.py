@@ -7,8 +7,8 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from conch.errors import ConchError
-from conch.tensors import WireTensor
+from conch.core.errors import ConchError
+from conch.core.tensors import WireTensor
 from conch.workers.child.channel import Endpoint, Frame, write
 from conch.workers.child.packing import Packer
 from conch.workers.host.link import IDLE_SECONDS, Link

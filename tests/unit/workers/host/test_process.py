@@ -12,7 +12,7 @@ from weakref import ref
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause
 from conch.workers.host.process import WorkerProcess

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.workers.host import processes as workers
 from conch.workers.host.processes import WorkerProcesses
 from tests.unit.workers.host.fakes import FakeChild

@@ -5,10 +5,10 @@ OpenVINO is imported when ``open`` is called, in a worker.
 
 from __future__ import annotations
 
-from conch import extras
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.checkpoints.gguf.blocks import openvino_problem
-from conch.errors import invalid
+from conch.core.errors import invalid
+from conch.machine import extras
 
 
 def open(spec: EngineSpec) -> GenerationEngine:

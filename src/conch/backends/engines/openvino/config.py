@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from conch.errors import invalid
-from conch.sampling.parameters import SamplingParams
-from conch.sampling.structures import Structure
+from conch.core.errors import invalid
+from conch.core.sampling.parameters import SamplingParams
+from conch.core.sampling.structures import Structure
 
 #: A token id outside every vocabulary, for sequences without stop tokens: GenAI requires an end-of-sequence token.
 NO_TOKEN: Final = 2**31 - 1

@@ -27,9 +27,9 @@ from conch.backends.generation.engine import (
     Progress,
     TokenLogprobs,
 )
-from conch.errors import unavailable, unsupported
-from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
-from conch.sampling.structures import Structure
+from conch.core.errors import unavailable, unsupported
+from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
+from conch.core.sampling.structures import Structure
 
 #: Finish reasons by GenAI's names.
 _FINISH_REASONS = {"STOP": "stop", "LENGTH": "length", "TOOL_CALL": "stop"}

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from conch.backends.engines.openvino.config import reason
 from conch.checkpoints.gguf.blocks import DECODERS, Blocks, read_blocks
 from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, type_name
-from conch.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid
 
 #: A device that does not exist. GenAI writes the graph before it compiles it, so this skips the compilation.
 _NO_DEVICE: Final = "NONE"

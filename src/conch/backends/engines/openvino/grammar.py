@@ -15,9 +15,9 @@ from conch.backends.base.processor_time import ThreadGroup
 from conch.backends.engines.openvino.config import reason, structured_output
 from conch.backends.engines.openvino.precision import BLOCK
 from conch.backends.generation.compilation import COMPILING
-from conch.errors import invalid
-from conch.sampling.structures import Structure
-from conch.temporary import TemporaryFolder
+from conch.core.errors import invalid
+from conch.core.sampling.structures import Structure
+from conch.machine.temporary import TemporaryFolder
 
 #: The number of tokens of each trial, and the processor time (s) allowed per trial and per token.
 TRIALS: Final = (16, 64, 256)

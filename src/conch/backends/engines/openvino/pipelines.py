@@ -16,8 +16,8 @@ from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit, spell
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.tokenizers.token_bytes import token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import ConchError, invalid
-from conch.temporary import TemporaryFolder
+from conch.core.errors import ConchError, invalid
+from conch.machine.temporary import TemporaryFolder
 
 
 def lora(path: Path, graph: Path) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineSpec
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.machine.cores import usable_cores
 from conch.machine.memory import free_memory
 

@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from conch.errors import invalid, unsupported
-from conch.sampling.structures import Structure
+from conch.core.errors import invalid, unsupported
+from conch.core.sampling.structures import Structure
 
 #: The characters that an edge matches: disjoint, sorted pairs of first and last code point.
 Ranges = tuple[tuple[int, int], ...]

@@ -9,7 +9,7 @@ from conch.backends.engines.transformers.beams import BeamSearch
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.engines.transformers.rows import OwnRows, PaddedRows, Rows
 from conch.backends.engines.transformers.structure import Matcher
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 
 Tensor = Any
 

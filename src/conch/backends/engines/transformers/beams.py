@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from conch.backends.engines.transformers.sampling import adjust
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 
 Tensor = Any
 

@@ -34,10 +34,10 @@ from conch.backends.engines.transformers.sampling import adjust, choose, generat
 from conch.backends.engines.transformers.structure import restrict
 from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
-from conch.errors import invalid, one_line
+from conch.core.errors import invalid, one_line
+from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
+from conch.core.sampling.structures import Structure
 from conch.machine.cores import usable_cores
-from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
-from conch.sampling.structures import Structure
 
 Tensor = Any
 

@@ -14,7 +14,7 @@ from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.gguf.config import rope_scaling
 from conch.checkpoints.gguf.reader import GgufFile
-from conch.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line
 from conch.machine.cores import cpu_flags
 
 _logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import torch
 
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.backends.engines.transformers.network import DecoderNetwork
-from conch.errors import unsupported
+from conch.core.errors import unsupported
 
 Tensor = Any
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from conch.backends.generation.engine import TokenLogprobs
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 
 Tensor = Any
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import torch
 
-from conch import extras
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.tokenizers.token_bytes import TokenBytes, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import ConchError, invalid, unsupported
-from conch.sampling.structures import Structure
+from conch.core.errors import ConchError, invalid, unsupported
+from conch.core.sampling.structures import Structure
+from conch.machine import extras
 
 Tensor = Any
 

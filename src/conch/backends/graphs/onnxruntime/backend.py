@@ -21,7 +21,7 @@ from conch.backends.graphs.onnxruntime.session import (
     model_file,
 )
 from conch.config.parameters import Parameter, ParameterTable
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.machine.cores import pooled, usable_cores
 
 # Names and messages are those of Triton's ONNX Runtime backend.

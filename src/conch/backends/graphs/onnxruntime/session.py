@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch import extras
 from conch.backends.base.arrays import Array, Strings
 from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
-from conch.errors import ConchError, internal, invalid, unavailable, unsupported
+from conch.core.errors import ConchError, internal, invalid, unavailable, unsupported
+from conch.machine import extras
 
 CPU: Final = "CPUExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"

@@ -13,7 +13,7 @@ from conch.backends.base.libraries import versioned
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
 from conch.config.parameters import Parameter, ParameterTable
-from conch.errors import unsupported
+from conch.core.errors import unsupported
 from conch.machine.cores import usable_cores
 
 #: OpenVINO properties that Triton's OpenVINO backend accepts as parameters.

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch import extras
 from conch.backends.base.arrays import Array, Strings
 from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
-from conch.errors import ConchError, internal, unavailable
+from conch.core.errors import ConchError, internal, unavailable
+from conch.machine import extras
 
 #: Protocol datatypes by OpenVINO's element type.
 DATATYPES: Final[dict[str, str]] = {

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch import extras
 from conch.backends.base.arrays import DTYPES, Array, Strings
 from conch.backends.base.backend import TensorBackend
 from conch.backends.base.libraries import versioned
@@ -27,9 +26,10 @@ from conch.backends.graphs import signature
 from conch.backends.graphs.sequence_tensors import SequenceTensors
 from conch.backends.graphs.signature import GraphTensor
 from conch.config.parameters import Parameter, ParameterTable
-from conch.errors import ConchError, internal, invalid, one_line, unavailable, unsupported
+from conch.core.errors import ConchError, internal, invalid, one_line, unavailable, unsupported
+from conch.core.tensors import CONFIG_NAME
+from conch.machine import extras
 from conch.machine.cores import divided, openmp, usable_cores
-from conch.tensors import CONFIG_NAME
 
 # Inputs are named like the arguments of forward, or ``<name>__<index>``, or have the order of the arguments. The same
 # applies to outputs, but results have names only if forward returns a dictionary.

@@ -26,8 +26,8 @@ from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.config.parameters import ParameterTable
 from conch.config.reading import read_json
-from conch.errors import invalid, unsupported
-from conch.sampling import TEXT_GENERATION
+from conch.core.errors import invalid, unsupported
+from conch.core.sampling import TEXT_GENERATION
 
 # Keys and defaults are those of Triton's TensorRT-LLM backend. A value that is an unfilled placeholder ``${…}`` of a
 # template counts as not set. Runs in workers at load.

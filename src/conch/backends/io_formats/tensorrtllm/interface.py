@@ -20,9 +20,9 @@ from conch.backends.io_formats.tensorrtllm.responses import (
     TokenResponseBuilder,
 )
 from conch.backends.io_formats.tensorrtllm.tensors import VALUES, refuse_unsupported
-from conch.errors import invalid
-from conch.sampling.parameters import MAX_BAD_WORDS, MAX_STOPS, SamplingParams
-from conch.sampling.structures import GUIDE_TYPES, Structure, structure_of
+from conch.core.errors import invalid
+from conch.core.sampling.parameters import MAX_BAD_WORDS, MAX_STOPS, SamplingParams
+from conch.core.sampling.structures import GUIDE_TYPES, Structure, structure_of
 
 #: Kinds of structured output by the in-flight batcher's name; ``json`` without a schema allows any object.
 _GUIDES: Final = {"json": "json", **{guide: kind for kind, guide in GUIDE_TYPES.items()}}

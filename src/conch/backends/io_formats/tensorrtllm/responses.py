@@ -11,7 +11,7 @@ import numpy as np
 from conch.backends.base.arrays import Array, Result
 from conch.backends.generation.engine import Progress
 from conch.backends.generation.request_state import ResponseBuilder
-from conch.sampling.parameters import SamplingParams
+from conch.core.sampling.parameters import SamplingParams
 
 #: Number of dims of the outputs that every response had before releases with ``batch_index``; zeros if not requested.
 ALWAYS: Final = {"cum_log_probs": 1, "output_log_probs": 2, "context_logits": 2, "generation_logits": 3}

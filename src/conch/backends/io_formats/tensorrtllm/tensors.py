@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from conch.backends.base.arrays import Request
-from conch.errors import unsupported
-from conch.sampling.parameters import PARAMETERS, SamplingParameter
-from conch.tensors import CONFIG_NAME
+from conch.core.errors import unsupported
+from conch.core.sampling.parameters import PARAMETERS, SamplingParameter
+from conch.core.tensors import CONFIG_NAME
 
 #: One-value inputs that are sampling parameters, by name.
 VALUES: Final[Mapping[str, SamplingParameter]] = {

@@ -20,9 +20,9 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.config.complete import CHAT_TEMPLATE
-from conch.errors import invalid
+from conch.core.errors import invalid
+from conch.core.sampling import TEXT_GENERATION
 from conch.machine.cores import openmp, usable_cores
-from conch.sampling import TEXT_GENERATION
 from conch.workers.child.channel import Channel, Header
 
 

@@ -22,10 +22,10 @@ from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.io_formats.text.stops import StoppingText, StopStrings
 from conch.checkpoints.tokenizers.stream import TextStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import invalid
-from conch.inference import TensorSpec
-from conch.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
-from conch.sampling.structures import parsed
+from conch.core.errors import invalid
+from conch.core.inference import TensorSpec
+from conch.core.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
+from conch.core.sampling.structures import parsed
 
 #: Number of tokens at the end of a prompt that may affect the text of the first generated tokens.
 _CONTEXT: Final = 8

@@ -22,9 +22,9 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import original_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import Tokens
-from conch.errors import ConchError, cancelled, invalid
-from conch.inference import TensorSpec
-from conch.lengths import CPU_TOKENS, GPU_TOKENS, equal_runs, runs
+from conch.core.errors import ConchError, cancelled, invalid
+from conch.core.inference import TensorSpec
+from conch.core.lengths import CPU_TOKENS, GPU_TOKENS, equal_runs, runs
 
 TEXT: Final = TensorSpec("text_input", "BYTES", (1,))
 PAIR: Final = TensorSpec("text_pair", "BYTES", (1,))

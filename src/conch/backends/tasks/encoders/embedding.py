@@ -14,8 +14,8 @@ from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.pooling import Pooling, PoolingPlan, masked
-from conch.errors import invalid, unsupported
-from conch.inference import TensorSpec
+from conch.core.errors import invalid, unsupported
+from conch.core.inference import TensorSpec
 
 #: Output names of exported graphs: the vectors of all tokens, and the vector of the text.
 HIDDEN: Final = ("last_hidden_state", "token_embeddings")

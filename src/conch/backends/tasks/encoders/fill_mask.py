@@ -14,8 +14,8 @@ from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.scores import checked_top_k, softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import invalid
-from conch.inference import TensorSpec
+from conch.core.errors import invalid
+from conch.core.inference import TensorSpec
 
 TOP_K: Final = 5
 

@@ -22,8 +22,8 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import CHUNK, Tokens
-from conch.errors import invalid, unsupported
-from conch.inference import TensorSpec
+from conch.core.errors import invalid, unsupported
+from conch.core.inference import TensorSpec
 
 
 @dataclass(slots=True)

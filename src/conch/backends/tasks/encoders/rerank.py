@@ -15,8 +15,8 @@ from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.scores import FUNCTION, apply, checked_function
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import unsupported
-from conch.inference import TensorSpec
+from conch.core.errors import unsupported
+from conch.core.inference import TensorSpec
 
 
 class Rerank(EncoderTask):

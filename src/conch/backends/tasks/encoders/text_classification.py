@@ -21,7 +21,7 @@ from conch.backends.tasks.scores import (
 )
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.inference import TensorSpec
+from conch.core.inference import TensorSpec
 
 
 class TextClassification(EncoderTask):

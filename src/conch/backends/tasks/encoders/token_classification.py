@@ -21,8 +21,8 @@ from conch.backends.tasks.scores import mislabelled, softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
-from conch.errors import invalid, unsupported
-from conch.inference import TensorSpec
+from conch.core.errors import invalid, unsupported
+from conch.core.inference import TensorSpec
 
 STRATEGIES: Final = ("none", "simple", "first", "average", "max")
 #: The label of tokens outside entities.

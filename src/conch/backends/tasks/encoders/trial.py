@@ -20,7 +20,7 @@ from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.likeness import distance, require_likeness, rounding
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
-from conch.errors import invalid, one_line
+from conch.core.errors import invalid, one_line
 
 #: Two example texts. In a batch with the long text, the row of the short text is mostly padding.
 SHORT: Final = "Where is the nearest library?"

@@ -18,8 +18,8 @@ from conch.backends.tasks.hypotheses import check_labels, check_template, hypoth
 from conch.backends.tasks.scores import softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import invalid
-from conch.inference import TensorSpec
+from conch.core.errors import invalid
+from conch.core.inference import TensorSpec
 
 TEMPLATE = "This example is {}."
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 from conch.backends.base.arrays import Array
-from conch.errors import unsupported
+from conch.core.errors import unsupported
 
 
 class NetworkEngine(ABC):

@@ -13,7 +13,7 @@ from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.files import engines_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import Code, ConchError, invalid, unsupported
+from conch.core.errors import Code, ConchError, invalid, unsupported
 
 #: The number of shapes whose engine is cached; selecting it again takes a few microseconds.
 _REMEMBERED: Final = 4096

@@ -10,7 +10,7 @@ from conch.backends.base.arrays import DTYPES, Array, Strings
 from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.errors import internal, unsupported
+from conch.core.errors import internal, unsupported
 
 #: The only input that a task may omit; all tokens then have type 0.
 _ZEROS = "token_type_ids"

@@ -8,7 +8,7 @@ from typing import Final
 
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
 from conch.backends.tasks.engines.graph import GraphEngine
-from conch.lengths import on_grid
+from conch.core.lengths import on_grid
 from conch.machine.cores import usable_cores
 
 #: The number of requests for a shape after which it is not padded, and the maximum number of shapes that are counted.

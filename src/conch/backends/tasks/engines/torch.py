@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch import extras
 from conch.backends.base.arrays import Array
 from conch.backends.base.weights import require_tensors
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.errors import invalid, one_line
+from conch.core.errors import invalid, one_line
+from conch.machine import extras
 from conch.machine.cores import divided, usable_cores
 
 #: The outputs of each head, with transformers' names.

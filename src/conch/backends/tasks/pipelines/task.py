@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch import extras
 from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks import media
 from conch.backends.tasks.base import (
@@ -35,9 +34,10 @@ from conch.backends.tasks.loading import device_of, load_pipeline, require_pipel
 from conch.backends.tasks.media import SOUND_INPUTS
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, cancelled, invalid
-from conch.inference import TensorSpec
-from conch.temporary import TemporaryFolder
+from conch.core.errors import ConchError, cancelled, invalid
+from conch.core.inference import TensorSpec
+from conch.machine import extras
+from conch.machine.temporary import TemporaryFolder
 
 #: The members that hold the text in a pipeline's result.
 _TEXTS: Final = ("generated_text", "answer", "text", "summary_text", "translation_text")

@@ -34,9 +34,9 @@ from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import no_room
-from conch.errors import ConchError, invalid, one_line
-from conch.inference import TensorSpec
-from conch.lengths import equal_runs
+from conch.core.errors import ConchError, invalid, one_line
+from conch.core.inference import TensorSpec
+from conch.core.lengths import equal_runs
 
 #: Keys of a checkpoint's ``task_specific_params`` that are not arguments of ``generate``.
 _NOT_GENERATION = frozenset({"prefix"})

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from conch.config.remote import RemoteSettings, RemoteUrl
-from conch.errors import invalid
+from conch.core.errors import invalid
 from conch.server.execution.remote.http_calls import RemoteHttp
 from conch.server.execution.remote.transport import Connect, RemoteModel, RemoteTransport, TlsContents
 

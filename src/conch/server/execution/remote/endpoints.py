@@ -12,8 +12,8 @@ from itertools import takewhile
 from math import ceil
 from typing import Final
 
-from conch.errors import ConchError, unavailable
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ignore
+from conch.core.errors import ConchError, unavailable
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ignore
 
 #: Factor over the average load beyond which an endpoint gets no more requests by their key.
 _OVERLOAD: Final = 1.5

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from conch.config.remote import RemoteSettings, check_urls, read_url
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, cancelled, internal, unavailable
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, cancelled, internal, unavailable
+from conch.core.inference import InferRequest, InferResponse
 from conch.server.execution.remote.endpoints import Assignment, Endpoints, LostSequences
 from conch.server.execution.remote.transport import Connect, LostError, RemoteTransport, UnreachedError
 from conch.telemetry.statistics import ModelStatistics

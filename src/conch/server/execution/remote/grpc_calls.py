@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2
 
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, internal, unavailable
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, internal, unavailable
+from conch.core.inference import InferRequest, InferResponse
 from conch.server.execution.remote.transport import LostError, RemoteModel, UnreachedError
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES

@@ -15,10 +15,10 @@ import httptools
 from conch.config import render
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, unavailable
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, unavailable
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import Buffer
 from conch.server.execution.remote.transport import LostError, RemoteModel, UnreachedError
-from conch.tensors import Buffer
 from conch.wire.json.outgoing import decode_error, decode_response, encode_request, model_path
 
 

@@ -11,7 +11,7 @@ from conch.config import render
 from conch.config.complete import normalise
 from conch.config.remote import read_remote, take_over
 from conch.config.schema import ModelConfig, copied, scheduler
-from conch.errors import ConchError, unavailable
+from conch.core.errors import ConchError, unavailable
 from conch.server.execution.remote.connecting import connecting
 from conch.server.execution.remote.executor import RemoteExecutor, RemoteSequences
 from conch.telemetry.statistics import ModelStatistics

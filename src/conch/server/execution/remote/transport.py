@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, Protocol
 
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest, InferResponse
 
 
 class UnreachedError(ConchError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 
 #: Delay before the next load after the first, second, third … consecutive failure (s); the last delay repeats.
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from conch.errors import Code, ConchError, unavailable
+from conch.core.errors import Code, ConchError, unavailable
 from conch.server.models.eviction.capacity import Capacity, the_sum, total
 from conch.server.models.eviction.failures import LoadBackOff
 from conch.server.models.eviction.thrashing import Thrashing

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from conch.server.models.eviction.capacity import Capacity
 
 

@@ -11,7 +11,7 @@ import pytest
 from conch.backends.generation import backend as generation
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.io_formats.tensorrtllm.backend import TensorRtLlmBackend
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 from tests.unit.backends.generation.fake_engine import FakeEngine
 
 pytest.importorskip("torch")

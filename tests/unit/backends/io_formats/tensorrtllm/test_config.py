@@ -10,7 +10,7 @@ import pytest
 
 from conch.backends.io_formats.tensorrtllm.backend import Parameters, checkpoint_path
 from conch.backends.io_formats.tensorrtllm.tensors import complete_config, unknown_inputs
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 
 def read(directory: Path, **values: str) -> Parameters:

@@ -13,9 +13,9 @@ from conch.backends.generation.engine import Progress
 from conch.backends.generation.limits import Limits
 from conch.backends.io_formats.tensorrtllm.interface import TokenInterface
 from conch.backends.io_formats.tensorrtllm.responses import StopWords
-from conch.errors import ConchError
-from conch.sampling.parameters import SamplingParams
-from conch.tensors import WireTensor, pack_bytes
+from conch.core.errors import ConchError
+from conch.core.sampling.parameters import SamplingParams
+from conch.core.tensors import WireTensor, pack_bytes
 from tests.unit.backends.generation.fake_engine import FakeEngine
 from tests.unit.backends.generation.running import RunningService
 

@@ -10,11 +10,11 @@ from typing import Any
 from conch.config import pbtxt
 from conch.config.remote import RemoteSettings, RemoteUrl
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import ConchError
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.server.execution.remote.executor import RemoteExecutor, RemoteSequences
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import WireTensor, pack_bytes
 from conch.workers.child.outputs import OutputWatch
 
 A, B = "grpc://a:1", "grpc://b:1"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from conch.errors import Code, ConchError, invalid
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
+from conch.core.errors import Code, ConchError, invalid
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
 from conch.server.execution.remote.endpoints import Assignment, Endpoints, LostSequences
 
 A, B, C = "grpc://a:1", "grpc://b:1", "http://c:1"

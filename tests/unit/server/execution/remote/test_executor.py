@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from conch.errors import Code, ConchError, not_found, unavailable
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.core.errors import Code, ConchError, not_found, unavailable
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.server.execution.remote.executor import RemoteSequences
 from conch.server.execution.remote.transport import LostError, UnreachedError
-from conch.tensors import WireTensor
 from tests.unit.server.execution.remote.fakes import A, B, RemoteBench
 from tests.unit.server.fakes import UncopiedData
 

@@ -14,12 +14,12 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from conch.config.remote import RemoteSettings, read_url
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.server.execution.remote import grpc_calls
 from conch.server.execution.remote.connecting import connecting
 from conch.server.execution.remote.transport import LostError, RemoteTransport, UnreachedError
-from conch.tensors import WireTensor
 from tests import certificates
 
 Status = grpc.StatusCode

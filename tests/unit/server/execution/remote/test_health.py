@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from conch.errors import unavailable
+from conch.core.errors import unavailable
 from conch.server.execution.remote import executor
 from conch.server.execution.remote.executor import HealthWatch
 from conch.server.execution.remote.transport import LostError, UnreachedError

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from conch.config.remote import RemoteSettings, read_url
-from conch.errors import Code, ConchError
-from conch.inference import InferRequest, InferResponse
+from conch.core.errors import Code, ConchError
+from conch.core.inference import InferRequest, InferResponse
+from conch.core.tensors import WireTensor
 from conch.server.execution.remote.connecting import connecting
 from conch.server.execution.remote.transport import LostError, RemoteTransport, UnreachedError
-from conch.tensors import WireTensor
 from tests import certificates
 
 

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from conch.config.complete import complete
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig, scheduler
-from conch.errors import Code, ConchError
+from conch.core.errors import Code, ConchError
 from conch.server.execution.remote.executor import RemoteSequences
 from conch.server.execution.remote.loading import complete_remote, make_executor
 from conch.telemetry.statistics import ModelStatistics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.errors import ConchError, not_found
+from conch.core.errors import ConchError, not_found
 from conch.server.models.eviction.capacity import Capacity
 from conch.server.models.eviction.vocabulary import CapacityLimits, Footprint, Phase
 from tests.unit.server.models.eviction.town import ONE, Town

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from conch.errors import ConchError, not_found, unavailable
+from conch.core.errors import ConchError, not_found, unavailable
 from conch.server.models.eviction import vocabulary
 from conch.server.models.eviction.capacity import Capacity
 from conch.server.models.eviction.machine import OnDemandPlanner

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conch.errors import ConchError
+from conch.core.errors import ConchError
 
 MODEL = Path(__file__).parent
 

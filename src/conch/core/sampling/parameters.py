@@ -1,0 +1,237 @@
+"""Declarations of the sampling parameters.
+
+Each field of :class:`SamplingParams` declares a parameter: its name (as in vLLM's ``SamplingParams`` if it exists
+there), type, neutral default, names in other protocols, and the required engine feature. The request readers, the
+tensors of the text and TensorRT-LLM I/O formats, the members of OpenAI's API, the checks of engine features and the
+table in docs/generation.md are derived from these declarations. To add a parameter, add a field here and implement it
+in each engine.
+
+Pure functions; imported by the server's front ends and by workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from conch.core.sampling.structures import KINDS, Structure, response_format, structured_outputs
+from conch.core.sampling.values import Biases, Document, Flag, Integer, Number, Text, TextList, TokenIds, ValueType
+
+#: The maximum number of sequences per request, and of alternatives per token.
+MAX_SAMPLES: Final = 64
+MAX_LOGPROBS: Final = 20
+#: The maximum number and length (characters) of stop strings; the text is searched for them after every token.
+MAX_STOPS: Final = 128
+MAX_STOP_LENGTH: Final = 1024
+MAX_BAD_WORDS: Final = 1024
+
+
+class Feature(StrEnum):
+    """An optional feature of engines; the value is its name in errors."""
+
+    BEAMS = "beam search"
+    LOGPROBS = "log-probabilities"
+    TOP_LOGPROBS = "log-probabilities of other tokens than the chosen one"
+    MIN_P = "min_p"
+    SEED = "a random seed"
+    REPETITION = "a repetition penalty"
+    PENALTIES = "presence and frequency penalties"
+    MIN_TOKENS = "a minimum number of tokens"
+    BAD_WORDS = "bad words"
+    LOGIT_BIAS = "logit_bias"
+    JSON = "structured output by JSON schema"
+    REGEX = "structured output by regular expression"
+    GRAMMAR = "structured output by grammar"
+    CHOICE = "structured output by choice"
+    LORA = "LoRA adapters"
+
+
+#: The features of the kinds of structured output.
+STRUCTURED_OUTPUTS: Final = frozenset(Feature[kind.upper()] for kind in KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameter:
+    """The declaration of a sampling parameter.
+
+    ``neutral`` is the value without effect (None: there is none). ``aliases`` are further names in
+    ``sampling_parameters``; ``forms`` are further names with values of another type. ``text_input`` is the name of its
+    input in the text I/O format, and ``inflight_inputs`` are the names of its inputs in the in-flight batcher's
+    ``tensorrt_llm``; both have the datatype of ``type``. ``openai`` specifies whether it is a member of OpenAI's API,
+    conch's extension of that API, or absent. A value other than ``neutral`` requires ``feature``, or the features that
+    ``feature``, a function, returns for the value.
+    """
+
+    type: ValueType
+    description: str
+    neutral: Any
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    forms: Mapping[str, ValueType] = field(default_factory=dict)
+    text_input: str = ""
+    inflight_inputs: tuple[str, ...] = ()
+    openai: Literal["member", "extension", "absent"] = "extension"
+    feature: Feature | Callable[[Any], set[Feature]] | None = None
+
+    def features(self, value: Any) -> set[Feature]:
+        """Return the engine features that ``value`` requires."""
+        if self.feature is None or value == self.neutral:
+            return set()
+        return {self.feature} if isinstance(self.feature, Feature) else self.feature(value)
+
+
+def _parameter(type: ValueType, default: Any, description: str, **more: Any) -> Any:
+    """Declare a field of ``SamplingParams``; ``neutral`` defaults to the field's default."""
+    values = {"default_factory": default, "default": MISSING} if callable(default) else {"default": default}
+    neutral = more.pop("neutral", default() if callable(default) else default)
+    return field(**values, metadata={"parameter": SamplingParameter(type, description, neutral, **more)})
+
+
+_PENALTY: Final = Number(-2, 2, "a number from -2 to 2")
+_SAMPLES: Final = Integer(1, MAX_SAMPLES)
+_STRUCTURED_OUTPUTS: Final = Document(f"an object with one of {', '.join(KINDS)}", structured_outputs)
+_RESPONSE_FORMAT: Final = Document("OpenAI's object", response_format)
+
+
+@dataclass(slots=True)
+class SamplingParams:
+    """The parameters that determine how the tokens of a sequence are chosen and when it ends.
+
+    Engines ignore the fields about text, such as ``stop`` and ``bad_words`` (which they get as token ids). In the
+    parameters that an engine gets, ``n`` is 1 except for beam search.
+    """
+
+    n: int = _parameter(
+        _SAMPLES, 1, "how many answers; with beam search, how many of the beams are returned",
+        aliases=("best_of",), inflight_inputs=("num_return_sequences",), openai="member",
+    )  # fmt: skip
+    max_tokens: int = _parameter(
+        Integer(1), 16, "the most tokens that an answer may have", neutral=None,
+        aliases=("max_new_tokens", "max_completion_tokens"),
+        text_input="max_tokens", inflight_inputs=("request_output_len",), openai="member",
+    )  # fmt: skip
+    temperature: float = _parameter(
+        Number(0, 100, "a number of at least 0"), 1.0, "logits are divided by it; 0 is greedy decoding",
+        text_input="temperature", inflight_inputs=("temperature",), openai="member",
+    )  # fmt: skip
+    top_k: int = _parameter(
+        Integer(-1, clamp=0), 0, "sample from this many of the likeliest tokens only; 0 or -1: from all",
+        text_input="top_k", inflight_inputs=("runtime_top_k",),
+    )  # fmt: skip
+    top_p: float = _parameter(
+        Number(0, 1, "a number above 0 and at most 1", above=True), 1.0,
+        "sample from the likeliest tokens only whose probabilities add up to this",
+        text_input="top_p", inflight_inputs=("runtime_top_p",), openai="member",
+    )  # fmt: skip
+    min_p: float = _parameter(
+        Number(0, 1, "a number from 0 to 1"), 0.0,
+        "sample only from tokens that are at least this fraction as likely as the likeliest one", feature=Feature.MIN_P,
+    )  # fmt: skip
+    min_tokens: int = _parameter(
+        Integer(0), 0, "nothing ends an answer before it has this many tokens",
+        aliases=("min_length",), text_input="min_length", inflight_inputs=("min_length",), feature=Feature.MIN_TOKENS,
+    )  # fmt: skip
+    repetition_penalty: float = _parameter(
+        Number(0, 100, "a number above 0", above=True), 1.0,
+        "above 1 makes tokens of the prompt and the answer less likely",
+        text_input="repetition_penalty", inflight_inputs=("repetition_penalty",), feature=Feature.REPETITION,
+    )  # fmt: skip
+    presence_penalty: float = _parameter(
+        _PENALTY, 0.0, "subtracted from the logits of tokens that the answer already has",
+        text_input="presence_penalty", inflight_inputs=("presence_penalty",), openai="member",
+        feature=Feature.PENALTIES,
+    )  # fmt: skip
+    frequency_penalty: float = _parameter(
+        _PENALTY, 0.0, "subtracted from the logit of a token for each time that the answer has it",
+        text_input="frequency_penalty", inflight_inputs=("frequency_penalty",), openai="member",
+        feature=Feature.PENALTIES,
+    )  # fmt: skip
+    length_penalty: float = _parameter(
+        Number(-10, 10, "a number from -10 to 10"), 1.0,
+        "the score of a beam is divided by its length to the power of this",
+        text_input="length_penalty", inflight_inputs=("len_penalty",),
+    )  # fmt: skip
+    seed: int | None = _parameter(
+        Integer(0, 2**64 - 1), None, "the same seed draws the same tokens again", aliases=("random_seed",),
+        text_input="random_seed", inflight_inputs=("random_seed", "seed"), openai="member", feature=Feature.SEED,
+    )  # fmt: skip
+    end_id: int | None = _parameter(
+        Integer(0), None, "the end-of-sequence token, instead of the checkpoint's",
+        text_input="end_id", inflight_inputs=("end_id",), openai="absent",
+    )  # fmt: skip
+    ignore_eos: bool = _parameter(Flag(), False, "go on after an end-of-sequence token")
+    stop: tuple[str, ...] = _parameter(
+        TextList("stop string", MAX_STOPS, MAX_STOP_LENGTH), (), "texts that end an answer",
+        aliases=("stop_words",), text_input="stop_words", openai="member",
+    )  # fmt: skip
+    stop_token_ids: tuple[int, ...] = _parameter(TokenIds(), (), "further tokens that end an answer")
+    include_stop_str_in_output: bool = _parameter(Flag(), False, "what ends an answer is part of it")
+    beam_width: int = _parameter(
+        _SAMPLES, 1, "above 1: beam search with this many beams", aliases=("num_beams",), text_input="beam_width",
+        inflight_inputs=("beam_width",), feature=Feature.BEAMS,
+    )  # fmt: skip
+    use_beam_search: bool = _parameter(Flag(), False, "beam search with `n` beams, at least 2")
+    early_stopping: bool = _parameter(
+        Flag(), False, "beam search ends once `beam_width` beams are complete",
+        inflight_inputs=("early_stopping",),
+    )  # fmt: skip
+    bad_words: tuple[str, ...] = _parameter(
+        TextList("word", MAX_BAD_WORDS), (), "texts that an answer never has", text_input="bad_words"
+    )
+    logit_bias: Mapping[int, float] = _parameter(
+        Biases(), dict, "added to the logits of tokens", openai="member", feature=Feature.LOGIT_BIAS
+    )
+    logprobs: int | None = _parameter(
+        Integer(0, MAX_LOGPROBS), None, "log-probabilities of the tokens, and of this many alternatives to each",
+        openai="member",
+        feature=lambda count: {Feature.LOGPROBS, Feature.TOP_LOGPROBS} if count else {Feature.LOGPROBS},
+    )  # fmt: skip
+    structured_outputs: Structure | None = _parameter(  # noqa: RUF009
+        _STRUCTURED_OUTPUTS, None, "what the answer must fit", aliases=("guided_decoding",),
+        forms={"response_format": _RESPONSE_FORMAT},
+        feature=lambda structure: {Feature[structure.kind.upper()]},
+    )  # fmt: skip
+    lora_name: str = _parameter(Text(), "", "the LoRA adapter to use", feature=Feature.LORA)
+    skip_special_tokens: bool = _parameter(Flag(), True, "leave special tokens out of the text")
+    spaces_between_special_tokens: bool = _parameter(Flag(), True, "accepted; has no effect")
+    truncate_prompt_tokens: int | None = _parameter(
+        Integer(1), None, "keep only this many tokens of the end of the prompt"
+    )
+    #: ``bad_words`` as token ids, one sequence per spelling of a word; the code that has the tokenizer sets them.
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    def make_greedy(self) -> None:
+        """Select greedy decoding: set ``temperature`` to 0 and the other sampling values to neutral."""
+        self.temperature, self.top_k, self.top_p, self.min_p, self.seed = 0.0, 0, 1.0, 0.0, None
+
+    def for_sample(self, index: int) -> SamplingParams:
+        """Return the parameters of sample ``index`` of ``n``, a separate sequence with its own seed."""
+        return replace(self, n=1, seed=None if self.seed is None else (self.seed + index) % 2**64)
+
+    def features(self) -> list[Feature]:
+        """Return the engine features that these parameters require, in the order of ``Feature``."""
+        needed = {Feature.BAD_WORDS} if self.bad_words_token_ids else set()
+        needed.update(*(parameter.features(getattr(self, parameter.name)) for parameter in PARAMETERS))
+        return [feature for feature in Feature if feature in needed]
+
+
+#: All parameters in the order of the fields.
+PARAMETERS: Final = tuple(
+    replace(declared.metadata["parameter"], name=declared.name)
+    for declared in fields(SamplingParams)
+    if "parameter" in declared.metadata
+)
+#: The parameter and value type of each name in ``sampling_parameters``.
+NAMES: Final[Mapping[str, tuple[SamplingParameter, ValueType]]] = {
+    name: (parameter, type)
+    for parameter in PARAMETERS
+    for name, type in {
+        **dict.fromkeys((parameter.name, *parameter.aliases), parameter.type), **parameter.forms
+    }.items()
+}  # fmt: skip
+#: Unsupported parameters of vLLM; rejected if they have a value.
+REFUSED: Final = ("prompt_logprobs", "logits_processors", "allowed_token_ids", "extra_args")
+#: Names that some clients send; accepted without effect.
+IGNORED: Final = frozenset({"detokenize", "output_kind", "stream", "priority", "return_token_ids"})

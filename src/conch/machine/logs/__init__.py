@@ -1,0 +1,300 @@
+"""Log lines and tables in Triton's formats, based on the standard ``logging`` module.
+
+Modules log with ``logging.getLogger("conch")``. The command, and the library for servers with logging enabled, call
+``setup``, which adds a handler to the root logger, so that library warnings get the same format. If several servers run
+in one process, each has a handler, and every line goes to all handlers. The settings may change while the server runs
+(``LogSettings.update``, for the logging extension). Any thread may log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import Any, Final, TextIO
+
+from conch.core.errors import internal
+from conch.machine.logs.sink import Sink, open_log_file, target_of
+
+FORMATS: Final = ("default", "ISO8601")
+LOGGER: Final = logging.getLogger("conch")
+
+#: The minimum width of the widest column of a table on a terminal (characters).
+_NARROWEST: Final = 20
+#: Control characters, including bidirectional ones, that text from a model or a client must not send to a terminal.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: Characters that JSON does not escape but that a log line must not contain: more control characters, line ends, and
+#: surrogates, which file names may contain and a log file cannot.
+_UNQUOTED: Final = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Characters that the source location of a log line must not contain: all of these, and line ends.
+_UNPRINTABLE: Final = re.compile(rf"{_CONTROL.pattern}|{_UNQUOTED.pattern}|[\n\t]")
+
+#: The maximum length of a name or a path in verbose lines (characters).
+_SHOWN: Final = 256
+
+#: The time for a slow reader to catch up when the log ends (s).
+_LAST_SECONDS: Final = 1.0
+
+_WORKER_LEVEL: Final = {
+    "VERBOSE": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+}
+
+
+@dataclass(slots=True)
+class LogSettings:
+    """The levels, destination and format of the log; the fields are those of the logging extension, in its order.
+
+    ``log_file`` is a path, empty for standard error; a ``log_verbose_level`` of 0 disables verbose lines. ``setup``
+    keeps a reference to the object, so later changes take effect.
+    """
+
+    log_file: str = ""
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    log_format: str = "default"
+
+    def update(self, **changes: bool | int | str) -> None:
+        """Change some fields, from the next line on; ``log_file`` is read only by ``setup``.
+
+        Does not check the values: front ends refuse invalid ones with their protocol's errors.
+        """
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+    def allows(self, level: int) -> bool:
+        """Return whether lines of this level of the ``logging`` module are written."""
+        if level >= logging.ERROR:
+            return self.log_error
+        if level >= logging.WARNING:
+            return self.log_warning
+        if level >= logging.INFO:
+            return self.log_info
+        return self.log_verbose_level > 0
+
+
+#: Whether messages are quoted and escaped as JSON strings; Triton's environment variable disables it.
+_ESCAPES: Final = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Writes the lines that ``settings`` allow to their log file, or to standard error.
+
+    Raises OSError if the log file cannot be opened.
+    """
+
+    def __init__(self, settings: LogSettings) -> None:
+        self.path = settings.log_file
+        stream: TextIO = sys.stderr
+        if self.path:
+            stream = os.fdopen(open_log_file(self.path), "w", encoding="utf-8", errors="backslashreplace")
+        super().__init__(stream)
+        self.target: object = self.path or stream
+        self.settings = settings
+        self._sink: Sink | None = None
+        #: Records held until ``release``; None unless held.
+        self.held: deque[logging.LogRecord] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.settings.allows(record.levelno) or _last_with(self.target) is not self:
+            return
+        if self.held is not None and self.stream.isatty():
+            self.held.append(record)
+            return
+        try:
+            line = self.format(record) + self.terminator
+            if self._sink is None:
+                self._sink = Sink(target_of(self.stream), self._lost)
+            self._sink.put(line.encode("utf-8", "backslashreplace"))
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait for a limited time until the log's reader has taken the last lines; called when the process ends."""
+        if self._sink is not None:
+            self._sink.flush(_LAST_SECONDS)
+
+    def end(self) -> None:
+        """Write the last lines and close the log file."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.flush(_LAST_SECONDS)
+            sink.close()
+        if self.path:
+            self.stream.close()
+
+    def _lost(self, count: int) -> bytes:
+        """Return the line that reports lost lines."""
+        text = f"{count:,} lines of the log were lost: nobody read them, or there was no room for them"
+        record = LOGGER.makeRecord(LOGGER.name, logging.WARNING, "sink.py", 0, text, (), None)
+        return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f":{record.lineno}" if record.lineno else ""  # 0: the message concerns the whole file
+        file = record.filename if record.filename.isprintable() else _UNPRINTABLE.sub(_escaped, record.filename)
+        place = f"{record.process} {file}{line}]"
+        head = f"{_stamp(record, self.settings.log_format)} {place} "
+        table: str | None = getattr(record, "table", None)
+        text = record.getMessage()
+        if table is not None:
+            return f"{head}{_quote(text) if text else ''}\n{_CONTROL.sub(_escaped, table)}\n"
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        first, several, rest = text.partition("\n")
+        if several and self.stream.isatty():
+            return f"{head}{_quote(first)}\n{_CONTROL.sub(_escaped, rest.rstrip())}"
+        return head + _quote(text)
+
+
+#: Active handlers, newest last.
+_handlers: list[_Handler] = []
+#: The settings if there is no handler and the application configures logging itself.
+_without_handler = LogSettings()
+#: The level of the logger before the first handler.
+_previous_level = logging.NOTSET
+
+
+def setup(settings: LogSettings) -> logging.Handler:
+    """Send all log lines to the destination of ``settings`` until ``reset``.
+
+    Raises INTERNAL if the log file cannot be opened. :func:`current` returns the settings of the last call. A file or
+    terminal with several handlers gets each line once.
+    """
+    global _previous_level
+    try:
+        handler = _Handler(settings)
+    except OSError as error:
+        raise internal(f"failed to open log file '{settings.log_file}': {error.strerror}") from error
+    if not _handlers:
+        _previous_level = LOGGER.level
+        LOGGER.setLevel(logging.DEBUG)
+    _handlers.append(handler)
+    logging.getLogger().addHandler(handler)
+    return handler
+
+
+def reset(handler: logging.Handler) -> None:
+    """Undo the call of ``setup`` that returned ``handler`` and close its log file."""
+    global _without_handler
+    for own in [installed for installed in _handlers if installed is handler]:
+        logging.getLogger().removeHandler(own)
+        _handlers.remove(own)
+        own.end()
+    if not _handlers:
+        LOGGER.setLevel(_previous_level)
+        _without_handler = LogSettings()
+
+
+def _last_with(target: object) -> _Handler | None:
+    """Return the newest handler that writes to a log file or stream."""
+    return next((handler for handler in reversed(_handlers) if handler.target == target), None)
+
+
+def hold() -> None:
+    """Hold lines for terminals until ``release``, because a prompt is open; keeps the last 10,000 lines."""
+    for handler in _handlers:
+        if handler.held is None:
+            handler.held = deque(maxlen=10_000)
+
+
+def release() -> None:
+    """Write the lines held since ``hold``."""
+    for handler in _handlers:
+        held, handler.held = handler.held, None
+        for record in held or ():
+            handler.handle(record)
+
+
+def current() -> LogSettings:
+    """Return the settings in force."""
+    return _handlers[-1].settings if _handlers else _without_handler
+
+
+def verbose(level: int, message: str, *arguments: object) -> None:
+    """Log a message if the verbose level is at least ``level`` (1 or more)."""
+    if level <= current().log_verbose_level:
+        LOGGER.debug(message, *arguments, stacklevel=2)
+
+
+def shortened(text: str) -> str:
+    """Truncate a client's text to the length limit of log lines."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+
+
+def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Log a table at INFO, unquoted after a heading that may be empty, limited to the width of a terminal."""
+    width = get_terminal_size().columns if _handlers and _handlers[-1].stream.isatty() else 0
+    LOGGER.info("%s", heading, stacklevel=2, extra={"table": format_table(columns, rows, width)})
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int = 0) -> str:
+    """Format a table with rules and left-aligned cells of one or more lines; every row has a cell per column.
+
+    If the table is wider than ``width`` characters, the widest column is wrapped; 0 means unlimited.
+    """
+    cells = [[str(cell).splitlines() or [""] for cell in row] for row in (columns, *rows)]
+    widths = _widths(cells)
+    excess = sum(width_of_column + 3 for width_of_column in widths) + 1 - width
+    if width and excess > 0:
+        widest = widths.index(max(widths))
+        room = max(widths[widest] - excess, _NARROWEST)
+        for row in cells:
+            row[widest] = [part for line in row[widest] for part in wrap(line, room) or [""]]
+        widths = _widths(cells)
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    head, *body = (
+        "| " + " | ".join(map(str.ljust, line, widths)) + " |"
+        for row in cells
+        for line in zip_longest(*row, fillvalue="")
+    )
+    return "\n".join([rule, head, rule, *body, rule])
+
+
+def _widths(rows: Sequence[Sequence[Sequence[str]]]) -> list[int]:
+    return [max(len(line) for cell in column for line in cell) for column in zip(*rows, strict=True)]
+
+
+def emit_from_worker(level: str, file: str, line: int, message: str, instance: str, pid: int) -> None:
+    """Log a line from a model in its worker, with its ``instance``, process, and the model's file and line.
+
+    ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``; anything else counts as INFO.
+    """
+    number = _WORKER_LEVEL.get(level, logging.INFO)
+    allowed = any(handler.settings.allows(number) for handler in _handlers) or current().allows(number)
+    if allowed and LOGGER.isEnabledFor(number):
+        record = LOGGER.makeRecord(LOGGER.name, number, file, line, message, (), None)
+        record.filename = f"{instance}/{record.filename}"
+        record.process = pid
+        LOGGER.handle(record)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def _quote(text: str) -> str:
+    if not _ESCAPES:
+        return text
+    return _UNQUOTED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
+
+
+def _stamp(record: logging.LogRecord, form: str) -> str:
+    letter = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
+    now = time.gmtime(record.created)
+    if form == "ISO8601":
+        return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', now)} {letter}"
+    return f"{letter}{time.strftime('%m%d %H:%M:%S', now)}.{int(record.created % 1 * 1_000_000):06d}"

@@ -1,0 +1,149 @@
+"""Reads :class:`AnalyzeSettings` from the command line and a file.
+
+Pure, except for reading the file. The command line takes precedence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from conch.config.reading import read_small
+from conch.core.errors import ConchError, did_you_mean, invalid, one_line
+from conch.machine import extras
+from conch.measure.analyze.options.not_taken import NO_EFFECT, REFUSED, harmless
+from conch.measure.analyze.options.settings import OPTIONS, AnalyzeSettings
+from conch.measure.analyze.options.values import OptionProblem
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """The content of a file, and the line of each key by its path, such as ``profile_models.add.parameters``."""
+
+    path: Path
+    content: Mapping[str, Any]
+    lines: Mapping[str, int]
+
+
+def read_document(path: Path) -> SettingsFile:
+    """Read the options in a file.
+
+    Raises INVALID_ARG for a file that cannot be read or is not a mapping, and UNSUPPORTED if PyYAML is missing.
+    """
+    yaml = extras.load(f"reading {path}", "yaml")
+    try:
+        text = read_small(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"{path} cannot be read: {one_line(error)}") from None
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        lines = _note(path, root) if root is not None else {}
+        content = loader.construct_document(root) if root is not None else {}
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise invalid(f"{path}, line {mark.line + 1 if mark else 1}: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise invalid(f"{path} is not YAML: {one_line(error)}") from None
+    finally:
+        loader.dispose()
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise invalid(f"{path} does not have options as 'name: value'")
+    return SettingsFile(path, content, lines)
+
+
+def _note(path: Path, root: Any) -> dict[str, int]:
+    """Return the lines of all keys by their paths; raises INVALID_ARG for a duplicate key in a mapping."""
+    lines: dict[str, int] = {}
+    noted: set[int] = set()
+
+    def note(node: Any, where: str) -> None:
+        if isinstance(node.value, str) or id(node) in noted:
+            return
+        noted.add(id(node))  # an alias is one node at several places
+        names: dict[str, int] = {}
+        for child in node.value:
+            # An element of a list has the path of the list, so that both forms of a model have the same path.
+            key, value = child if isinstance(child, tuple) else (child, child)
+            line = key.start_mark.line + 1
+            if not isinstance(key.value, str):
+                note(value, where)
+                continue
+            if key is not value and key.value in names:
+                raise invalid(f"{path}, line {line}: '{key.value}' is in line {names[key.value]} already")
+            names[key.value] = line
+            below = f"{where}.{key.value}" if where else key.value
+            lines.setdefault(below, line)
+            note(value, below)
+
+    note(root, "")
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The settings, and a sentence for each option without effect."""
+
+    settings: AnalyzeSettings
+    warnings: tuple[str, ...] = ()
+
+
+def _keys() -> dict[str, str]:
+    """Return the option of each key that a file may use: the option's name, or one of its long flags."""
+    keys: dict[str, str] = {}
+    for name, option in OPTIONS.items():
+        flags = [flag for flag in option.metadata["flags"] if flag.startswith("--")]
+        keys |= dict.fromkeys([name, *(flag[2:].replace("-", "_") for flag in flags)], name)
+    return keys
+
+
+KEYS: Final[Mapping[str, str]] = _keys()
+
+
+def read_settings(texts: Mapping[str, Any], file: Path | None = None) -> Read:
+    """Merge options of the command line (texts by name) and of a file into settings.
+
+    Raises INVALID_ARG, naming the option and the line of the file, and UNSUPPORTED for a file if PyYAML is missing.
+    """
+    chosen: dict[str, Any] = {}
+    warnings: list[str] = []
+    if file is not None:
+        document = read_document(file)
+        for key, value in document.content.items():
+            try:
+                _take(chosen, warnings, key, value)
+            except ConchError as error:
+                raise _placed(document, error, key) from None
+    for name, text in texts.items():
+        _take(chosen, warnings, name, text, written=flag_of(name))
+    return Read(AnalyzeSettings(**chosen), tuple(warnings))
+
+
+def flag_of(name: str) -> str:
+    """Return the command-line flag of an option: its short name if it has one."""
+    others = OPTIONS[name].metadata["flags"] if name in OPTIONS else ()
+    return next((flag for flag in others if flag.startswith("--")), f"--{name.replace('_', '-')}")
+
+
+def _take(chosen: dict[str, Any], warnings: list[str], key: str, value: Any, *, written: str = "") -> None:
+    written = written or key
+    if key in KEYS:
+        chosen[KEYS[key]] = OPTIONS[KEYS[key]].metadata["read"](written, value)
+    elif key in NO_EFFECT or (key in REFUSED and harmless(key, value)):
+        warnings.append(f"{written} has no effect: {NO_EFFECT.get(key, 'conch does so anyway')}")
+    elif key in REFUSED:
+        raise invalid(f"{written}: {REFUSED[key]}")
+    else:
+        hint = did_you_mean(key, (*KEYS, *NO_EFFECT, *REFUSED), "docs/analyze.md lists them")
+        raise OptionProblem(f"there is no option '{key}'; {hint}", key)
+
+
+def _placed(document: SettingsFile, error: ConchError, key: str) -> ConchError:
+    """Return the error with the file name and the line of its key."""
+    where = error.where if isinstance(error, OptionProblem) else key
+    while where and where not in document.lines:
+        where = where.rpartition(".")[0]
+    line = document.lines.get(where, document.lines.get(key, 1))
+    return ConchError(f"{document.path}, line {line}: {error.message}", error.code)

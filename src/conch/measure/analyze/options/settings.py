@@ -1,0 +1,277 @@
+"""The options of ``conch analyze``, each declared once: name, type, default, help.
+
+The command line and the file (``-f``) use these declarations. Names are model analyzer's, with dashes on the command
+line. :mod:`conch.measure.analyze.options.reading` parses them.
+"""
+# ruff: noqa: RUF009 (``option`` is ``dataclasses.field``, with names for its metadata)
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from conch.core.errors import invalid
+from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
+from conch.measure.analyze.options import goal_texts, values
+from conch.measure.analyze.options.description import described
+from conch.measure.analyze.options.models import ModelSettings, models
+from conch.measure.analyze.options.values import OptionProblem, Reader
+from conch.measure.reports.writing import NO_PDF
+
+SearchMode = Literal["brute", "quick", "optuna"]
+LaunchMode = Literal["local", "remote"]
+
+#: The dimensions that ``--sweep`` can name.
+SWEPT: Final = ("instances", "batch", "delay", "preferred", "variant", "threads")
+
+_MODELS: Final = "Models"
+_SEARCH: Final = "Search"
+_GOALS: Final = "Goals"
+_SERVER: Final = "Server"
+_MEASURING: Final = "Measuring"
+_RESULTS: Final = "Results"
+
+
+def option(
+    default: Any, group: str, read: Reader, metavar: str, help: str, *,
+    flags: tuple[str, ...] = (), common: bool = False, several: bool = False,
+) -> Any:  # fmt: skip
+    """Declare an option; ``read`` parses its value from the command line or a file.
+
+    ``flags`` are further names on the command line. ``common`` options come first in the help. An option with
+    ``several`` may be repeated; its reader then gets a list.
+    """
+    metadata = {
+        "group": group, "read": read, "metavar": metavar, "help": help, "flags": flags, "common": common,
+        "several": several or isinstance(default, dict),
+    }  # fmt: skip
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _formats(name: str, value: Any) -> tuple[str, ...]:
+    """Read the formats of the reports."""
+    if "pdf" in (format.strip().lower() for format in values.names(name, value)):
+        raise OptionProblem(f"{name}: {NO_PDF}", name)
+    return tuple(values.some_of("html", "csv", "json")(name, value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeSettings:
+    """The options of an analysis.
+
+    Raises INVALID_ARG for options that contradict each other.
+    """
+
+    # fmt: off
+    model_repository: Path | None = option(
+        None, _MODELS, values.directory, "DIR", "Model repository. It is only read.",
+        flags=("-m",), common=True)
+    profile_models: tuple[ModelSettings, ...] = option(
+        (), _MODELS, models, "A,B", "Models to measure.", common=True)
+    bls_composing_models: tuple[ModelSettings, ...] = option(
+        (), _MODELS, models, "A,B", "Models that a measured model calls (BLS), to tune with it.")
+    ensemble_composing_models: tuple[ModelSettings, ...] = option(
+        (), _MODELS, models, "A,B", "Steps of an ensemble to tune (default: all).")
+    cpu_only_composing_models: tuple[str, ...] = option(
+        (), _MODELS, values.names, "A,B", "Composing models to keep on the CPU.")
+    cpu_only: bool = option(False, _MODELS, values.flag, "", "Keep all models on the CPU.")
+
+    run_config_search_mode: SearchMode = option(
+        "quick", _SEARCH, values.one_of("brute", "quick", "optuna"), "MODE",
+        "quick (hill climbing; default), brute (all combinations) or optuna.", common=True)
+    sweep: tuple[str, ...] = option(
+        (), _SEARCH, values.some_of(*SWEPT), "WHAT,…",
+        f"Settings to vary: {', '.join(SWEPT)} (default: all; brute: instances, batch, variant).",
+        common=True)
+    run_config_search_disable: bool = option(
+        False, _SEARCH, values.flag, "", "Vary only the fields under model_config_parameters.")
+    run_config_search_min_instance_count: int = option(
+        1, _SEARCH, values.count, "N", "Minimum number of instances (1).")
+    run_config_search_max_instance_count: int = option(
+        5, _SEARCH, values.instances, "N", "Maximum number of instances (5).", common=True)
+    run_config_search_min_model_batch_size: int = option(1, _SEARCH, values.count, "N", "Minimum max_batch_size (1).")
+    run_config_search_max_model_batch_size: int = option(
+        128, _SEARCH, values.count, "N", "Maximum max_batch_size (128).", common=True)
+    run_config_search_min_concurrency: int = option(1, _SEARCH, values.count, "N", "Minimum concurrency (1).")
+    run_config_search_max_concurrency: int = option(1024, _SEARCH, values.count, "N", "Maximum concurrency (1024).")
+    run_config_search_min_request_rate: float = option(
+        16.0, _SEARCH, values.positive, "N", "Minimum request rate per second (16).")
+    run_config_search_max_request_rate: float = option(
+        8192.0, _SEARCH, values.positive, "N", "Maximum request rate per second (8192).")
+    run_config_search_max_binary_search_steps: int = option(
+        5, _SEARCH, values.count, "N",
+        "Maximum steps of the binary search for the best load (5).")
+    run_config_profile_models_concurrently_enable: bool = option(
+        False, _SEARCH, values.flag, "", "Measure all models at the same time.")
+    request_rate_search_enable: bool = option(
+        False, _SEARCH, values.flag, "", "Search request rates instead of concurrencies.")
+    early_exit_enable: bool = option(
+        False, _SEARCH, values.flag, "", "Stop a sweep of given loads when the throughput stops growing.")
+    optuna_min_percentage_of_search_space: float = option(
+        5.0, _SEARCH, values.percentage, "N", "optuna: minimum share of the search space, in percent (5).",
+        flags=("--min-percentage-of-search-space",))
+    optuna_max_percentage_of_search_space: float = option(
+        10.0, _SEARCH, values.percentage, "N", "optuna: maximum share of the search space, in percent (10).",
+        flags=("--max-percentage-of-search-space",))
+    optuna_min_trials: int = option(20, _SEARCH, values.count, "N", "optuna: minimum number of trials (20).")
+    optuna_max_trials: int = option(200, _SEARCH, values.count, "N", "optuna: maximum number of trials (200).")
+    optuna_early_exit_threshold: int = option(
+        10, _SEARCH, values.count, "N", "optuna: stop after this many trials without improvement (10).")
+    concurrency: tuple[int, ...] = option(
+        (), _SEARCH, values.counts, "N,N or A:B:S", "Concurrencies to measure (default: searched).",
+        flags=("-c",), common=True)
+    request_rate: tuple[float, ...] = option(
+        (), _SEARCH, values.rates, "N,N or A:B:S", "Request rates per second to measure, instead of concurrencies.")
+    batch_sizes: tuple[int, ...] = option(
+        (1,), _SEARCH, values.counts, "N,N", "Inferences per request (1).", flags=("-b",))
+
+    objectives: tuple[WeightedObjective, ...] = option(
+        (), _GOALS, goal_texts.objectives, "WHAT[=WEIGHT]",
+        "throughput (default), latency:p99, memory, gpu_memory, cost …; repeatable.",
+        flags=("--objective",), common=True, several=True)
+    constraints: tuple[Constraint, ...] = option(
+        (), _GOALS, goal_texts.constraints, "BOUND", '"p99<100ms", "memory<4GB", "throughput>50" …; repeatable.',
+        flags=("--constraint",), common=True, several=True)
+    latency_budget: float | None = option(
+        None, _GOALS, values.milliseconds, "MS", "Maximum p99 latency; the same as a constraint.")
+    min_throughput: float | None = option(
+        None, _GOALS, values.positive, "N", "Minimum throughput; the same as a constraint.")
+    price: Price | None = option(
+        None, _GOALS, values.price, "PRICE",
+        "Price per hour for the objective cost: 3.20, or core=0.04,gb=0.005,gpu=2.")
+
+    triton_launch_mode: LaunchMode = option(
+        "local", _SERVER, values.launch_mode, "MODE", "local: start conch serve; remote: use a running server.",
+        flags=("--mode",), common=True)
+    triton_http_endpoint: str = option("localhost:8000", _SERVER, values.text, "HOST:PORT", "remote: HTTP address.")
+    triton_grpc_endpoint: str = option(
+        "localhost:8001", _SERVER, values.text, "HOST:PORT", "remote: gRPC address.", common=True)
+    triton_server_flags: Mapping[str, Any] = option(
+        {}, _SERVER, values.mapping, "NAME=VALUE", "local: option of conch serve; repeatable.")
+    triton_server_environment: Mapping[str, Any] = option(
+        {}, _SERVER, values.mapping, "NAME=VALUE", "local: environment variable of the server; repeatable.")
+    reload_model_disable: bool = option(
+        False, _SERVER, values.flag, "", "remote: do not reload models; only search loads.")
+
+    client_protocol: Literal["http", "grpc"] = option(
+        "grpc", _MEASURING, values.one_of("http", "grpc"), "NAME", "Protocol of the requests: grpc (default) or http.")
+    perf_analyzer_flags: Mapping[str, Any] = option(
+        {}, _MEASURING, values.mapping, "NAME=VALUE", "Option of conch perf, such as shape=INPUT:3,224; repeatable.",
+        common=True)
+    perf_analyzer_timeout: float = option(
+        600.0, _MEASURING, values.positive, "S", "Time limit of one measurement, in seconds (600).")
+    final_rounds: int = option(
+        3, _MEASURING, values.number, "N",
+        "Number of final rounds that compare the best configuration with the default (3).")
+    budget: float | None = option(
+        None, _MEASURING, values.seconds, "TIME",
+        "Time limit of the analysis, including the final rounds, such as 5m or 90s.",
+        common=True)
+    retry_failed: bool = option(
+        False, _MEASURING, values.flag, "", "Measure configurations again that failed before.")
+    repeat_disturbed: bool = option(
+        False, _MEASURING, values.flag, "", "Measure points again that were disturbed.")
+
+    export_path: Path = option(
+        Path("analysis"), _RESULTS, values.path, "DIR",
+        "Directory for the reports (analysis).", flags=("-e",), common=True)
+    checkpoint_directory: Path | None = option(
+        None, _RESULTS, values.path, "DIR",
+        "Directory for the measurements, from which an analysis resumes (EXPORT/checkpoints).",
+        flags=("-s",))
+    output_model_repository_path: Path | None = option(
+        None, _RESULTS, values.path, "DIR", "Directory for the measured configurations (default: not kept).")
+    override_output_model_repository: bool = option(
+        False, _RESULTS, values.flag, "", "Overwrite the contents of that directory.")
+    output_formats: tuple[str, ...] = option(
+        ("html", "csv", "json"), _RESULTS, _formats, "NAME,…", "Formats: html, csv, json (all).",
+        flags=("-o",))
+    skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Do not write the HTML report.")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for name in ("instance_count", "model_batch_size", "concurrency", "request_rate"):
+            least = getattr(self, f"run_config_search_min_{name}")
+            most = getattr(self, f"run_config_search_max_{name}")
+            if least > most:
+                raise invalid(
+                    f"run_config_search_min_{name} ({least:g}) is greater than run_config_search_max_{name} ({most:g})"
+                )
+        for sizes in (self.batch_sizes, *(model.batch_sizes for model in self.profile_models)):
+            if len(sizes) > 1:
+                raise invalid(
+                    f"batch_sizes: {', '.join(map(str, sizes))}: an analysis takes one batch size; run one for each,"
+                    " with its own --export-path"
+                )
+        if self.concurrency and self.request_rate:
+            raise invalid("concurrency and request_rate are mutually exclusive")
+
+    @property
+    def loads_are_rates(self) -> bool:
+        """Whether loads are request rates."""
+        return bool(self.request_rate) or self.request_rate_search_enable
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of the journal."""
+        return self.checkpoint_directory or self.export_path / "checkpoints"
+
+    def batch_size_of(self, model: str) -> int:
+        """Return the number of inferences in a request to a model."""
+        return (self.model(model).batch_sizes or self.batch_sizes)[0]
+
+    def stays_on_cpu(self, model: str) -> bool:
+        """Return whether a model is kept on the CPU, regardless of its configuration."""
+        return self.cpu_only or self.model(model).cpu_only or model in self.cpu_only_composing_models
+
+    def goals(self, names: Sequence[str]) -> Goals:
+        """Return the goals of models that are profiled together: each model's own, or those of the analysis.
+
+        Raises INVALID_ARG for constraints that contradict each other.
+        """
+        shorthands = []
+        if self.latency_budget is not None:
+            shorthands.append(Constraint("latency_p99", maximum=self.latency_budget))
+        if self.min_throughput is not None:
+            shorthands.append(Constraint("throughput", minimum=self.min_throughput))
+        chosen = {}
+        for name in names:
+            own = self.model(name)
+            chosen[name] = ModelGoals(
+                own.objectives or self.objectives or (WeightedObjective("throughput"),),
+                goal_texts.joined("constraints", (*(own.constraints or self.constraints), *shorthands)),
+                own.weighting,
+            )
+        return Goals(chosen, self.price or Price())
+
+    @property
+    def endpoint(self) -> str:
+        """The address of the server in remote mode."""
+        return self.triton_grpc_endpoint if self.client_protocol == "grpc" else self.triton_http_endpoint
+
+    def given(self) -> Iterator[tuple[str, str]]:
+        """Yield the options that differ from their defaults, by name, for reports."""
+        for name, declared in OPTIONS.items():
+            value = getattr(self, name)
+            default = (
+                declared.default_factory()
+                if declared.default is MISSING and declared.default_factory is not MISSING
+                else declared.default
+            )
+            if value != default and name != "profile_models":
+                yield name, described(name, value)
+
+    def model(self, name: str) -> ModelSettings:
+        """Return the options of a measured or composing model."""
+        known = (*self.profile_models, *self.bls_composing_models, *self.ensemble_composing_models)
+        return next((model for model in known if model.name == name), ModelSettings(name=name))
+
+
+#: The options by name, in the order of the help.
+OPTIONS: Final[Mapping[str, Field[Any]]] = {
+    declared.name: declared for declared in fields(AnalyzeSettings) if declared.metadata
+}

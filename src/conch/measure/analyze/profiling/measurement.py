@@ -1,0 +1,219 @@
+"""Measures a loaded candidate at a series of loads; each measurement is a point.
+
+All models that are profiled together receive requests at the same time, each from its own sending processes, which live
+as long as the candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from math import ceil
+from threading import Barrier, BrokenBarrierError, Lock
+from types import TracebackType
+
+from conch.core.errors import internal
+from conch.measure.analyze.profiling.plans import at_load
+from conch.measure.analyze.results import ModelFigures, Point
+from conch.measure.analyze.servers.base import ServerGone
+from conch.measure.perf.figures.confidence import Interval, student
+from conch.measure.perf.figures.latency import WindowFigures
+from conch.measure.perf.level import OnWindow
+from conch.measure.perf.measured import Measured
+from conch.measure.perf.plan import PerfPlan
+from conch.measure.perf.run import CALLERS_PER_PROCESS, Measurement
+
+#: Receives the windows so far, each as if it were the point; returns True to end the measurement.
+Hopeless = Callable[[Sequence[Point]], bool]
+
+
+class CandidateMeasurement:
+    """Sends requests to the loaded models of ``plans`` (by name); ``rate`` is whether loads are request rates.
+
+    A context manager: on exit, all requests stop.
+    """
+
+    def __init__(self, plans: Mapping[str, PerfPlan], *, rate: bool) -> None:
+        self._plans, self._rate = plans, rate
+        self._open: dict[str, Measurement] = {}
+        self._stack = ExitStack()
+        self._size = 0
+
+    def __enter__(self) -> CandidateMeasurement:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the sending processes."""
+        self._open = {}
+        self._stack.close()
+        self._size = 0
+
+    def measure(self, load: float, hopeless: Hopeless | None = None) -> Point:
+        """Measure the point at ``load``; ``hopeless`` may end it early.
+
+        Raises the errors of :class:`Measurement`, and INTERNAL if a model completed no request.
+        """
+        self._connect(load)
+        windows = WindowsSoFar(load, self._open, hopeless)
+        together = Barrier(len(self._open))
+        with ThreadPoolExecutor(len(self._open)) as threads:
+            running = {
+                name: threads.submit(_measure, opened, load, windows.observer(name), together)
+                for name, opened in self._open.items()
+            }
+            try:
+                wait(running.values())
+            except BaseException:
+                # At Ctrl+C, the threads end with their windows without waiting for each other.
+                windows.stop()
+                together.abort()
+                raise
+        measured = {name: future.result() for name, future in running.items()}
+        for name, measurement in measured.items():
+            if measurement.gone:
+                raise ServerGone(measurement.gone)
+            if not measurement.figures.requests:
+                why = _most_frequent(measurement.errors) or next(measurement.warnings, "")
+                raise internal(f"model '{name}' answered no request: {why}")
+        return _point(load, measured, stopped=windows.stopped)
+
+    def _connect(self, load: float) -> None:
+        """Start the number of sending processes that the load requires."""
+        size = ceil(load / CALLERS_PER_PROCESS) if not self._rate else 1
+        if size == self._size:
+            return
+        self.close()
+        for name, plan in self._plans.items():
+            self._open[name] = self._stack.enter_context(Measurement(at_load(plan, load, rate=self._rate)))
+        self._size = size
+
+
+def _measure(measurement: Measurement, load: float, on_window: OnWindow, together: Barrier) -> Measured:
+    """Measure one model, and keep its requests running until all models are measured."""
+
+    def wait_for_others() -> None:
+        with suppress(BrokenBarrierError):
+            together.wait()
+
+    try:
+        return measurement.measure(load, on_window, wait_for_others)
+    except BaseException:
+        together.abort()
+        raise
+
+
+class WindowsSoFar:
+    """The windows of all models so far; ``hopeless`` is called when every model has a new window."""
+
+    def __init__(self, load: float, models: Mapping[str, object], hopeless: Hopeless | None) -> None:
+        self._load, self._hopeless = load, hopeless
+        self._windows: dict[str, list[WindowFigures]] = {name: [] for name in models}
+        self._lock = Lock()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """End the measurement with the current windows."""
+        self.stopped = True
+
+    def observer(self, name: str) -> Callable[[WindowFigures], bool]:
+        """Return a function that receives the windows of one model, and returns True to end its measurement."""
+
+        def observe(window: WindowFigures) -> bool:
+            with self._lock:
+                if window.interference is not None and window.interference.disturbs:
+                    return self.stopped  # a disturbed window is no evidence about the candidate
+                self._windows[name].append(window)
+                points = self._points()
+                if self._hopeless is not None and points and self._hopeless(points):
+                    self.stopped = True
+                return self.stopped
+
+        return observe
+
+    def _points(self) -> list[Point]:
+        count = min(map(len, self._windows.values()))
+        return [
+            Point(self._load, {name: _figures(windows[at]) for name, windows in self._windows.items()}, None)
+            for at in range(count)
+        ]
+
+
+def _point(load: float, measured: Mapping[str, Measured], *, stopped: bool) -> Point:
+    many = len(measured) > 1
+    warnings = [
+        f"{name}: {text}" if many else text for name, measurement in measured.items() for text in measurement.warnings
+    ]
+    models = {
+        name: replace(_figures(measurement.figures), stages=_stages(name, measurement), noise=_noise(measurement))
+        for name, measurement in measured.items()
+    }
+    seen = [measurement.resources for measurement in measured.values() if measurement.resources is not None]
+    return Point(
+        load, models, max(seen, key=lambda sample: sample.memory, default=None), warnings=tuple(warnings),
+        disturbed=any(measurement.disturbed for measurement in measured.values()), stopped=stopped,
+    )  # fmt: skip
+
+
+def _figures(window: WindowFigures) -> ModelFigures:
+    latency = window.latency
+    return ModelFigures(
+        throughput=window.throughput,
+        average=latency.average if latency else 0.0,
+        percentiles=dict(latency.percentiles) if latency else {},
+        client_send=window.send.average if window.send else 0.0,
+        client_wait=window.wait.average if window.wait else 0.0,
+        stages={},
+        requests=window.requests,
+        failed=sum(window.failures.values()),
+    )
+
+
+def _noise(measured: Measured) -> Mapping[str, float]:
+    """Return the relative standard errors of the figures."""
+    confidence, latency = measured.confidence, measured.figures.latency
+    if confidence is None or latency is None:
+        return {}
+    intervals: dict[str, tuple[Interval | None, float]] = {
+        "throughput": (confidence.throughput, measured.figures.throughput),
+        "latency_average": (confidence.average, latency.average),
+        **{
+            f"latency_p{number:g}": (interval, latency.percentiles.get(number, 0.0))
+            for number, interval in confidence.percentiles.items()
+        },
+    }
+    return {
+        name: share_of_error(interval, value, confidence.count)
+        for name, (interval, value) in intervals.items()
+        if interval is not None and interval.high > 0 and value > 0
+    }
+
+
+def share_of_error(interval: Interval, value: float, count: int) -> float:
+    """Return the relative standard error of the mean of ``count`` numbers, from its confidence interval.
+
+    An interval that would begin below 0 is cut there; its width then follows from ``value``, the mean.
+    """
+    half = (interval.high - interval.low) / 2 if interval.low > 0 else interval.high - value
+    return half / (interval.high - half) / student(count - 1)
+
+
+def _stages(name: str, measured: Measured) -> Mapping[str, float]:
+    """Return the averages of a model's server stages over its versions, weighted by their counts."""
+    totals: dict[str, tuple[int, float]] = {}
+    for version in measured.server:
+        if version.model == name:
+            for stage, figures in version.stages.items():
+                count, seconds = totals.get(stage, (0, 0.0))
+                totals[stage] = (count + figures.count, seconds + figures.count * figures.average)
+    return {stage: seconds / count for stage, (count, seconds) in totals.items() if count}
+
+
+def _most_frequent(errors: Mapping[str, int]) -> str:
+    return max(errors, key=lambda message: errors[message]) if errors else ""

@@ -1,0 +1,115 @@
+"""The figures of an analysis as CSV in model analyzer's columns, and as complete JSON. Pure."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+import json as json_module
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from conch.measure.analyze.report.analysis import Analysis, Placed
+from conch.measure.analyze.report.traits import traits_of
+from conch.measure.analyze.results import Point
+
+#: The version of the JSON format; incremented by changes that break existing readers.
+FORMAT: Final = 2
+SERVER_ONLY: Final = ("Model", "GPU UUID", "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)")
+
+
+def tables(analysis: Analysis) -> Mapping[str, str]:
+    """Return the CSV files by model analyzer's names; those of GPUs only if there are figures of GPUs."""
+    level = "Concurrency" if analysis.load_kind == "concurrency" else "Request Rate"
+    inference = (
+        "Model", "Batch", level, "Model Config Path", "Instance Group", "Max Batch Size", "Satisfies Constraints",
+        "Throughput (infer/sec)", "p99 Latency (ms)",
+    )  # fmt: skip
+    gpu = (
+        "Model", "GPU UUID", "Batch", level, "Model Config Path", "Instance Group", "Satisfies Constraints",
+        "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)",
+    )  # fmt: skip
+    by_name = {"metrics-model-inference.csv": _csv(inference, _inference(analysis))}
+    if analysis.has_gpus:
+        by_name["metrics-model-gpu.csv"] = _csv(gpu, _gpus(analysis))
+    if analysis.server_only:
+        rows = (
+            ["triton-server", uuid, round(memory / 1e6, 1), round(100 * used, 1), round(power, 1)]
+            for uuid, (memory, used, power) in analysis.server_only.items()
+        )
+        by_name["metrics-server-only.csv"] = _csv(SERVER_ONLY, rows)
+    return by_name
+
+
+def json(analysis: Analysis) -> str:
+    """Return the whole analysis as JSON; units are seconds, bytes and fractions from 0 to 1."""
+    document = {
+        "format": FORMAT,
+        "models": list(analysis.models),
+        "wanted": analysis.wanted,
+        "load": analysis.load_kind,
+        "server": analysis.server,
+        "machine": dict(analysis.machine),
+        "settings": dict(analysis.settings),
+        "best": analysis.best.name if analysis.best else None,
+        "recommended": analysis.recommended.name if analysis.recommended else None,
+        "advice": analysis.advice,
+        "reason": analysis.reason,
+        "best_beside_default": asdict(analysis.comparison) if analysis.comparison else None,
+        "notes": list(analysis.notes),
+        "configurations": [_candidate(candidate) for candidate in analysis.placed],
+    }
+    return json_module.dumps(document, indent=2) + "\n"
+
+
+def _candidate(candidate: Placed) -> dict[str, Any]:
+    return {
+        "name": candidate.name,
+        "overrides": candidate.result.candidate.overrides,
+        "satisfies_constraints": candidate.satisfied,
+        "broken_constraints": list(candidate.broken),
+        "score": candidate.score or None,
+        "tied": candidate.tied,
+        "best_load": candidate.point.load if candidate.point else None,
+        "error": candidate.result.error,
+        "points": [asdict(point) | {"throughput": point.throughput} for point in candidate.result.points],
+        "configs": candidate.result.configs,
+    }
+
+
+def _points(analysis: Analysis) -> Iterator[tuple[Placed, Point, str, str]]:
+    """Yield every point with the shared columns: whether it satisfies the constraints, and the instances."""
+    for candidate in analysis.placed:
+        for point in candidate.result.points:
+            instances = " / ".join(
+                traits_of(candidate.result, model, gpus=analysis.has_gpus).instance_text for model in analysis.models
+            )
+            yield candidate, point, "Yes" if point.load in candidate.passing else "No", instances
+
+
+def _inference(analysis: Analysis) -> Iterator[Sequence[Any]]:
+    for candidate, point, satisfies, _ in _points(analysis):
+        for model, figures in point.models.items():
+            traits = traits_of(candidate.result, model, gpus=analysis.has_gpus)
+            yield (
+                model, analysis.batch_size, f"{point.load:g}", candidate.name, traits.instance_text,
+                traits.max_batch_size, satisfies, f"{figures.throughput:.6g}",
+                round(1e3 * figures.percentiles.get(99, 0.0), 3),
+            )  # fmt: skip
+
+
+def _gpus(analysis: Analysis) -> Iterator[Sequence[Any]]:
+    for candidate, point, satisfies, instances in _points(analysis):
+        for uuid, gpu in point.resources.gpus.items() if point.resources else ():
+            yield (
+                ", ".join(analysis.models), uuid, analysis.batch_size, f"{point.load:g}", candidate.name, instances,
+                satisfies, round(gpu.memory / 1e6, 1), round(100 * gpu.utilisation, 1), round(gpu.power, 1),
+            )  # fmt: skip
+
+
+def _csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv_module.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,100 @@
+"""The results of an analysis: the candidates, and the measurement of each at each load.
+
+Pure. Profiling (:mod:`conch.measure.analyze.profiling.profile`) creates them, the journal keeps them, and the ranking and the
+reports read them. Times are in seconds, memory in bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from conch.measure.perf.server.resources import ResourceFigures
+
+#: The kind of load: concurrent callers, or requests per second.
+LoadKind = Literal["concurrency", "request_rate"]
+
+
+#: Suffix of the name of the repository's own configuration.
+DEFAULT: Final = "_config_default"
+_NAME: Final = re.compile(r".+_config_(default|\d+)")
+
+
+def is_name_of_candidate(name: str) -> bool:
+    """Return whether a name has the form of candidates' names."""
+    return _NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration of all profiled models.
+
+    ``overrides`` are, by model, the fields that differ from the repository's configuration, nested and named as in
+    ``GET /v2/models/M/config`` (``{"instance_group": [{"count": 2}]}``): messages are merged, lists are replaced, and
+    None removes a field. ``name`` is unique, such as ``falcon7b_config_7``. ``falcon7b_config_default`` is the
+    repository's own configuration; it has only the overrides that all candidates share.
+    """
+
+    name: str
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether this is the repository's own configuration."""
+        return self.name.endswith(DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """The figures of one model at one load: throughput, client latency and its stages.
+
+    ``throughput`` is in inferences per second. ``percentiles`` are by number (50, 90, 95, 99). ``client_wait`` is the
+    time from the last byte sent to the first byte received, and ``stages`` the averages of the server's ``queue``,
+    ``compute_input``, ``compute_infer`` and ``compute_output``. ``failed`` counts failed requests, which are excluded
+    from the latencies. ``noise`` is the relative standard error over the windows, by figure
+    (:mod:`conch.measure.analyze.judging.metrics`).
+    """
+
+    throughput: float
+    average: float
+    percentiles: Mapping[float, float]
+    client_send: float
+    client_wait: float
+    stages: Mapping[str, float]
+    requests: int
+    failed: int = 0
+    noise: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The measurement of a candidate at one load: all models at the same time, and the server's resources.
+
+    ``disturbed`` is whether other processes used the machine; ``warnings`` are sentences. ``stopped`` is set if the
+    measurement ended early because the candidate was clearly worse than another.
+    """
+
+    load: float
+    models: Mapping[str, ModelFigures]
+    resources: ResourceFigures | None
+    disturbed: bool = False
+    warnings: Sequence[str] = ()
+    stopped: bool = False
+
+    @property
+    def throughput(self) -> float:
+        """The throughput of all models together (inferences per second)."""
+        return sum(figures.throughput for figures in self.models.values())
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateResult:
+    """A candidate with its points in order of load; ``error`` is the reason if it could not be served or measured."""
+
+    candidate: Candidate
+    points: Sequence[Point] = ()
+    error: str = ""
+    #: The configurations in force, by model, as shown by the server.
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

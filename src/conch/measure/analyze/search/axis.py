@@ -1,0 +1,106 @@
+"""The loads at which candidates are compared: concurrent callers, or requests per second.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, log2, sqrt
+from typing import Final
+
+from conch.measure.analyze.judging.goals import Goals
+from conch.measure.analyze.judging.objectives import violations
+from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.results import Point
+
+#: Target of a latency as a fraction of its bound when a load is corrected from a higher one.
+_NEAR: Final = 0.95
+#: Loads with a smaller ratio are not worth another measurement between them.
+FINEST: Final = 1.15
+#: The figures that a lower load improves.
+WAITING: Final = ("latency_", "client_wait", "queue")
+
+
+class LoadAxis:
+    """The range of loads; if the user gave ``loads``, only those are used."""
+
+    def __init__(self, least: float, most: float, loads: Sequence[float] = (), *, rates: bool = False) -> None:
+        """Create the range; ``rates`` is whether loads are requests per second."""
+        self.least, self.most, self.given, self.rates = least, most, tuple(loads), rates
+
+    def fitting(self, parallelism: int) -> float:
+        """Return the load that keeps a candidate busy; ``parallelism`` is its number of concurrent inferences.
+
+        It is twice the number of concurrent inferences: while one batch is computed, the next one forms. (Model
+        analyzer's quick search uses the same.) For rates, it is the highest rate.
+        """
+        return self._allowed(2.0 * parallelism if not self.rates else self.most)
+
+    def more(self, load: float) -> float | None:
+        """Return the next higher load: twice as high, or the next given one; None at the end."""
+        if self.given:
+            return min((allowed for allowed in self.given if allowed > load), default=None)
+        return self.bounded(2 * load) if load < self.most else None
+
+    def less(self, load: float) -> float | None:
+        """Return the next lower load: half as high, or the next given one; None at the end."""
+        if self.given:
+            return max((allowed for allowed in self.given if allowed < load), default=None)
+        return self._allowed(load / 2) if load > self.least else None
+
+    def between(self, low: float, high: float) -> float | None:
+        """Return a load between two others; None if they are too close to distinguish."""
+        if self.given or high / low < FINEST:
+            return None
+        middle = sqrt(low * high) if self.rates else float(round(sqrt(low * high)))
+        return middle if low < middle < high else None
+
+    def corrected(self, load: float, point: Point, goals: Goals) -> float | None:
+        """Return a lower load that probably keeps the latency bounds; None if latency is not the problem.
+
+        With concurrent callers, latency is proportional to their number (Little's law). At a request rate above the
+        server's capacity latency is unbounded, so the result is a rate just below it.
+        """
+        shares = [
+            violation.constraint.maximum / violation.value
+            for violation in violations(point, goals)
+            if violation.constraint.metric.startswith(WAITING)
+            and violation.value
+            and violation.constraint.maximum is not None
+        ]
+        if not shares or load <= self.least:
+            return None
+        wanted = min(0.7 * load, 0.9 * point.throughput) if self.rates else load * min(shares) * _NEAR
+        lower = self._allowed(wanted)
+        return lower if lower < load else None
+
+    def climb(self, highest: float) -> int:
+        """Estimate the number of loads of a climb: doubled from the lowest up to ``highest``, and two more."""
+        if self.given:
+            return len(self.given)
+        last = min(4 * self.bounded(highest), self.most)
+        return 1 + ceil(log2(max(1.0, last / self.least)))
+
+    def bounded(self, load: float) -> float:
+        """Limit a load to the range."""
+        return max(self.least, min(self.most, load))
+
+    def _allowed(self, load: float) -> float:
+        if self.given:
+            below = [allowed for allowed in self.given if allowed <= load]
+            return max(below, default=min(self.given))
+        bounded = self.bounded(load)
+        return bounded if self.rates else float(max(1, int(bounded)))
+
+
+def axis_of(settings: AnalyzeSettings, models: Sequence[str]) -> LoadAxis:
+    """Return the loads of models that are measured together: the first model's own loads, or those of the settings."""
+    own = [settings.model(name) for name in models]
+    if settings.loads_are_rates or any(model.request_rate for model in own):
+        rates = next((model.request_rate for model in own if model.request_rate), settings.request_rate)
+        least, most = settings.run_config_search_min_request_rate, settings.run_config_search_max_request_rate
+        return LoadAxis(least, most, rates, rates=True)
+    callers = next((model.concurrency for model in own if model.concurrency), settings.concurrency)
+    least, most = settings.run_config_search_min_concurrency, settings.run_config_search_max_concurrency
+    return LoadAxis(float(least), float(most), tuple(map(float, callers)))

@@ -1,0 +1,278 @@
+"""The search strategies full sweep, hill climb and Parzen estimator, and the selection of one by the settings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any, Final
+
+from conch.machine import extras
+from conch.measure.analyze.judging.objectives import Worth
+from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.results import Candidate, Point
+from conch.measure.analyze.search.axis import axis_of
+from conch.measure.analyze.search.searches import Search
+from conch.measure.analyze.search.space import Choice
+from conch.measure.analyze.search.strategies.exploration import Exploration
+from conch.measure.analyze.search.strategies.loads import LoadClimb
+from conch.measure.analyze.search.strategies.stepwise import Steps, Stepwise
+from conch.measure.analyze.search.strategies.strategy import Strategy, Trial
+
+
+class FullSweep:
+    """Measures all candidates; ``climb`` creates the loads of a candidate."""
+
+    def __init__(self, exploration: Exploration, climb: Callable[[], LoadClimb]) -> None:
+        self._seen, self._climb = exploration, climb
+        self._swept = 0
+
+    def steps(self) -> Steps:
+        """Measure each candidate at all its loads."""
+        best: dict[float, Point] = {}
+        for candidate in candidates(self._seen):
+            loads = self._climb()
+            while (load := loads.next()) is not None:
+                point = yield from self._seen.measure(candidate, load, rival=best.get(load))
+                if point is None:
+                    break
+                kept = self._seen.keeps(point)
+                loads.add(load, point.throughput, kept)
+                if kept and (load not in best or point.throughput > best[load].throughput):
+                    best[load] = point
+            self._swept += 1
+
+    def left(self) -> float:
+        """Estimate the remaining measurements: for each candidate left, the average number so far."""
+        per_candidate = self._seen.count / self._swept if self._swept else self._seen.climb()
+        return per_candidate * max(0, self._seen.space.distinct - self._swept)
+
+
+def candidates(exploration: Exploration) -> Iterator[Candidate]:
+    """Yield each candidate of the space once, the default first."""
+    space = exploration.space
+    seen = {space.default.name}
+    yield space.default
+    for choice in space.choices():
+        candidate = space.candidate(choice)
+        if candidate.name not in seen:
+            seen.add(candidate.name)
+            yield candidate
+
+
+# Pure. Steps along each dimension double while they improve the result, as in a pattern search (Hooke and Jeeves,
+# 1961). If no neighbour is better, the widest unexplored gaps are tried, so that a dip does not end the search. Then
+# one dimension is traded for another, for cases such as memory that limits instances and batches together.
+
+
+#: Lines with at most this many values are tried in full; gaps narrower than this part of a longer line stay.
+_FINE: Final = 12
+
+
+class HillClimb:
+    """A climb over the dimensions of a space; the load of each candidate is searched."""
+
+    def __init__(self, exploration: Exploration) -> None:
+        self._seen = exploration
+        self._home = exploration.space.start
+        self._worth = Worth(False, float("-inf"), 0.0)
+
+    def steps(self) -> Steps:
+        """Climb until neither a neighbour nor a gap is better."""
+        self._worth = yield from self._seen.evaluate(self._seen.space.default)
+        yield from self._move(self._home)
+        while (yield from self._round()) or (yield from self._gaps()) or (yield from self._diagonals()):
+            pass
+
+    def left(self) -> float:
+        """Estimate the remaining measurements around the current choice; a better choice has other neighbours."""
+        return self._seen.unseen(self._around())
+
+    def _around(self) -> Iterator[Choice]:
+        """Yield the choices to try around the current one: along each dimension, and one step up with another down."""
+        dimensions = self._seen.space.dimensions
+        for axis, dimension in enumerate(dimensions):
+            if len(dimension.values) <= _FINE or not dimension.ordered:
+                yield from (_at(self._home, axis, index) for index in range(len(dimension.values)))
+            else:
+                yield from filter(None, (self._shifted(self._home, axis, step) for step in (-1, 1)))
+        ordered = [axis for axis, dimension in enumerate(dimensions) if dimension.ordered]
+        for up, down in permutations(ordered, 2):
+            higher = self._shifted(self._home, up, 1)
+            place = self._shifted(higher, down, -1) if higher is not None else None
+            if place is not None:
+                yield place
+
+    def _round(self) -> Generator[Trial, Point | None, bool]:
+        """Climb along each dimension in turn; return whether the result improved."""
+        before = self._worth
+        for axis, dimension in enumerate(self._seen.space.dimensions):
+            yield from self._line(axis) if dimension.ordered else self._try_all(axis)
+        return self._worth > before
+
+    def _line(self, axis: int) -> Generator[Trial, Point | None, None]:
+        """Step up with doubled steps while that improves the result; otherwise step down."""
+        for direction in (1, -1):
+            step, moved = 1, False
+            while (yield from self._move(self._shifted(self._home, axis, direction * step))):
+                step, moved = step * 2, True
+            if moved:
+                # The last step may have been too large.
+                while step > 1:
+                    step //= 2
+                    yield from self._move(self._shifted(self._home, axis, direction * step))
+                return
+
+    def _try_all(self, axis: int) -> Generator[Trial, Point | None, None]:
+        for index in range(len(self._seen.space.dimensions[axis].values)):
+            yield from self._move(_at(self._home, axis, index))
+
+    def _gaps(self) -> Generator[Trial, Point | None, bool]:
+        """Try the skipped values of each dimension; return whether one was better."""
+        for axis, dimension in enumerate(self._seen.space.dimensions):
+            while dimension.ordered and (index := self._next_gap(axis)) is not None:
+                if (yield from self._move(_at(self._home, axis, index))):
+                    return True
+        return False
+
+    def _next_gap(self, axis: int) -> int | None:
+        """Return the next value to try on the line through the current choice; None if the line is known.
+
+        On a short line it is the nearest unknown value, on a long line the one farthest from all known values.
+        """
+        count = len(self._seen.space.dimensions[axis].values)
+        tried = [index for index in range(count) if self._seen.known(_at(self._home, axis, index))]
+        distance = {index: min((abs(index - position) for position in tried), default=count) for index in range(count)}
+        gaps = [index for index in range(count) if distance[index] > count // _FINE]
+        if count <= _FINE:
+            return min(gaps, key=lambda index: abs(index - self._home[axis]), default=None)
+        return max(gaps, key=lambda index: distance[index], default=None)
+
+    def _diagonals(self) -> Generator[Trial, Point | None, bool]:
+        """Raise one dimension and lower another; return whether that was better."""
+        ordered = [axis for axis, dimension in enumerate(self._seen.space.dimensions) if dimension.ordered]
+        for up, down in permutations(ordered, 2):
+            higher = self._shifted(self._home, up, 1)
+            place = self._shifted(higher, down, -1) if higher is not None else None
+            if (yield from self._move(place)):
+                return True
+        return False
+
+    def _move(self, place: Choice | None) -> Generator[Trial, Point | None, bool]:
+        """Evaluate a choice, and move to it if it is better."""
+        if place is None:
+            return False
+        worth = yield from self._seen.evaluate(self._seen.space.candidate(place))
+        if worth <= self._worth:
+            return False
+        self._home, self._worth = place, worth
+        return True
+
+    def _shifted(self, place: Choice, axis: int, step: int) -> Choice | None:
+        index = place[axis] + step
+        return _at(place, axis, index) if 0 <= index < len(self._seen.space.dimensions[axis].values) else None
+
+
+def _at(place: Choice, axis: int, index: int) -> Choice:
+    choice = list(place)
+    choice[axis] = index
+    return tuple(choice)
+
+
+# The seed is fixed, so that a search resumed from the journal makes the same trials.
+
+
+_SEED: Final = 10
+#: Maximum number of successive suggestions of known candidates before the search counts as exhausted.
+_REPEATS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLimits:
+    """Minimum and maximum number of candidates, and the number without improvement after which the search ends."""
+
+    least: int
+    most: int
+    patience: int
+
+
+class ParzenSearch:
+    """An Optuna study over the choices of a space; the load of each candidate is searched."""
+
+    def __init__(self, exploration: Exploration, limits: TrialLimits) -> None:
+        """Create the study; raises UNSUPPORTED if Optuna is missing."""
+        self._optuna: Any = extras.load("the search mode optuna", "optuna")
+        self._seen = exploration
+        self._limits = limits
+        self._tried = 0
+
+    def steps(self) -> Steps:
+        """Try candidates until a limit is reached, or all are known."""
+        study = self._study()
+        space = self._seen.space
+        yield from self._seen.evaluate(space.default)
+        best, stale, repeats = self._seen.best_height, 0, 0
+        while self._tried < self._limits.most and repeats < _REPEATS:
+            trial = study.ask()
+            candidate, before = space.candidate(self._suggested(trial)), self._seen.count
+            yield from self._seen.evaluate(candidate)
+            study.tell(trial, self._seen.height(candidate))
+            if self._seen.count == before:
+                repeats += 1
+                continue
+            self._tried, repeats = self._tried + 1, 0
+            best, stale = max(best, self._seen.best_height), 0 if self._seen.best_height > best else stale + 1
+            if self._tried >= self._limits.least and stale >= self._limits.patience:
+                break
+
+    def left(self) -> float:
+        """Estimate the remaining trials: up to the middle between the limits."""
+        probable = (max(self._limits.least, self._tried) + self._limits.most) / 2
+        return min(probable, self._seen.space.distinct) - self._tried
+
+    def _study(self) -> Any:
+        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the warning that a multivariate sampler is experimental
+            sampler = self._optuna.samplers.TPESampler(seed=_SEED, multivariate=True)
+        return self._optuna.create_study(direction="maximize", sampler=sampler)
+
+    def _suggested(self, trial: Any) -> Choice:
+        return tuple(self._index(trial, axis) for axis in range(len(self._seen.space.dimensions)))
+
+    def _index(self, trial: Any, axis: int) -> int:
+        dimension = self._seen.space.dimensions[axis]
+        name = f"{dimension.model} {dimension.name}"
+        last = len(dimension.values) - 1
+        if dimension.ordered:
+            return int(trial.suggest_int(name, 0, last))
+        return int(trial.suggest_categorical(name, list(range(last + 1))))
+
+
+def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
+    """Return the strategy that ``run_config_search_mode`` names."""
+    axis = axis_of(settings, search.models)
+    steps = settings.run_config_search_max_binary_search_steps
+
+    def climb() -> LoadClimb:
+        return LoadClimb(axis, steps, early_exit=settings.early_exit_enable)
+
+    exploration = Exploration(search.space, search.goals, axis, steps)
+    finder: FullSweep | HillClimb | ParzenSearch
+    match settings.run_config_search_mode:
+        case "brute":
+            finder = FullSweep(exploration, climb)
+        case "optuna":
+            finder = ParzenSearch(exploration, limits_of(settings, search.space.distinct))
+        case "quick":
+            finder = HillClimb(exploration)
+    return Stepwise(exploration, finder.steps(), finder.left, settings.final_rounds)
+
+
+def limits_of(settings: AnalyzeSettings, size: int) -> TrialLimits:
+    """Return the limits of optuna for a space of this size: fractions of the space, within fixed bounds."""
+    least = max(settings.optuna_min_trials, round(size * settings.optuna_min_percentage_of_search_space / 100))
+    most = min(settings.optuna_max_trials, round(size * settings.optuna_max_percentage_of_search_space / 100))
+    least = min(least, settings.optuna_max_trials)
+    return TrialLimits(least, max(least, most), settings.optuna_early_exit_threshold)

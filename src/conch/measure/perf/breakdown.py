@@ -1,0 +1,97 @@
+"""Breaks the average latency of a request down into the time of each step between client and engine.
+
+The sources are the client's timestamps, the server's statistics and, within a worker, conch's metrics. All times are
+averages, because averages add up. The time of a step that runs once for a whole batch counts in full for each request
+of the batch, as each request waits for it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from conch.measure.perf.figures.latency import LatencyFigures
+from conch.measure.perf.measured import Measured
+from conch.measure.perf.server.stages import WORKER_STAGES, StageTotals
+from conch.measure.perf.server.statistics import ServerFigures
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """One step of a request: the component, its activity, and its average time (s)."""
+
+    where: str
+    what: str
+    seconds: float
+
+
+def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals) -> list[TimeSpent]:
+    """Return the steps of a request to ``model``, in order; they add up to its average latency.
+
+    ``stages`` are the differences of the metric counters over the measurement. Returns an empty list if no request was
+    completed.
+    """
+    figures = measured.figures
+    if figures.latency is None:
+        return []
+    server = next((version for version in measured.server if version.model == model), None)
+    request = _average(server, "success")
+    send, receive, late = (_seconds(stage) for stage in (figures.send, figures.receive, figures.late))
+    if request > _seconds(figures.wait):  # a stream is received while the server computes
+        receive = 0.0
+    between = figures.latency.average - request - send - receive - late
+    late_rows = [TimeSpent("client", "wait for its turn to send", late)] if late > 1e-6 else []
+    rows = [*late_rows, TimeSpent("client", "send", send)]
+    if server is None or not request:
+        rows.append(TimeSpent("server", f"everything: it counts nothing of '{model}'", between))
+    else:
+        rows.append(TimeSpent("network", f"kernel and network both ways, {protocol} in the server", between))
+        rows += _within(server, request, measured.server, stages)
+    return [*rows, TimeSpent("client", "receive", receive)] if receive else rows
+
+
+def _within(
+    server: ServerFigures, request: float, models: Sequence[ServerFigures], stages: StageTotals
+) -> Iterator[TimeSpent]:
+    """Break down the ``request`` seconds that the server's statistics have."""
+    parts = {name: _average(server, name) for name in ("queue", "compute_input", "compute_infer", "compute_output")}
+    yield TimeSpent("scheduler", "queue", parts["queue"])
+    others = [model for model in models if model is not server]
+    if others and not server.executions:
+        yield from _steps(server, request - parts["queue"], others)
+        return
+    handed = request - sum(parts.values())
+    yield TimeSpent("channel", "to the worker and back: encode, wake up, decode", handed)
+    yield TimeSpent("worker", "make the request's tensors", parts["compute_input"])
+    infer = parts["compute_infer"]
+    shares = {name: min(1.0, value / stages.infer) for name, value in stages.by_metric.items() if stages.infer > 0}
+    if any(shares.values()):
+        for name, what in WORKER_STAGES.items():
+            yield TimeSpent("engine" if name == "conch_engine_duration_us" else "worker", what,
+                            infer * shares.get(name, 0.0))  # fmt: skip
+        yield TimeSpent("worker", "the rest of computing", infer * max(0.0, 1 - sum(shares.values())))
+    else:
+        yield TimeSpent("worker", "compute: the model's own code", infer)
+    yield TimeSpent("worker", "encode the answer's tensors", parts["compute_output"])
+
+
+def _steps(server: ServerFigures, seconds: float, others: Sequence[ServerFigures]) -> Iterator[TimeSpent]:
+    """Yield the steps of an ensemble, each as often as it ran for one request of the ensemble."""
+    requests = server.stages["success"].count
+    spent = 0.0
+    for other in others:
+        stage = other.stages.get("success")
+        if stage is not None:
+            mean = stage.average * stage.count / requests
+            spent += mean
+            yield TimeSpent("step", f"{other.model}: {stage.count / requests:.2g} requests to it", mean)
+    yield TimeSpent("ensemble", "between steps (negative: steps that ran at once)", seconds - spent)
+
+
+def _average(server: ServerFigures | None, stage: str) -> float:
+    figures = server.stages.get(stage) if server is not None else None
+    return figures.average if figures is not None else 0.0
+
+
+def _seconds(latency: LatencyFigures | None) -> float:
+    return latency.average if latency is not None else 0.0

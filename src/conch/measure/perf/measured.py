@@ -1,0 +1,202 @@
+"""The result of measuring one level, and the warnings about its figures.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conch.machine.facts import MachineFacts
+from conch.machine.interference import THROTTLED, Interference
+from conch.machine.processes import Rival
+from conch.measure.perf.figures.confidence import Confidence
+from conch.measure.perf.figures.generation import GenerationFigures
+from conch.measure.perf.figures.latency import WindowFigures
+from conch.measure.perf.figures.stability import WINDOWS
+from conch.measure.perf.senders.records import Records
+from conch.measure.perf.server.resources import MetricFigures, ResourceFigures
+from conch.measure.perf.server.statistics import ServerFigures
+
+#: A sending process that computes for more than this fraction of the time limits the measurement.
+BUSY: Final = 0.85
+#: A result above this fraction of the senders' limit depends on the senders too: a request waits for a sender with this
+#: utilization twice as long as it takes to send one (M/D/1: 0.8 / (2 x 0.2)).
+NEAR_LIMIT: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFigures:
+    """The senders' machine during the measurement of a level: load averages, interference, busiest other processes.
+
+    ``unseen`` is the reason why the server's processes could not be found (empty if they were); the interference is
+    then only the time that other guests of the host took.
+    """
+
+    facts: MachineFacts
+    load_before: float
+    load_during: float
+    interference: Interference
+    rivals: tuple[Rival, ...] = ()
+    unseen: str = ""
+
+    @property
+    def taken(self) -> str:
+        """The interference, in words."""
+        named = f" (mostly {', '.join(map(str, self.rivals))})" if self.rivals and self.interference.disturbs else ""
+        return f"{self.interference}{named}"
+
+    def __str__(self) -> str:
+        """Return a sentence without a full stop."""
+        taken = "" if self.unseen else f"; {self.taken}"
+        return f"load {self.load_before:.1f} before and {self.load_during:.1f} during{taken}"
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRecords:
+    """All requests of the windows that count.
+
+    ``events`` are their messages ``[messages, 2]``, with the row in ``records`` in the first column. ``spans`` are the
+    starts and ends of the windows (ns, monotonic).
+    """
+
+    records: Records
+    events: NDArray[np.int64]
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The result of one level: ``figures`` over the windows that count, and the server's statistics for them.
+
+    The last undisturbed windows that agree count. If none agree, or the machine was never quiet, the last windows
+    count. ``generation`` is set if responses are text.
+
+    ``stable`` is whether the windows agree, and ``disturbed`` whether other processes used the machine during them.
+    ``busy`` is the fraction of the time for which the busiest sender computed. ``errors`` counts errors by message.
+    ``unfinished`` requests had not completed at the end of the last window, and the oldest was due ``oldest`` seconds
+    before it.
+
+    ``runs`` are the figures of each run if there were several; ``confidence`` is then over runs, otherwise over
+    windows. ``limit`` is the request rate that the senders can reach at this level (requests per second, None: not
+    measured). ``gone`` is the error of the connection check after the server stopped responding (empty if it responds);
+    ``stopped`` is whether the level ended early; ``missing`` counts those of a fixed number of requests that had not
+    completed when the measurement gave up. ``rate`` is the request rate of the level (requests per second; 0: set by
+    the callers). ``sent`` describes the requests. ``records`` is set if the plan keeps them.
+    """
+
+    level: float
+    figures: WindowFigures
+    generation: GenerationFigures | None
+    windows: tuple[WindowFigures, ...]
+    stable: bool
+    server: tuple[ServerFigures, ...]
+    errors: dict[str, int]
+    busy: float
+    unfinished: int
+    oldest: float
+    disturbed: bool = False
+    machine: MachineFigures | None = None
+    resources: ResourceFigures | None = None
+    metrics: Mapping[str, MetricFigures] = field(default_factory=dict)
+    runs: tuple[WindowFigures, ...] = ()
+    confidence: Confidence | None = None
+    limit: float | None = None
+    gone: str = ""
+    stopped: bool = False
+    missing: int = 0
+    rate: float = 0.0
+    sent: str = ""
+    #: Not compared: equal figures come from equal records.
+    records: LevelRecords | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def failed(self) -> int:
+        """The number of failed requests in the windows that count."""
+        return sum(self.figures.failures.values())
+
+    @property
+    def whole(self) -> bool:
+        """Whether every request succeeded and the level was measured to its end."""
+        wrong = self.failed or self.errors or self.gone or self.stopped or self.missing
+        return bool(self.figures.requests) and not wrong
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """Reasons to doubt the figures, one sentence each."""
+        yield from self._of_answers()
+        if self.disturbed and self.machine is not None:
+            yield f"disturbed: {self.machine.taken}; {len(self._quiet())} of {len(self.windows)} windows were quiet"
+        throttled = self.machine.interference.throttled if self.machine is not None else 0.0
+        if throttled > THROTTLED:
+            yield (
+                f"for {throttled:.0%} of the time the quota of processor time was used up (throttling): the figures are"
+                " those of a machine with this quota"
+            )
+        if self.busy > BUSY:
+            yield (
+                f"the senders computed for {self.busy:.0%} of the time, so the server may be faster than this shows:"
+                " use more processes, or another machine"
+            )
+        if self.limit and self._per_second > NEAR_LIMIT * self.limit:
+            yield (
+                f"{self._per_second:,.0f} requests a second are {self._per_second / self.limit:.0%} of the"
+                f" {self.limit:,.0f} that the senders can do at this level, so the figures are theirs as well as the"
+                " server's"
+            )
+
+    def _of_answers(self) -> Iterator[str]:
+        if self.gone:
+            after = f"after {self.figures.requests} answers" if self.figures.requests else "without any answer"
+            yield f"the server stopped answering, {after}: {self.gone}"
+        elif not self.figures.requests:
+            yield self._silence()
+        elif self.stopped:
+            count = len(self.windows)
+            yield f"stopped after {count} {'window' if count == 1 else 'windows'}"
+        elif self.missing:
+            ended = self.figures.requests + self.failed
+            yield (
+                f"only {ended} of {ended + self.missing} requests have ended: the others wait for up to"
+                f" {self.oldest:.1f} s, and the figures are without them"
+            )
+        elif len(self.windows) < WINDOWS and not self.stable:
+            yield f"{len(self.windows)} of the {WINDOWS} windows that have to agree were taken: allow more (-r)"
+        elif not self.stable:
+            yield f"the last {WINDOWS} windows do not agree: measure longer (-p), or allow more (-s)"
+        if self._behind:
+            answered = self.figures.requests / self.figures.seconds
+            yield (
+                f"{answered:.1f} of {self.rate:g} requests a second were answered and {self.unfinished} wait, for up to"
+                f" {self.oldest:.1f} s: latencies grow for as long as this goes on"
+            )
+        if self.failed:
+            sent = self.failed + self.figures.requests
+            yield f"{self.failed} of {sent} requests failed and are not among the latencies"
+
+    @property
+    def _behind(self) -> bool:
+        """Whether fewer requests completed than were due, by more than the variation of random arrivals."""
+        due, ended = self.rate * self.figures.seconds, self.figures.requests + self.failed
+        return bool(self.figures.requests) and due - ended > max(0.05 * due, 4 * due**0.5)
+
+    def _silence(self) -> str:
+        seconds = sum(window.seconds for window in self.windows)
+        if self.failed:
+            return f"no request was answered well in {seconds:.1f} s"
+        return (
+            f"no request was answered in {seconds:.1f} s, {self.unfinished} wait for up to {self.oldest:.1f} s: the"
+            " server hangs, or windows are too short for its answers (-p)"
+        )
+
+    def _quiet(self) -> list[WindowFigures]:
+        return [window for window in self.windows if not (window.interference and window.interference.disturbs)]
+
+    @property
+    def _per_second(self) -> float:
+        return (self.figures.requests + self.failed) / self.figures.seconds if self.figures.seconds else 0.0

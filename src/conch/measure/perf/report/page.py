@@ -1,0 +1,438 @@
+"""The HTML page of a measurement: warnings, figures of each level, and charts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final, Literal, TypeVar
+
+from conch import __version__
+from conch.measure.perf.figures.latency import LatencyFigures
+from conch.measure.perf.figures.stability import WINDOWS
+from conch.measure.perf.measured import Measured
+from conch.measure.perf.plan import PerfPlan
+from conch.measure.perf.report.distributions import LevelDistributions, Quantiles
+from conch.measure.perf.report.stages import server_of, stages_of
+from conch.measure.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
+from conch.measure.reports.numbers import NONE, bytes_of, count, duration, megabytes, milliseconds, percent, significant
+from conch.measure.reports.page import (
+    Block,
+    Chart,
+    CodeBlock,
+    Column,
+    Note,
+    Page,
+    Paragraph,
+    Properties,
+    Row,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+)
+
+
+def short_level(plan: PerfPlan, measured: Measured) -> str:
+    """Return a short name of the level: ``concurrency 16``, ``100 requests/s``."""
+    return f"{measured.level:g} requests/s" if plan.rates is not None else f"concurrency {measured.level:g}"
+
+
+def level_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
+    """Return a table of the figures of each level."""
+    headings = [
+        "Requests/s" if plan.rates is not None else "Concurrency", "Throughput (infer/s)", "95 % range", "Average (ms)",
+        *(f"p{number:g} (ms)" for number in plan.percentiles), "Longest (ms)", "Queue (ms)", "Compute infer (ms)",
+        "Batch size", "Requests", "Failed",
+    ]  # fmt: skip
+    rows = []
+    for measurement in measured:
+        latency, server = measurement.figures.latency, server_of(plan, measurement)
+        sure = measurement.confidence.throughput if measurement.confidence is not None else None
+        stages = server.stages if server is not None else {}
+        rows.append(
+            Row(
+                [
+                    f"{measurement.level:g}",
+                    significant(measurement.figures.throughput),
+                    f"{significant(sure.low)} – {significant(sure.high)}" if sure is not None else NONE,
+                    *_times(latency, plan.percentiles),
+                    *(milliseconds(stages[name].average) if name in stages else NONE
+                      for name in ("queue", "compute_infer")),
+                    significant(server.batch_size) if server is not None and server.executions else NONE,
+                    count(measurement.figures.requests),
+                    count(measurement.failed),
+                ],
+                "bad" if not measurement.figures.requests or measurement.gone
+                else "muted" if measurement.disturbed else "",
+            )
+        )  # fmt: skip
+    return Table("Figures by level", [Column(heading, number=True) for heading in headings], rows)
+
+
+def generation_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
+    """Return a table of token rates and times."""
+    goodput = any(
+        measurement.generation is not None and measurement.generation.goodput is not None for measurement in measured
+    )
+    headings = [
+        "Requests/s" if plan.rates is not None else "Concurrency", "Tokens/s in all", "Tokens/s of a request",
+        *(["Within the objective (requests/s)"] if goodput else []), "First token, p50 (ms)", "First token, p99 (ms)",
+        "Inter-token, p50 (ms)", "Inter-token, p99 (ms)",
+    ]  # fmt: skip
+    rows = [
+        Row([
+            f"{measurement.level:g}", significant(generation.tokens), significant(generation.tokens_per_user),
+            *([significant(generation.goodput)] if goodput else []),
+            *(milliseconds(times.percentiles[number]) if times is not None else NONE
+              for times in (generation.ttft, generation.itl) for number in (50, 99)),
+        ])
+        for measurement in measured if (generation := measurement.generation) is not None
+    ]  # fmt: skip
+    return Table("Tokens by level", [Column(heading, number=True) for heading in headings], rows)
+
+
+def resources_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
+    """Return a table of the resources of the server and its processes, and of its metrics."""
+    uuids = sorted(
+        {uuid for measurement in measured if measurement.resources is not None for uuid in measurement.resources.gpus}
+    )
+    metrics = list(dict.fromkeys(name for measurement in measured for name in measurement.metrics))
+    headings = [
+        "Requests/s" if plan.rates is not None else "Concurrency", "Cores", "Memory (MB)",
+        *(f"{uuid}: {what}" for uuid in uuids for what in ("busy", "memory (MB)", "power (W)")),
+        *(f"{name}: {what}" for name in metrics for what in ("average", "largest")),
+    ]  # fmt: skip
+    rows = []
+    for measurement in measured:
+        used = measurement.resources
+        cells = [f"{measurement.level:g}"]
+        cells += [significant(used.cores), megabytes(used.memory)] if used is not None else [NONE, NONE]
+        for uuid in uuids:
+            gpu = used.gpus.get(uuid) if used is not None else None
+            known = [percent(gpu.utilisation), megabytes(gpu.memory), significant(gpu.power)] if gpu is not None else []
+            cells += known or [NONE] * 3
+        for name in metrics:
+            metric = measurement.metrics.get(name)
+            cells += [significant(metric.average), significant(metric.largest)] if metric is not None else [NONE] * 2
+        rows.append(Row(cells))
+    return Table("The server's processes by level", [Column(heading, number=True) for heading in headings], rows)
+
+
+def machine_tables(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Table]:
+    """Yield a table of interference on the senders' machine; none if it was not measured."""
+    headings = [
+        "Requests/s" if plan.rates is not None else "Concurrency", "Load before", "Load during", "Used by others",
+        "Taken by the host (steal)",
+    ]  # fmt: skip
+    rows = []
+    for measurement in measured:
+        if (machine := measurement.machine) is not None:
+            seen = machine.interference
+            others = NONE if machine.unseen else percent(seen.others)
+            cells = [f"{measurement.level:g}", f"{machine.load_before:.1f}", f"{machine.load_during:.1f}", others]
+            cells += [
+                percent(seen.stolen),
+                ", ".join(f"{rival.name} ({rival.cores:.2f} cores)" for rival in machine.rivals),
+            ]
+            rows.append(Row(cells, "bad" if measurement.disturbed else ""))
+    if rows:
+        columns = [*(Column(heading, number=True) for heading in headings), Column("Busiest others")]
+        yield Table("The machine of the senders by level", columns, rows)
+
+
+def failures_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
+    """Return a table of errors, the most frequent first."""
+    rows = [
+        Row([short_level(plan, measurement), count(number), message], "bad")
+        for measurement in measured
+        for message, number in Counter(measurement.errors).most_common(10)
+    ]
+    return Table("Errors by level", [Column("Level"), Column("Times", number=True), Column("Message")], rows)
+
+
+def _times(latency: LatencyFigures | None, percentiles: Sequence[float]) -> Iterator[str]:
+    if latency is None:
+        yield from [NONE] * (len(percentiles) + 2)
+        return
+    yield milliseconds(latency.average)
+    yield from (milliseconds(latency.percentiles[number]) for number in percentiles)
+    yield milliseconds(latency.longest)
+
+
+_Of = TypeVar("_Of")
+#: Maximum number of lines in a chart; with more levels, some of them are left out.
+_LINES: Final = 6
+
+
+def page(
+    plan: PerfPlan, opening: str, command: str, measured: Sequence[Measured],
+    distributions: Sequence[LevelDistributions | None],
+) -> Page:  # fmt: skip
+    """Return the report; ``opening`` describes the server, model and requests, ``distributions`` are by level."""
+    answered = [measurement for measurement in measured if measurement.figures.latency is not None]
+    sections = [
+        Section("Figures", [level_table(plan, measured), *_throughput(plan, answered)], "figures"),
+        Section("Latency", list(_latency(plan, measured, distributions)), "latency"),
+        Section("Where the time goes", list(_stages(plan, answered)), "stages"),
+        Section("Tokens", list(_generation(plan, measured, distributions)), "tokens"),
+        Section("Over time", list(_over_time(plan, measured)), "time"),
+        Section("What the server used", list(_used(plan, measured)), "used"),
+        Section("What failed", list(_failed(plan, measured)), "failed"),
+        Section(
+            "Machine and settings",
+            [Properties(list(_facts(plan, measured))), *machine_tables(plan, measured)],
+            "machine",
+        ),
+        Section("How to reproduce", [CodeBlock(command)], "command"),
+    ]
+    return Page(
+        f"{plan.model}, measured",
+        f"{opening.splitlines()[0]}. {_result(plan, answered)}",
+        [section for section in sections if section.blocks],
+        [*_warnings(plan, measured), *_tiles(plan, answered)],
+        f"Written by conch {__version__}. Latency is from when a request should have started to its last byte.",
+    )
+
+
+def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
+    """Yield the warnings; a disturbance of several levels is mentioned once."""
+    disturbed = [measurement for measurement in measured if measurement.disturbed and measurement.machine is not None]
+    if len(disturbed) > 1:
+        worst = max(
+            disturbed, key=lambda measurement: measurement.machine.interference.others if measurement.machine else 0.0
+        )
+        yield Note(
+            "warning",
+            f"other processes used the machine while {len(disturbed)} of {len(measured)} levels were measured, so their"
+            f" figures are not reliable; most at {short_level(plan, worst)}: {worst.machine}.",
+        )
+    for measurement in measured:
+        for warning in measurement.warnings:
+            if len(disturbed) < 2 or not warning.startswith("disturbed:"):
+                kind: Literal["warning", "error"] = (
+                    "warning" if measurement.figures.requests and not measurement.gone else "error"
+                )
+                yield Note(kind, f"{short_level(plan, measurement)}: {warning}.")
+
+
+def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
+    if not answered:
+        return "No request was answered well, so there is nothing to show but what failed."
+    best = max(answered, key=lambda measurement: measurement.figures.throughput)
+    latency = best.figures.latency
+    assert latency is not None
+    if best.disturbed:
+        return "Other processes used the machine, so the figures are not reliable."
+    return (
+        f"It answered {significant(best.figures.throughput)} inferences a second at {short_level(plan, best)}, half of"
+        f" them within {duration(latency.percentiles[50])} and 99 % within {duration(latency.percentiles[99])}."
+    )
+
+
+def _tiles(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Block]:
+    if not answered:
+        return
+    best = max(answered, key=lambda measurement: measurement.figures.throughput)
+    first, latency = answered[0].figures.latency, best.figures.latency
+    assert first is not None and latency is not None
+    where = short_level(plan, best)
+    sure = best.confidence.throughput if best.confidence is not None else None
+    within = f"{where}; {significant(sure.low)} to {significant(sure.high)} with 95 %" if sure is not None else where
+    tiles = [_tile(best, f"{significant(best.figures.throughput)} infer/s", "highest throughput", within)]
+    if best.generation is not None:
+        tiles.append(_tile(best, f"{significant(best.generation.tokens)} tokens/s", "in all", where))
+    tiles.append(_tile(best, duration(latency.percentiles[99]), "p99 latency", where))
+    if best is not answered[0]:
+        lowest = short_level(plan, answered[0])
+        tiles.append(_tile(answered[0], duration(first.percentiles[50]), "median latency", lowest))
+    if best.resources is not None:
+        tiles.append(Tile(significant(best.resources.cores), "cores used by the server", where))
+        tiles.append(Tile(bytes_of(best.resources.gpu_memory or best.resources.memory),
+                          "GPU memory" if best.resources.gpus else "memory of the server", "at most"))  # fmt: skip
+    yield Tiles(tiles)
+
+
+def _tile(measured: Measured, value: str, label: str, detail: str) -> Tile:
+    """Return a tile with a figure of a level, muted if the level was disturbed."""
+    if measured.disturbed:
+        return Tile(value, label, f"disturbed; {detail}", "muted")
+    return Tile(value, label, detail)
+
+
+def _throughput(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
+    if len(answered) < 2:
+        return
+    numbers = [number for number in plan.percentiles if number in (50, 90, 99, plan.percentile)]
+    series = []
+    for number in numbers:
+        dots = []
+        for measurement in answered:
+            assert measurement.figures.latency is not None
+            known = measurement.confidence.percentiles.get(number) if measurement.confidence is not None else None
+            low, high = (1e3 * known.low, 1e3 * known.high) if known is not None else (None, None)
+            latency = 1e3 * measurement.figures.latency.percentiles[number]
+            dots.append(Dot(measurement.figures.throughput, latency, f"{measurement.level:g}", low, high))
+        series.append(Series(f"p{number:g}", dots))
+    best = max(answered, key=lambda measurement: measurement.figures.throughput)
+    yield line_chart(
+        "Latency against throughput",
+        series,
+        Axis("throughput (infer/s)"),
+        Axis("latency (ms)", logarithmic=True),
+        alt=f"Throughput is highest at {short_level(plan, best)}: {significant(best.figures.throughput)} infer/s.",
+        caption="Right and low is better. Numbers are the "
+        + ("request rate" if plan.rates is not None else "concurrency")
+        + "; bars are 95 % ranges.",
+        labels=len(answered) <= 12,
+    )
+
+
+def _latency(
+    plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions | None]
+) -> Iterator[Chart]:
+    latencies = [distribution.latency if distribution is not None else () for distribution in distributions]
+    yield from _distribution(plan, measured, latencies, "Distribution of latency", "latency (ms)", wide=True)
+
+
+def _generation(
+    plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions | None]
+) -> Iterator[Block]:
+    if any(measurement.generation is not None for measurement in measured):
+        yield generation_table(plan, measured)
+    first = [distribution.ttft if distribution is not None else () for distribution in distributions]
+    yield from _distribution(plan, measured, first, "Time to the first token", "time to first token (ms)", wide=False)
+    between = [distribution.itl if distribution is not None else () for distribution in distributions]
+    yield from _distribution(plan, measured, between, "Time between tokens", "inter-token latency (ms)", wide=False)
+
+
+def _distribution(
+    plan: PerfPlan, measured: Sequence[Measured], quantiles: Sequence[Quantiles], title: str, unit: str, *, wide: bool
+) -> Iterator[Chart]:
+    pairs = [
+        (measurement, distribution)
+        for measurement, distribution in zip(measured, quantiles, strict=True)
+        if distribution
+    ]
+    shown = _some(pairs)
+    if not shown:
+        return
+    last, distribution = shown[-1]
+    yield percentile_chart(
+        title,
+        [
+            Series(short_level(plan, measurement), [Dot(share, 1e3 * value) for share, value in of])
+            for measurement, of in shown
+        ],
+        Axis(unit, logarithmic=True),
+        alt=f"At {short_level(plan, last)} it is {duration(_at(distribution, 0.5))} at the median and"
+        f" {duration(_at(distribution, 0.99))} at the 99th percentile.",
+        caption="How long it took at most for such a share of the requests; the scale stretches the slowest ones."
+        if wide
+        else "",
+        wide=wide,
+    )
+
+
+def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
+    bars = [
+        Bar(f"{measurement.level:g}", name.replace("_", " "), 1e3 * seconds)
+        for measurement in answered
+        for name, seconds in stages_of(plan, measurement).items()
+    ]
+    if not bars:
+        return
+    stages = stages_of(plan, answered[-1])
+    largest = max(stages, key=lambda name: stages[name])
+    yield bar_chart(
+        "Average time of a request by stage",
+        bars,
+        Axis("time (ms)"),
+        alt=f"At {short_level(plan, answered[-1])} the longest stage is {largest.replace('_', ' ')},"
+        f" {duration(stages[largest])}.",
+        caption="Send and receive are the client's, queue to compute output the server's; network is the rest of what"
+        " clients wait for. Streams are received while the server computes.",
+        stacked=True,
+        group_title="requests/s" if plan.rates is not None else "concurrency",
+    )
+
+
+def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
+    shown = _some([measurement for measurement in measured if len(measurement.windows) > 1])
+    disturbed = ", ".join(short_level(plan, measurement) for measurement in shown if measurement.disturbed)
+    counted = f"Figures are of the last {WINDOWS} undisturbed windows that agree."
+    if disturbed:
+        counted = f"Figures are of the last {WINDOWS} windows that agree. Disturbed windows count at {disturbed}."
+    for title, unit, value in (
+        ("Throughput by window", "throughput (infer/s)", lambda window: window.throughput),
+        ("p99 latency by window", "p99 latency (ms)",
+         lambda window: 1e3 * window.latency.percentiles[99] if window.latency else float("nan")),
+    ):  # fmt: skip
+        series = [Series(short_level(plan, measurement), list(_windows(measurement, value))) for measurement in shown]
+        if series:
+            longest = max(len(line.dots) for line in series)
+            yield line_chart(
+                title, series, Axis("seconds of the level"), Axis(unit), wide=False,
+                alt=f"{len(series)} levels in up to {longest} windows.",
+                caption=counted,
+            )  # fmt: skip
+
+
+def _windows(measured: Measured, value: Callable[..., float]) -> Iterator[Dot]:
+    ends = accumulate(window.seconds for window in measured.windows)
+    for end, window in zip(ends, measured.windows, strict=True):
+        disturbed = window.interference is not None and window.interference.disturbs
+        label = f"disturbed: {window.interference}" if disturbed else f"{window.requests} requests"
+        yield Dot(end, value(window), label)
+
+
+def _used(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
+    if any(measurement.resources is not None or measurement.metrics for measurement in measured):
+        yield resources_table(plan, measured)
+
+
+def _failed(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
+    failed = sum(measurement.failed for measurement in measured)
+    if any(measurement.errors for measurement in measured):
+        yield Paragraph(f"{count(failed)} requests failed in the windows that count; they are not among the latencies.")
+        yield failures_table(plan, measured)
+
+
+def _facts(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[tuple[str, str]]:
+    machines = [measurement.machine for measurement in measured if measurement.machine is not None]
+    if machines:
+        yield "machine of the senders", str(machines[0].facts)
+        if machines[0].unseen:
+            yield "the server's processes", machines[0].unseen
+    limits = [measurement.limit for measurement in measured if measurement.limit]
+    if limits:
+        yield "senders can do", f"{count(min(limits))} requests a second"
+    yield "protocol", plan.protocol + (f", {plan.endpoint}" if plan.endpoint != "infer" else "")
+    yield "requests have", measured[0].sent or "no inputs"
+    yield "inferences in a request", str(plan.batch_size)
+    yield "measured in", _measuring(plan)
+
+
+def _measuring(plan: PerfPlan) -> str:
+    """Describe the lengths and the number of windows and runs."""
+    warm_up = f"{count(plan.warm_up_requests)} requests" if plan.warm_up_requests else duration(plan.warm_up)
+    runs = f", {plan.runs} runs of each level" if plan.runs > 1 else ""
+    if plan.total_requests:
+        return f"{count(plan.total_requests)} requests; {warm_up} of warm-up{runs}"
+    length = f"{count(plan.requests)} requests" if plan.requests else duration(plan.interval)
+    return (
+        f"windows of {length} until {WINDOWS} agree within {plan.share:.0%}, at most {plan.trials};"
+        f" {warm_up} of warm-up{runs}"
+    )
+
+
+def _at(quantiles: Quantiles, share: float) -> float:
+    return next((value for reached, value in quantiles if reached >= share), quantiles[-1][1])
+
+
+def _some(items: Sequence[_Of]) -> list[_Of]:
+    """Return at most ``_LINES`` items: both ends, and others at even distances between them."""
+    if len(items) <= _LINES:
+        return list(items)
+    step = (len(items) - 1) / (_LINES - 1)
+    return [items[round(number * step)] for number in range(_LINES)]

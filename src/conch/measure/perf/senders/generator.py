@@ -1,0 +1,305 @@
+"""Starts the processes that send requests, each with its own event loop, connections and share of the load.
+
+The measuring process uses :class:`Generators`, which starts the processes, distributes the load and collects the
+records. ``_main`` runs in each process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import multiprocessing
+import os
+import resource
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from random import randrange
+from time import monotonic_ns, process_time
+from typing import Any, Final
+
+import numpy as np
+
+from conch.core.errors import internal
+from conch.measure.perf.requests.payload import Payloads
+from conch.measure.perf.requests.sequences import SequencePlan, SequenceSource
+from conch.measure.perf.senders.calls import CallChannel, Judge
+from conch.measure.perf.senders.channels.connecting import Address
+from conch.measure.perf.senders.channels.events import EventChannel, ReadEvent
+from conch.measure.perf.senders.channels.grpc import GrpcChannel
+from conch.measure.perf.senders.channels.http import HttpChannel, JudgedHttpChannel
+from conch.measure.perf.senders.channels.rpc import Rpc
+from conch.measure.perf.senders.channels.stream import StreamChannel
+from conch.measure.perf.senders.load import ClosedLoad, OpenLoad, Sending
+from conch.measure.perf.senders.recording import Collected
+from conch.measure.perf.senders.records import RecordBuffer, Unfinished, join_events, read_events, read_records
+from conch.measure.perf.senders.schedule import Schedule, share_of
+from conch.measure.perf.spawning import end_processes, start_process
+
+#: Timeout of a sending process for a reply (s); it replies between requests.
+_TIMEOUT: Final = 30.0
+#: The number of the first request is random and below this bound.
+_NUMBERS: Final = 1_000_000
+_DIED: Final = "a process that sends requests has died"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The requests to send, and their destination.
+
+    ``sent`` describes the payloads. ``method`` is the method of gRPC calls, None for HTTP; ``streams`` keeps gRPC calls
+    open from request to request.
+
+    ``read`` parses responses that are text, or streams of text; it is None for other responses, which are only examined
+    if ``judge`` validates them. ``decoupled`` is whether a request in a stream may have several responses.
+    ``sequences`` groups the payloads into sequences, None for stateless models. ``timeout`` is the limit for a request
+    (s).
+    """
+
+    address: Address
+    payloads: Payloads
+    method: Rpc | None = None
+    streams: bool = False
+    decoupled: bool = False
+    read: ReadEvent | None = None
+    judge: Judge | None = None
+    sequences: SequencePlan | None = None
+    timeout: float = 600.0
+    sent: str = ""
+
+    @property
+    def generates(self) -> bool:
+        """Whether a response arrives in parts with meaningful timestamps."""
+        return self.read is not None or self.decoupled
+
+    def connect(self, loop: asyncio.AbstractEventLoop) -> CallChannel:
+        """Return a channel to the server."""
+        if self.method is not None:
+            if self.streams:
+                return StreamChannel(loop, self.address, self.method, self.judge, decoupled=self.decoupled)
+            return GrpcChannel(loop, self.address, self.method, self.judge)
+        if self.read is not None:
+            return EventChannel(loop, self.address, self.read)
+        if self.judge is not None:
+            return JudgedHttpChannel(loop, self.address, self.judge)
+        return HttpChannel(loop, self.address)
+
+
+class Generators:
+    """The ``count`` sending processes; the slots of callers are numbered across all of them."""
+
+    def __init__(self, traffic: Traffic, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
+        #: The number of unread replies of each process.
+        self._unread = [0] * count
+        # Random, so that texts differ from those of earlier senders.
+        first = randrange(_NUMBERS)
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_main, args=(theirs, traffic, number, count, first), daemon=True)
+            start_process(process)
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._ask_all("ready")
+
+    def __enter__(self) -> Generators:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def run_closed(self, concurrency: int, requests: int = 0) -> None:
+        """Set the number of callers, evenly distributed over the processes, and the number of requests (0: no limit).
+
+        Each process gets a number of requests in proportion to its callers: a process without callers would never send
+        its part.
+        """
+        begun = 0
+        for number, pipe in enumerate(self._pipes):
+            callers = self._share(concurrency, number)
+            part = requests * (begun + callers) // concurrency - requests * begun // concurrency
+            begun += callers
+            self._tell(pipe, "closed", callers, part if requests else None)
+
+    def run_open(self, schedule: Schedule, start: int, most: int, requests: int = 0) -> None:
+        """Start requests at the times of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time.
+
+        ``requests`` limits the number of requests in all (0: no limit).
+        """
+        for number, pipe in enumerate(self._pipes):
+            share = max(1, self._share(most, number))
+            self._tell(pipe, "open", schedule, start, share, self._share(requests, number) if requests else None)
+
+    def progress(self) -> int:
+        """Return the number of requests completed since :meth:`collect`."""
+        return sum(self._ask_all("progress"))
+
+    def _share(self, count: int, number: int) -> int:
+        return count // len(self._pipes) + (number < count % len(self._pipes))
+
+    def pause(self) -> None:
+        """Start no more requests."""
+        for pipe in self._pipes:
+            self._tell(pipe, "pause")
+
+    def collect(self) -> Collected:
+        """Return the records since the last call; raises INTERNAL if a process has died."""
+        answers = self._ask_all("collect")
+        records = [read_records(answer["rows"]) for answer in answers]
+        events = join_events(zip(records, (read_events(answer["events"]) for answer in answers), strict=True))
+        errors: Counter[str] = Counter()
+        for answer in answers:
+            errors.update(answer["errors"])
+        left = [part for answer in answers for part in answer["unfinished"]]
+        return Collected(
+            np.concatenate(records), events,
+            Unfinished(
+                sum(part.count for part in left), min((part.first_due for part in left if part.count), default=0)
+            ),
+            errors,
+            max(answer["busy"] for answer in answers),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the processes and their requests."""
+        end_processes(self._pipes, self._processes)
+
+    def _ask_all(self, question: str) -> list[Any]:
+        for number, pipe in enumerate(self._pipes):
+            self._unread[number] += 1
+            self._tell(pipe, question)
+        return [self._last_answer(number) for number in range(len(self._pipes))]
+
+    def _last_answer(self, number: int) -> Any:
+        """Return the reply to the last question; Ctrl+C may have left the reply to an earlier one unread."""
+        answer = None
+        while self._unread[number]:
+            answer = self._answer(self._pipes[number])
+            self._unread[number] -= 1
+        return answer
+
+    def _answer(self, pipe: Connection) -> Any:
+        if not pipe.poll(_TIMEOUT):
+            raise internal(f"a process that sends requests has not answered for {_TIMEOUT:g} s")
+        try:
+            return pipe.recv()
+        except (EOFError, OSError):
+            raise internal(_DIED) from None
+
+    def _tell(self, pipe: Connection, *what: Any) -> None:
+        try:
+            pipe.send(what)
+        except OSError:
+            raise internal(_DIED) from None
+
+
+def _main(pipe: Connection, traffic: Traffic, number: int, count: int, first: int) -> None:
+    """Run a share of the load as the pipe commands, until the pipe is closed."""
+    import uvloop
+
+    # Ctrl+C is for the measuring process, which shows its results and then ends this process. Signals to the whole
+    # process group, such as those of `timeout`, are ignored too: this process ends with its pipe in any case.
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_IGN)
+    # Each caller has an HTTP connection, and the default limit of shells is 1024 files.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    # Pauses of the garbage collector would be counted as latency of the server.
+    gc.freeze()
+    gc.disable()
+    sender = _Sender(loop, traffic, number, count, first)
+
+    def obey() -> None:
+        try:
+            while pipe.poll():
+                answer = sender.obey(*pipe.recv())
+                if answer is not None:
+                    pipe.send(answer)
+        except (EOFError, OSError):
+            loop.stop()
+
+    loop.add_reader(pipe.fileno(), obey)
+    os.set_blocking(pipe.fileno(), True)  # uvloop made it non-blocking, and a reply may exceed the buffer of the pipe
+    try:
+        loop.run_forever()
+    finally:
+        os._exit(0)
+
+
+class _Sender:
+    """The loads and records of one sending process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, traffic: Traffic, number: int, count: int, first: int) -> None:
+        self._number, self._count = number, count
+        self._records = RecordBuffer()
+        connect = partial(traffic.connect, loop)
+        self._sending = Sending(
+            loop, connect, traffic.payloads, self._records, traffic.timeout, itertools.count(first + number, count)
+        )
+        self._sequences = traffic.sequences
+        self._closed: ClosedLoad | None = None
+        self._open: OpenLoad | None = None
+        self._asked = (monotonic_ns(), process_time())
+
+    def obey(self, what: str, *arguments: Any) -> Any:
+        """Execute a command of the measuring process; return the reply, None if there is none."""
+        match what:
+            case "ready":
+                return True
+            case "closed":
+                self._closed_load().run(*arguments)
+            case "open":
+                schedule, start, most, requests = arguments
+                moments = share_of(schedule, start, self._number, self._count)
+                self._open_load(most).run(moments if requests is None else islice(moments, requests))
+            case "pause":
+                if self._closed is not None:
+                    self._closed.run(0)
+                if self._open is not None:
+                    self._open.stop()
+            case "progress":
+                return self._records.count
+            case "collect":
+                return self._collect()
+        return None
+
+    def _closed_load(self) -> ClosedLoad:
+        if self._closed is None:
+            self._closed = ClosedLoad(self._sending, self._sequence_source(), self._number * 100_000)
+        return self._closed
+
+    def _open_load(self, most: int) -> OpenLoad:
+        if self._open is None:
+            self._open = OpenLoad(self._sending, self._sequence_source(), most)
+        return self._open
+
+    def _sequence_source(self) -> SequenceSource | None:
+        return SequenceSource(self._sequences, self._number, self._count) if self._sequences is not None else None
+
+    def _loads(self) -> list[ClosedLoad | OpenLoad]:
+        return [load for load in (self._closed, self._open) if load is not None]
+
+    def _collect(self) -> dict[str, Any]:
+        rows, events = self._records.take()
+        loads = self._loads()
+        errors: Counter[str] = Counter()
+        for load in loads:
+            errors.update(load.errors)
+            load.errors = {}
+        before, self._asked = self._asked, (monotonic_ns(), process_time())
+        wall = (self._asked[0] - before[0]) / 1e9
+        return {
+            "rows": rows, "events": events, "errors": errors,
+            "unfinished": [load.unfinished() for load in loads],
+            "busy": (self._asked[1] - before[1]) / wall if wall > 0 else 0.0,
+        }  # fmt: skip

@@ -1,0 +1,79 @@
+"""Control inputs: tensors with the position of a request in its sequence and with the correlation ID."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, TypeAlias
+
+from conch.config.schema import SequenceBatching, datatype
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
+from conch.core.tensors import ELEMENT_SIZE, WireTensor, pack_bytes
+
+_Control: TypeAlias = SequenceBatching.Control
+#: Datatype and ``struct`` format of the tensors, by the configuration field with the values for false and true.
+_VALUES: Final = {
+    "int32_false_true": ("INT32", "<i"),
+    "fp32_false_true": ("FP32", "<f"),
+    "bool_false_true": ("BOOL", "<?"),
+}
+_Pair = tuple[WireTensor, WireTensor]
+
+
+class ControlInputs:
+    """Creates the control inputs of ``batching``; their shape is ``[1]``, or ``[1, 1]`` for ``batched`` models."""
+
+    def __init__(self, batching: SequenceBatching, *, batched: bool) -> None:
+        self._shape = (1, 1) if batched else (1,)
+        self._pairs: dict[int, _Pair] = {}
+        self._correlation: tuple[str, str] | None = None
+        for tensor in batching.control_input:
+            for control in tensor.control:
+                if control.kind == _Control.CONTROL_SEQUENCE_CORRID:
+                    self._correlation = tensor.name, datatype(control.data_type)
+                else:
+                    self._pairs[control.kind] = self._pair(tensor.name, control)
+        #: The control inputs of a row without a request.
+        self.of_null = self._made(0, "" if self._wants_text else 0, ready=False)
+
+    def of(self, request: InferRequest) -> list[WireTensor]:
+        """Return the control inputs of a request, from its flags and its correlation ID."""
+        return self._made(request.flags, request.correlation_id, ready=True)
+
+    def check(self, model: str, request: InferRequest) -> None:
+        """Raise INVALID_ARG if the correlation ID is text but the model expects a number, or the reverse."""
+        if self._correlation is None or isinstance(request.correlation_id, str) == self._wants_text:
+            return
+        name, expected = self._correlation
+        declared = "UINT64" if self._wants_text else "BYTES"
+        raise request.error(
+            f"sequence batching control '{name}' data-type is '{declared}', but model '{model}' expects '{expected}'"
+        )
+
+    @property
+    def _wants_text(self) -> bool:
+        return self._correlation is not None and self._correlation[1] == "BYTES"
+
+    def _made(self, flags: int, correlation_id: int | str, *, ready: bool) -> list[WireTensor]:
+        truth = {
+            _Control.CONTROL_SEQUENCE_START: bool(flags & SEQUENCE_START),
+            _Control.CONTROL_SEQUENCE_END: bool(flags & SEQUENCE_END),
+            _Control.CONTROL_SEQUENCE_READY: ready,
+        }
+        tensors = [pair[truth[kind]] for kind, pair in self._pairs.items()]
+        if self._correlation is not None:
+            name, kind = self._correlation
+            if isinstance(correlation_id, str):
+                data = pack_bytes([correlation_id.encode()])
+            else:  # smaller types get the lower bytes
+                data = (correlation_id % 2**64).to_bytes(8, "little")[: ELEMENT_SIZE[kind]]
+            tensors.append(WireTensor(name, kind, self._shape, data))
+        return tensors
+
+    def _pair(self, name: str, control: _Control) -> _Pair:
+        """Return the tensors for false and for true."""
+        field = next(field for field in _VALUES if getattr(control, field))
+        kind, form = _VALUES[field]
+        false, true = (
+            WireTensor(name, kind, self._shape, struct.pack(form, value)) for value in getattr(control, field)
+        )
+        return false, true

@@ -1,0 +1,474 @@
+"""The scheduler for sequence batching: decides which requests of which sequences run next, on which instance.
+
+A pure state machine: times are passed in (``monotonic_ns``) and nothing sleeps. Each loaded model version with sequence
+batching has a scheduler, on the event loop; its dispatcher reports instances and completed batches. A sequence keeps a
+slot of one instance until its end, because the model keeps state there; sequences without a slot wait in the backlog in
+order of arrival. Source: Triton's sequence batcher.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import count
+
+from conch.core.errors import Code, ConchError, cancelled, internal, invalid, unavailable
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature
+from conch.server.schedulers.batching import BatchDecision, DynamicBatcher
+from conch.server.schedulers.ordering import InOrder
+from conch.server.schedulers.queue import NS_PER_US, RequestQueue
+from conch.server.schedulers.sequences.controls import ControlInputs
+from conch.server.schedulers.sequences.policy import SequencePolicy
+from conch.server.schedulers.sequences.roster import SequenceRoster
+from conch.server.schedulers.sequences.slots import InstanceSlots, LiveSequence, RequestPreparer, Slot, same_shapes
+from conch.server.schedulers.sequences.states import StateKeeper
+
+
+class DirectRows:
+    """Forms the batches of one instance with the direct strategy: each sequence has its own row.
+
+    A batch waits until enough rows have a request, or the oldest request has waited ``policy.max_delay``.
+    """
+
+    def __init__(
+        self, instance: InstanceSlots, policy: SequencePolicy, signature: ModelSignature, preparer: RequestPreparer
+    ) -> None:
+        self._instance = instance
+        self._policy = policy
+        self._signature = signature
+        self._preparer = preparer
+        self._compares = any(spec.optional or -1 in spec.dims for spec in signature.inputs.values())
+
+    def issue(self, slot: Slot, now: int) -> None:
+        """Do nothing: requests stay in their sequence until a batch takes them."""
+
+    def withdraw(self, request: InferRequest) -> None:
+        """Do nothing: no requests are issued."""
+
+    def take(self, now: int) -> tuple[list[tuple[InferRequest, LiveSequence | None]], int]:
+        """Return the requests to run now, by row, and when to call this again (ns, 0 for after the next change)."""
+        ready = [slot for slot in self._instance.slots if slot.sequence is not None and slot.sequence.waiting]
+        if not ready:
+            return [], 0
+        due = self._due(ready)
+        if due > now:
+            return [], due
+        first = _head(ready[0])
+        assert ready[0].sequence is not None
+        state = ready[0].sequence.state
+        batch: list[tuple[InferRequest, LiveSequence | None]] = []
+        for slot in self._instance.slots[: ready[-1].number + 1]:
+            sequence = slot.sequence
+            if sequence is None or not sequence.waiting or not self._fits(first, sequence.waiting[0]):
+                batch.append((self._preparer.null(first, state), None))
+                continue
+            request = sequence.waiting.popleft()
+            slot.begin(request, sequence)
+            batch.append((request, sequence))
+        return batch, 0
+
+    def _due(self, ready: list[Slot]) -> int:
+        """Return when a batch of these rows runs (ns); 0 for at once."""
+        policy = self._policy
+        enough = len(ready) / max(policy.max_batch_size, 1) >= policy.minimum_utilization
+        if not policy.max_delay or not policy.minimum_utilization or enough:
+            return 0
+        return min(_head(slot).times.queued for slot in ready) + policy.max_delay
+
+    def _fits(self, first: InferRequest, other: InferRequest) -> bool:
+        return not self._compares or same_shapes(self._signature, first, other)
+
+
+def _head(slot: Slot) -> InferRequest:
+    assert slot.sequence is not None
+    return slot.sequence.waiting[0]
+
+
+class OldestFirst:
+    """Forms the batches of one instance from at most one request per sequence, oldest first."""
+
+    def __init__(self, instance: InstanceSlots, policy: SequencePolicy, signature: ModelSignature) -> None:
+        self._instance = instance
+        self._queue = RequestQueue()
+        self._batcher = DynamicBatcher(
+            self._queue, signature, preferred=policy.preferred, max_delay_us=policy.max_delay // NS_PER_US
+        )
+        self._order = InOrder() if policy.preserve_ordering else None
+        self._slots: dict[int, Slot] = {}
+
+    def issue(self, slot: Slot, now: int) -> None:
+        """Queue the next request of a slot's sequence for a batch, unless another request is in flight."""
+        sequence = slot.sequence
+        if slot.in_flight is not None or sequence is None or not sequence.waiting:
+            return
+        request = sequence.waiting.popleft()
+        slot.begin(request, sequence)
+        self._slots[request.serial] = slot
+        queued, on_cancel = request.times.queued, request.on_cancel
+        self._queue.add(request, now)
+        request.times.queued, request.on_cancel = queued, on_cancel
+        if self._order is not None and sequence.repeated is not request:
+            self._order.admit(request)
+
+    def withdraw(self, request: InferRequest) -> None:
+        """Take back a request that waits for a batch."""
+        self._queue.remove([request])
+        del self._slots[request.serial]
+
+    def take(self, now: int) -> tuple[list[tuple[InferRequest, LiveSequence | None]], int]:
+        """Return the requests to run now and when to call this again (ns, 0 for after the next change)."""
+        decision = self._batcher.take(now)
+        return [(request, self._slots.pop(request.serial).owner) for request in decision.batch], decision.wake_at
+
+
+LOG = logging.getLogger("conch")
+
+EXPIRED = "timeout of the corresponding sequence has been expired"
+
+
+@dataclass(slots=True)
+class SequenceDecision(BatchDecision):
+    """A batch and the instance that it is for."""
+
+    instance: str = ""
+
+
+class SequenceScheduler:
+    """The sequences of a model, the slots of its instances, and the backlog."""
+
+    def __init__(
+        self, policy: SequencePolicy, signature: ModelSignature, controls: ControlInputs, states: StateKeeper
+    ) -> None:
+        self.policy = policy
+        self._signature = signature
+        self._controls = controls
+        self._states = states
+        self._preparer = RequestPreparer(controls, states)
+        #: The live sequences and their waiting requests.
+        self.roster = SequenceRoster(policy.max_idle)
+        self._rows: dict[str, DirectRows | OldestFirst] = {}
+        self._instances: dict[str, InstanceSlots] = {}
+        self._order = count()
+        self._ids = count(1)
+        self._held = bool(policy.hold or policy.hold_backlog)
+        #: Heap of slots without a sequence, lowest row and first instance first; may contain slots in use again.
+        self._free: list[tuple[int, int, Slot]] = []
+        #: Slots whose sequence was cut short by a cancellation; the next ``take`` continues them.
+        self._cut_short: list[Slot] = []
+        #: Called when a cancellation may have unblocked other requests.
+        self.on_cancelled: Callable[[], None] = lambda: None
+
+    @property
+    def queue(self) -> SequenceScheduler:
+        """The queue of waiting requests, which is this scheduler itself."""
+        return self
+
+    def __len__(self) -> int:
+        """Return the number of waiting requests."""
+        return len(self.roster.waiting)
+
+    @property
+    def live(self) -> int:
+        """Number of sequences that have a slot or wait for one."""
+        return len(self.roster.backlog) + len(self.roster.settled)
+
+    # Instances.
+
+    def add_instance(self, key: str, now: int) -> None:
+        """Add an instance that has started or restarted."""
+        instance = InstanceSlots(key, self.policy.slots, next(self._order))
+        self._instances[key] = instance
+        self._rows[key] = (
+            OldestFirst(instance, self.policy, self._signature)
+            if self.policy.oldest
+            else DirectRows(instance, self.policy, self._signature, self._preparer)
+        )
+        for slot in instance.slots:
+            self._offer(slot, now)
+
+    def retire(self, key: str) -> None:
+        """Give an instance no new sequences; it becomes vacant when its sequences have ended."""
+        if key in self._instances:
+            self._instances[key].accepting = False
+
+    def vacant(self, key: str) -> bool:
+        """Whether an instance has no sequence and nothing to run."""
+        return key not in self._instances or self._instances[key].vacant
+
+    def remove_instance(self, key: str) -> None:
+        """Remove a vacant instance."""
+        self._instances.pop(key).accepting = False
+        del self._rows[key]
+
+    def lose(self, key: str, error: ConchError, now: int) -> None:
+        """Remove an instance that has died; its sequences end with ``error``, all others continue."""
+        instance = self._instances.pop(key, None)
+        if instance is None:
+            return
+        instance.accepting = False
+        doomed: list[tuple[InferRequest, ConchError]] = []
+        for slot in instance.slots:
+            told = None if self._waits(slot) else slot.owner  # its running request reports the error
+            withdrawn = self._withdraw(slot)
+            owner = slot.owner
+            slot.finish()
+            for sequence in dict.fromkeys((owner, slot.sequence)):
+                if sequence is None:
+                    continue
+                ended = internal(f"sequence {sequence.id} of model '{self.policy.model}' has ended: {error.message}")
+                lost = [*(withdrawn if sequence is owner else ()), *sequence.waiting]
+                if not lost and not sequence.closed and sequence is not told:
+                    self.roster.lose(sequence, ended, now)
+                doomed += [(request, ended) for request in lost]
+                self.roster.forget(sequence)
+        del self._rows[key]
+        for request, reason in doomed:
+            request.fail(ConchError(reason.message, reason.code))
+
+    # Requests.
+
+    def note_replaced(self) -> None:
+        """Record that another version now receives requests: idle sequences release their slots sooner."""
+        self.roster.note_replaced()
+
+    def add(self, request: InferRequest, now: int) -> None:
+        """Enqueue a request of a sequence.
+
+        Raises INVALID_ARG if the request does not belong to a sequence, UNAVAILABLE if too many requests wait, and
+        INTERNAL if the sequence has ended with its instance.
+        """
+        self._check(request)
+        self.expire(now)
+        starts, ends = request.flags & SEQUENCE_START, request.flags & SEQUENCE_END
+        sequence = self.roster.find(request.correlation_id)
+        loss = self.roster.loss(request.correlation_id, now)
+        if sequence is None and not starts:
+            raise loss or invalid(
+                f"inference request for sequence {request.correlation_id} to model '{self.policy.model}' must specify "
+                "the START flag on the first request of the sequence"
+            )
+        if self.policy.limit and len(self) >= self.policy.limit:
+            raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+        if sequence is None:
+            sequence = self._begun(request, now)
+        elif starts:
+            LOG.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
+                "start. Previous sequence will be terminated early.",
+                request.correlation_id,
+                self.policy.model,
+            )
+        self._append(sequence, request, now)
+        if ends:
+            self.roster.close(sequence)
+        if sequence.slot is not None:
+            self._advance(sequence.slot, now)
+
+    def eager(self) -> list[str]:
+        """Return the instances that are not busy and have waiting requests, including requests in their queue delay."""
+        return [instance.key for instance in self._instances.values() if instance.eager]
+
+    def take(self, now: int, among: Collection[str] | None = None) -> SequenceDecision:
+        """Return the next batch for any idle instance (or one of ``among``), or when to call this again."""
+        self.expire(now)
+        while self._cut_short:
+            slot = self._cut_short.pop()
+            if self._instances.get(slot.instance.key) is slot.instance:
+                self._advance(slot, now)
+        wake = self.roster.next_expiry()
+        if self._held and self._holds():
+            return SequenceDecision([], wake)
+        for instance in self._instances.values():
+            if instance.busy or (among is not None and instance.key not in among):
+                continue
+            rows, at = self._rows[instance.key].take(now)
+            if rows:
+                return self._run(instance, rows, now)
+            wake = min(wake, at) if wake and at else wake or at
+        return SequenceDecision([], wake)
+
+    def done(self, key: str, now: int, again: Collection[InferRequest] = ()) -> None:
+        """Record that an instance has completed its batch; ``again`` are the requests that run again.
+
+        In an iterative model, a request that does not run again ends its sequence.
+        """
+        instance = self._instances.get(key)
+        if instance is None:
+            return
+        instance.busy = False
+        repeated = {request.serial for request in again if not request.finished}
+        for slot in instance.slots:
+            request, owner = slot.in_flight, slot.owner
+            if request is None or owner is None or self._waits(slot):
+                continue
+            slot.finish()
+            if self.policy.iterative:
+                self._iterate(owner, request, request.serial in repeated, now)
+            self.roster.touch(owner, now)
+            self._advance(slot, now)
+
+    def expire(self, now: int) -> None:
+        """End sequences that have been idle for too long, and refuse those that have waited too long for a slot."""
+        late = self.roster.late(now)
+        for sequence in self.roster.idle(now):
+            self._vacate(sequence, now)
+        for request in late:
+            request.fail(unavailable(EXPIRED))
+
+    def drain(self) -> list[InferRequest]:
+        """End all sequences; remove and return their waiting requests."""
+
+        def withdraw(sequence: LiveSequence) -> list[InferRequest]:
+            slot = sequence.slot
+            if slot is None:
+                return []
+            requests = self._withdraw(slot) if slot.owner is sequence else []
+            if requests:
+                slot.finish()
+            if slot.sequence is sequence:
+                slot.sequence = None
+                heapq.heappush(self._free, (slot.number, slot.instance.order, slot))
+            return requests
+
+        return self.roster.forget_all(withdraw)
+
+    # From arrival to execution.
+
+    def _check(self, request: InferRequest) -> None:
+        model = self.policy.model
+        if request.batch_size > 1:
+            raise invalid(
+                f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
+        if not request.correlation_id:
+            if not self.policy.iterative:
+                raise invalid(
+                    f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+                )
+            request.correlation_id = next(self._ids)
+            request.flags = SEQUENCE_START
+        self._controls.check(model, request)
+
+    def _begun(self, request: InferRequest, now: int) -> LiveSequence:
+        """Create a sequence, in a free slot or in the backlog."""
+        sequence = LiveSequence(request.correlation_id, self._states.first)
+        self.roster.open(sequence)
+        slot = self._free_slot()
+        if slot is not None:
+            self._settle(sequence, slot, now)
+        return sequence
+
+    def _append(self, sequence: LiveSequence, request: InferRequest, now: int) -> None:
+        request.on_cancel = self._cancelled
+        self.roster.append(sequence, request, now)
+
+    def _run(
+        self, instance: InstanceSlots, rows: Iterable[tuple[InferRequest, LiveSequence | None]], now: int
+    ) -> SequenceDecision:
+        instance.busy = True
+        batch = []
+        for request, sequence in rows:
+            batch.append(request)
+            if sequence is None:
+                continue
+            del self.roster.waiting[request.serial]
+            request.on_cancel = None
+            self._preparer.prepare(request, sequence)
+            self._leave_if_over(sequence, now)
+        return SequenceDecision(batch, 0, instance.key)
+
+    def _advance(self, slot: Slot, now: int) -> None:
+        """Issue the next request of a slot, and give the slot to another sequence if its own is over."""
+        self._rows[slot.instance.key].issue(slot, now)
+        if slot.sequence is not None:
+            self._leave_if_over(slot.sequence, now)
+
+    def _leave_if_over(self, sequence: LiveSequence, now: int) -> None:
+        if sequence.closed and not sequence.waiting:
+            self.roster.forget(sequence)
+            self._vacate(sequence, now)
+
+    def _vacate(self, sequence: LiveSequence, now: int) -> None:
+        """Release the slot of a sequence that is over."""
+        slot = sequence.slot
+        if slot is not None and slot.sequence is sequence:
+            slot.sequence = None
+            self._offer(slot, now)
+
+    def _offer(self, slot: Slot, now: int) -> None:
+        """Give a slot to the first sequence of the backlog; without a backlog it becomes free."""
+        if not slot.instance.accepting:
+            return
+        sequence = next(iter(self.roster.backlog), None)
+        if sequence is None:
+            heapq.heappush(self._free, (slot.number, slot.instance.order, slot))
+        else:
+            self._settle(sequence, slot, now)
+            self._advance(slot, now)
+
+    def _settle(self, sequence: LiveSequence, slot: Slot, now: int) -> None:
+        slot.sequence, sequence.slot = sequence, slot
+        self.roster.settle(sequence, now)
+
+    def _free_slot(self) -> Slot | None:
+        while self._free:
+            slot = heapq.heappop(self._free)[-1]
+            if slot.sequence is None and slot.instance.accepting:
+                return slot
+        return None
+
+    # Ends of sequences.
+
+    def _cancelled(self, request: InferRequest) -> None:
+        """Fail a request that was cancelled while it waited, and the requests after it in its sequence."""
+        sequence = self.roster.waiting[request.serial]
+        slot = sequence.slot
+        doomed = list(sequence.waiting)
+        if slot is not None and slot.in_flight is request:
+            doomed = self._withdraw(slot) + doomed
+            slot.finish()
+        elif slot is not None:
+            doomed = doomed[doomed.index(request) :]
+        self.roster.cut(sequence, doomed)
+        if slot is not None:
+            self._cut_short.append(slot)
+        for queued in doomed:
+            queued.fail(cancelled())
+        self.on_cancelled()
+
+    def _waits(self, slot: Slot) -> bool:
+        """Whether the in-flight request of a slot still waits for a batch."""
+        return slot.in_flight is not None and slot.in_flight.serial in self.roster.waiting
+
+    def _withdraw(self, slot: Slot) -> list[InferRequest]:
+        """Take back and return the request of a slot that waits for a batch, if any."""
+        request = slot.in_flight
+        if request is None or not self._waits(slot):
+            return []
+        self._rows[slot.instance.key].withdraw(request)
+        del self.roster.waiting[request.serial]
+        request.on_cancel = None
+        return [request]
+
+    def _iterate(self, sequence: LiveSequence, request: InferRequest, again: bool, now: int) -> None:
+        """Run a request of an iterative model again, or end its sequence."""
+        if again and not sequence.closed:
+            request.flags = 0
+            sequence.repeated = request
+            self._append(sequence, request, now)
+        elif again:
+            request.fail(cancelled())
+        elif not request.flags & SEQUENCE_END:
+            doomed = list(sequence.waiting)
+            self.roster.cut(sequence, doomed)
+            for queued in doomed:
+                queued.fail(cancelled())
+
+    def _holds(self) -> bool:
+        """Whether too few requests have arrived for any to run."""
+        backlog = sum(len(sequence.waiting) for sequence in self.roster.backlog)
+        self._held = len(self) - backlog < self.policy.hold or backlog < self.policy.hold_backlog
+        return self._held

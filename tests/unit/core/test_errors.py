@@ -1,0 +1,25 @@
+"""The text of an error reaches every client, whatever it was made of."""
+
+from __future__ import annotations
+
+from conch.core.errors import did_you_mean, invalid
+
+
+def test_half_a_character_of_a_file_s_name_is_written_out() -> None:
+    assert invalid("a\udcff é.gguf").message == "a\\udcff é.gguf"
+    assert str(invalid("a\udcff")) == "a\\udcff"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_known_one_whatever_its_case() -> None:
+    assert did_you_mean("TEMPERATUR", ["top_p", "Temperature"]) == "did you mean 'Temperature'?"
+    assert did_you_mean("colour", ["top_p", "Temperature"], "it has top_p") == "it has top_p"
+    assert did_you_mean("temperatures", ["temperature"], likeness=0.99) == ""
+
+
+def test_a_name_that_stands_for_another_is_answered_with_that_one() -> None:
+    known = {"check": "conch check", "lint": "conch check"}
+    assert did_you_mean("Lint", known, shown=known.__getitem__) == "did you mean 'conch check'?"
+
+
+def test_a_name_that_is_too_long_to_compare_is_like_no_other() -> None:
+    assert did_you_mean("temperature" * 10_000_000, ["temperature"], likeness=0.0) == ""
