@@ -15,7 +15,7 @@ settings.load_profile("any machine")
 #: Folders and files here that import torch, transformers, tokenizers or an engine.  Single tests that do are marked
 #: ``extras``.
 NEED_EXTRAS: Final = (
-    "analyze/options/test_reading.py",
+    "measure/analyze/options/test_reading.py",
     "backends/contracts",
     "backends/engines",
     "backends/generation/test_service.py",
@@ -35,9 +35,9 @@ NEED_EXTRAS: Final = (
     "deploy/ray/test_cluster.py",
     "deploy/ray/test_ingress.py",
     "deploy/ray/test_replica.py",
-    "analyze/report/test_analysis_page.py",
-    "perf/test_perf_page.py",
-    "reports/test_pages.py",
+    "measure/analyze/report/test_analysis_page.py",
+    "measure/perf/test_perf_page.py",
+    "measure/reports/test_pages.py",
     "repository/stores/test_hub_store.py",
     "telemetry/tracing/test_collector.py",
 )

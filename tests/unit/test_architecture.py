@@ -12,14 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "conch"
 #: Repositories, templates and backends in Python hold models, which are no modules of ours.
-MODELS = ("backends/shipped/", "demo/repository/", "cli/templates/", "convert/templates/")
+MODELS = ("backends/shipped/", "cli/demo/repository/", "cli/templates/", "convert/templates/")
 #: Modules that import everything, or nothing.
 OUTSIDE = {"conch", "conch.__main__"}
 #: What clients and the server share.
-SHARED = {
-    *("addresses", "client", "config", "errors", "extras", "http2", "inference", "logs"),
-    *("temporary", "tensors", "texts", "threads"),
-}
+SHARED = {"client", "config", "core", "http2"}
 #: Tests whose event loop, network and threads take the place of asyncio's, which offers no public interface for that.
 SIMULATION = ROOT / "tests" / "simulation"
 #: Names with an underscore that the standard library documents.
@@ -48,9 +45,9 @@ def layers() -> list[str]:
 def test_the_measuring_tools_may_import_the_vocabulary_and_the_client_only() -> None:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = document["tool"]["importlinter"]["contracts"]
-    [tools] = [contract for contract in contracts if "conch.measure.perf" in contract.get("source_modules", ())]
-    named = {*tools["source_modules"], *tools["forbidden_modules"]}
-    assert {floor.split(".")[1] for floor in layers()} - {module.split(".")[1] for module in named} == SHARED
+    [tools] = [contract for contract in contracts if "conch.measure" in contract.get("source_modules", ())]
+    packages = {module for module in (*tools["source_modules"], *tools["forbidden_modules"]) if module.count(".") == 1}
+    assert {floor.split(".")[1] for floor in layers()} - {package.split(".")[1] for package in packages} == SHARED
 
 
 def test_every_module_stands_on_a_floor_of_the_layer_contract() -> None:
@@ -97,7 +94,7 @@ def test_a_module_says_what_it_is_for(path: Path) -> None:
     text = path.read_text()
     if text.strip():
         assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
-    assert len(text.splitlines()) <= 500
+    assert len(text.splitlines()) <= 800
 
 
 def is_private(name: str) -> bool:

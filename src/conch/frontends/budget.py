@@ -1,7 +1,8 @@
 """Limits the memory of requests and responses over all connections: ``--max-bytes-in-flight``.
 
 The budget counts request bodies from arrival to response, decompressed messages, and responses that clients have not
-read. :mod:`conch.library.app` creates one ``ByteBudget``, which the connections of all front ends share on the event loop.
+read. :mod:`conch.library.app` creates one ``ByteBudget``, which the connections of all front ends share on the event
+loop.
 
 Bytes count once they have arrived (:meth:`ByteBudget.take`), not when a client announces them, so that a client cannot
 reserve memory without sending data. A connection stops reading while the budget is exhausted. Partially received bodies

@@ -244,7 +244,7 @@ def _quoted(name: str) -> str:
 
 def _checkout() -> tuple[Path | None, bool]:
     """Return the folder that conch was installed from, if it exists, and whether conch runs from that folder."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if (root / "pyproject.toml").is_file():
         return root, True
     origin = _origin("dir_info")

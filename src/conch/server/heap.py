@@ -2,8 +2,8 @@
 
 glibc allocates blocks from heaps, and a heap shrinks only at its end: one small block there retains hundreds of
 megabytes. A busy server should keep that memory, because the next body reuses its pages, and new pages cost more than
-the rest of the processing. An idle server should return it. Created by :mod:`conch.library.app`; checks the process twice a
-second, on its event loop.
+the rest of the processing. An idle server should return it. Created by :mod:`conch.library.app`; checks the process
+twice a second, on its event loop.
 """
 
 from __future__ import annotations

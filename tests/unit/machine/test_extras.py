@@ -16,7 +16,7 @@ from conch import __version__
 from conch.core.errors import Code, ConchError
 from conch.machine import extras
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def error(*modules: str, purpose: str = "engine 'any'", **given: Any) -> str:

@@ -55,7 +55,9 @@ def test_message_is_quoted_and_escaped(output: io.StringIO) -> None:
 
 @pytest.mark.parametrize(("value", "end"), [("0", '] two\n"lines"\n'), ("FALSE", '] "two\\n\\"lines\\""\n')])
 def test_triton_s_variable_leaves_messages_as_they_are(value: str, end: str, tmp_path: Path) -> None:
-    program = "import sys; from conch import logs; logs.setup(logs.LogSettings()); logs.LOGGER.info(sys.argv[1])"
+    program = (
+        "import sys; from conch.machine import logs; logs.setup(logs.LogSettings()); logs.LOGGER.info(sys.argv[1])"
+    )
     variable = {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": value}
     command = [sys.executable, "-c", program, 'two\n"lines"']
     done = subprocess.run(command, env={**os.environ, **variable}, capture_output=True, text=True)

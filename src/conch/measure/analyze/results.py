@@ -1,7 +1,7 @@
 """The results of an analysis: the candidates, and the measurement of each at each load.
 
-Pure. Profiling (:mod:`conch.measure.analyze.profiling.profile`) creates them, the journal keeps them, and the ranking and the
-reports read them. Times are in seconds, memory in bytes.
+Pure. Profiling (:mod:`conch.measure.analyze.profiling.profile`) creates them, the journal keeps them, and the ranking
+and the reports read them. Times are in seconds, memory in bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Report pages with charts, shared by ``conch perf``, ``conch analyze`` and ``conch convert``.
 
 A page is data (:mod:`conch.measure.reports.page`). :mod:`conch.measure.reports.charts` makes its charts, and
-:mod:`conch.measure.reports.numbers` formats its figures. :mod:`conch.measure.reports.writing` writes it as one HTML file that needs no
-network and can be printed. ::
+:mod:`conch.measure.reports.numbers` formats its figures. :mod:`conch.measure.reports.writing` writes it as one HTML
+file that needs no network and can be printed. ::
 
     from conch.measure.reports.charts import Axis, Dot, Series, line_chart
     from conch.measure.reports.numbers import milliseconds, significant

@@ -1,7 +1,7 @@
 """Batches requests of similar length up to a budget of tokens.
 
-Pure; see :mod:`conch.server.schedulers.batching` for the use of schedulers. Every batch contains the oldest request of the
-highest priority, so that no request starves, and requests of the same priority and of similar length.
+Pure; see :mod:`conch.server.schedulers.batching` for the use of schedulers. Every batch contains the oldest request of
+the highest priority, so that no request starves, and requests of the same priority and of similar length.
 """
 
 from __future__ import annotations

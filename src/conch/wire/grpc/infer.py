@@ -60,8 +60,8 @@ def decode_infer(
     """Decode a request to the model of ``signature``, and the form of its response.
 
     ``raw`` are the raw contents if they were extracted from the message; ``elements`` are the numbers of elements of
-    BYTES inputs that have been counted. The request is not yet checked against the model (:mod:`conch.core.validation` does
-    that). Raises INVALID_ARG with Triton's messages for an invalid message.
+    BYTES inputs that have been counted. The request is not yet checked against the model (:mod:`conch.core.validation`
+    does that). Raises INVALID_ARG with Triton's messages for an invalid message.
     """
     request = InferRequest(message.model_name, {}, on_response, model_version=signature.version, id=message.id)
     plan = GrpcOutputPlan(message.model_version, signature.max_batch_size > 0)

@@ -10,7 +10,7 @@ import pytest
 from conch.core.sampling.parameters import NAMES, PARAMETERS, Feature, SamplingParameter, SamplingParams
 from conch.core.sampling.structures import Structure
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "generation.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "generation.md"
 
 
 def cell(names: tuple[str, ...]) -> str:

@@ -18,8 +18,8 @@ from conch.measure.analyze.options import goal_texts, values
 class ModelSettings:
     """The options of one model: its sweeps, goals and requests.
 
-    ``config`` is the nested ``model_config_parameters`` (:mod:`conch.measure.analyze.search.searches`). Empty loads, sizes and
-    goals default to those of the whole analysis.
+    ``config`` is the nested ``model_config_parameters`` (:mod:`conch.measure.analyze.search.searches`). Empty loads,
+    sizes and goals default to those of the whole analysis.
     """
 
     name: str

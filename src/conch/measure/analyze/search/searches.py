@@ -1,6 +1,7 @@
 """The searches of an analysis: the models that are measured together, their search space and their goals.
 
-Pure. :mod:`conch.measure.analyze.profiling.profile` reads the facts about the models, and runs a strategy for each search.
+Pure. :mod:`conch.measure.analyze.profiling.profile` reads the facts about the models, and runs a strategy for each
+search.
 """
 
 from __future__ import annotations

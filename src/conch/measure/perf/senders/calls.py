@@ -1,8 +1,8 @@
 """A timed request, and the interface of the channels that carry it.
 
 A load (:mod:`conch.measure.perf.senders.load`) reuses one ``TimedCall`` per concurrent request. A channel
-(:mod:`conch.measure.perf.senders.channels`) sends the request and sets the timestamps. Runs on the event loop of a sending
-process.
+(:mod:`conch.measure.perf.senders.channels`) sends the request and sets the timestamps. Runs on the event loop of a
+sending process.
 """
 
 from __future__ import annotations

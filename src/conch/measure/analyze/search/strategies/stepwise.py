@@ -128,7 +128,8 @@ Steps = Generator[Trial, Point | None, None]
 
 
 class Stepwise:
-    """A strategy (:class:`conch.measure.analyze.search.strategies.strategy.Strategy`) of a search and its final rounds."""
+    """A strategy (:class:`conch.measure.analyze.search.strategies.strategy.Strategy`) of a search and its final
+    rounds."""
 
     def __init__(self, exploration: Exploration, search: Steps, left: Callable[[], float], rounds: int) -> None:
         """Create the strategy.
