@@ -126,7 +126,7 @@ def servers() -> Iterator[tuple[ConchServer, TritonServer]]:
 
 
 def measure_in_turns(
-    asked: Sequence[Question], conch: ConchServer, triton: TritonServer, rounds: int, seconds: float
+    asked: Sequence[Question], conch: ConchServer, triton: ConchServer | TritonServer, rounds: int, seconds: float
 ) -> None:
     """Measure every row on both servers in each round, in alternating order, so that drift affects both servers
     equally."""
@@ -139,9 +139,9 @@ def measure_in_turns(
             print(f"round {number + 1}: {question.row()}", file=sys.stderr)
 
 
-def print_table(asked: Sequence[Question]) -> None:
+def print_table(asked: Sequence[Question], peer: str = "Triton 2.51") -> None:
     """Print the results as a Markdown table."""
-    print("| question | figure | conch | Triton 2.51 | ratio | range |")
+    print(f"| question | figure | conch | {peer} | ratio | range |")
     print("|---|---|---|---|---|---|")
     for question in asked:
         print(question.row())

@@ -28,11 +28,11 @@ VARIANT = "onnxruntime-int8"
 STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "inside", "generation.__main__",
     "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
-    "tutorial_story", "sequences", "features", "remote", "gguf_types",
+    "tutorial_story", "sequences", "features", "remote", "gguf_types", "grpc_servers",
 }  # fmt: skip
 #: Needs a cluster, which takes long to start: tests/deploy/ray starts it on theirs.
 STARTED_ELSEWHERE = {"cluster"}
-STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
+STARTED_BY_THEM = {"load", "peers.padding", "peers.grpc_aio", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
 PREPARING = {"peers.graph", "peers.llama", "peers.web", "generation.unpack"}
 
@@ -98,6 +98,16 @@ def test_features_measures_both_servers() -> None:
     for title, _, conch, triton, ratio, _ in table[1:]:
         assert number(conch) > 0 and number(triton) > 0 and number(ratio) > 0, title
     assert re.search(r"With 1 more models loaded, the latency of a request is \d+\.\d\d times", output)
+
+
+def test_grpc_servers_are_measured_and_attacked() -> None:
+    figures, attacks = tables(
+        run("benchmarks.grpc_servers", "--rounds", 1, "--seconds", 0.1, "--attack", "large_metadata")
+    )
+    assert len(figures) == 1 + 4
+    for title, _, conch, aio, ratio, _ in figures[1:]:
+        assert number(conch) > 0 and number(aio) > 0 and number(ratio) > 0, title
+    assert all(outcome.endswith("MiB") for outcome in attacks[1][1:]), attacks
 
 
 def test_remote_asks_directly_and_through_another_server() -> None:
