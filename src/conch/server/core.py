@@ -312,7 +312,8 @@ class InferenceServer:
         logs.current().update(**changes)
         levels = log_levels()
         for model in self._table.loaded():
-            model.executor.set_log(levels)
+            for process in model.executor.processes:
+                process.set_log(levels)
 
     # Called by the application.
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from time import monotonic_ns
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from conch.backends.table import BACKENDS, Backend, RequestParameters, backend_of
 from conch.config import render
@@ -27,10 +27,11 @@ from conch.machine import logs
 from conch.repository.fingerprint import ExternalFiles
 from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.naming import qualified
-from conch.server.cached_messages import CachedMessages
+from conch.server.execution.caching import CachedMessages, CacheLookup
+from conch.server.execution.executor import STOPPING, Executor
 from conch.server.runtime_facts import RuntimeFacts, shown
+from conch.server.schedulers.ordering import InOrder
 from conch.telemetry.statistics import FailureReason, ModelStatistics
-from conch.workers.host.process import WorkerProcess
 
 # In Triton's protocol a request may have any parameters, and backends ignore unknown ones: a misspelt option has no
 # effect and causes no error. Python models and ensembles keep this behaviour. The wire formats check the parameters
@@ -94,41 +95,6 @@ _serial = count(1)
 
 #: Interval between checks whether the sequences of a stopping model have ended (s).
 SEQUENCE_LOOK_SECONDS: Final = 0.1
-STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-
-
-class Executor(Protocol):
-    """Runs the requests of a model version."""
-
-    @property
-    def ready(self) -> bool: ...
-
-    @property
-    def away(self) -> str:
-        """The reason why no remote server can take requests; empty if one can, or if this server runs them."""
-
-    @property
-    def processes(self) -> Sequence[WorkerProcess]: ...
-
-    @property
-    def sequences(self) -> int:
-        """Number of active sequences."""
-
-    def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to an active sequence."""
-
-    def submit(self, request: InferRequest) -> None: ...
-
-    def fail_waiting(self, error: ConchError) -> None: ...
-
-    def set_log(self, levels: Mapping[str, Any]) -> None: ...
-
-    def retire(self) -> None:
-        """Called when other versions, or none, get new requests; requests that are being decoded may still arrive."""
-
-    def abandon(self) -> None: ...
-
-    async def stop(self, seconds: float | None) -> None: ...
 
 
 class Model:
@@ -136,6 +102,8 @@ class Model:
 
     ``steps`` maps the model names in an ensemble's steps to keys; ``members`` returns the models that the steps use
     now. ``identity`` covers everything that the responses of this version depend on, for a cache that may outlive it.
+    ``cache`` looks up requests before ``executor`` gets them. If ``ordered``, responses are delivered in the order of
+    their requests.
 
     ``config`` is the effective configuration, ``shown_config`` the one that clients receive. While ``stopping`` is set,
     requests of clients are refused, but further steps of in-flight ensemble requests are accepted.
@@ -153,6 +121,8 @@ class Model:
         steps: Mapping[str, str] | None = None,
         members: Callable[[], Sequence[Model]] = tuple,
         identity: Identity = NO_IDENTITY,
+        cache: CacheLookup | None = None,
+        ordered: bool = False,
     ) -> None:
         #: Unique for each load of a version.
         self.serial = next(_serial)
@@ -172,10 +142,13 @@ class Model:
         backend = backend_of(runs_on, parameters(config)) if runs_on in BACKENDS else None
         self.signature = _with_ways_of(make_signature(config, version), backend)
         self.executor = executor
+        self.cache = cache
+        self._submit = executor.submit if cache is None else cache.submit
+        self._order = InOrder() if ordered else None
+        #: Encoded responses in the response cache; they have no order.
+        self.cached_messages: CachedMessages | None = cache.messages if cache is not None and not ordered else None
         self.stopping = False
         self._stopped = False
-        #: Set by the loader if responses are cached in the server.
-        self.cached_messages: CachedMessages | None = None
         self.in_flight = 0
         #: Time at which its last request ended (ns, monotonic).
         self.last_ended = 0
@@ -280,13 +253,15 @@ class Model:
             request.trace.accepted(request, computes=not self._is_ensemble)
         self.in_flight += 1
         try:
-            self.executor.submit(request)
+            self._submit(request)
         except ConchError as error:
             _refuse(request)
             self._left()
             if error.code is not Code.INVALID_ARG:  # client errors are not counted, as in validation
                 self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
             raise
+        if self._order is not None and not request.finished:
+            self._order.admit(request)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -318,15 +293,20 @@ class Model:
 
     def abandon(self) -> None:
         """Fail running and waiting requests, and refuse the next steps of their ensembles."""
-        self.stopping = self._stopped = True
-        self.executor.fail_waiting(unavailable(STOPPING))
+        self._refuse_all()
         self.executor.abandon()
 
     async def stop(self, seconds: float | None = None) -> None:
         """Stop the executor within ``seconds``, or its workers' timeouts if that is None; queued requests fail."""
-        self.stopping = self._stopped = True
-        self.executor.fail_waiting(unavailable(STOPPING))
+        self._refuse_all()
+        if self.cache is not None:
+            self.cache.forget()
         await self.executor.stop(seconds)
+
+    def _refuse_all(self) -> None:
+        self.stopping = self._stopped = True
+        if self.cache is not None:
+            self.cache.fail_waiting(unavailable(STOPPING))
 
     def _ended(self, request: InferRequest, response: InferResponse) -> None:
         times = request.times

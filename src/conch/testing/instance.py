@@ -18,6 +18,7 @@ from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer
 from conch.machine.gpus import visible_gpus
 from conch.repository.model_files import ModelFiles
+from conch.server.execution.executor import Executor
 from conch.server.execution.starting import init_frame, instance_fields, placements_of
 from conch.server.model import Model
 from conch.telemetry.custom import CustomMetrics
@@ -247,11 +248,8 @@ class LocalInstance:
         self._channel.deliver(header, packer or Packer())
 
 
-class _Waiting:
-    """Stores the requests that the model has accepted."""
-
-    ready = True
-    processes = ()
+class _Waiting(Executor):
+    """Stores the requests that the model has accepted; the test decides when they run."""
 
     def __init__(self) -> None:
         self._requests: list[InferRequest] = []
@@ -262,33 +260,6 @@ class _Waiting:
     def take(self) -> list[InferRequest]:
         taken, self._requests = self._requests, []
         return taken
-
-    def fail_waiting(self, error: ConchError) -> None:
-        for request in self.take():
-            request.fail(error)
-
-    @property
-    def away(self) -> str:
-        """Always empty, because the test runs the requests."""
-        return ""
-
-    @property
-    def sequences(self) -> int:
-        """Always 0, because the test decides which requests a sequence model receives."""
-        return 0
-
-    def continues(self, request: InferRequest) -> bool:
-        return False
-
-    def set_log(self, levels: Mapping[str, Any]) -> None:
-        """Ignore levels, because the test's own logging filters."""
-
-    def retire(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-    async def stop(self, seconds: float | None) -> None:
-        """Do nothing, because the test closes the instance."""
 
 
 def _run(coroutine: Coroutine[Any, Any, None]) -> None:

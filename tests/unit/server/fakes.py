@@ -8,7 +8,7 @@ from conch.core.errors import ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import StoredData, WireTensor
 from conch.workers.host.execution import Execution
-from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Verdict
+from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Kill, Verdict
 from conch.workers.host.model_calls import ModelCalls
 
 
@@ -43,6 +43,13 @@ class FakeWorker:
         for request in execution.requests:
             request.answered = True
             request.respond(InferResponse([WireTensor("y", "FP32", (1,), b"abcd")]))
+
+    @property
+    def idle(self) -> bool:
+        return not self.batches
+
+    def kill_for(self, kill: Kill) -> None:
+        self.die()
 
     def die(self) -> None:
         self.alive = False

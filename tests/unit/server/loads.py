@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from conch.config.schema import ModelConfig
-from conch.core.errors import ConchError, invalid
+from conch.core.errors import invalid
 from conch.core.inference import InferRequest
 from conch.core.tensors import WireTensor
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
+from conch.server.execution.executor import Executor
 from conch.server.execution.load_slots import ReleaseLoadSlot
 from conch.server.model import Model
 from conch.server.models.lifecycle import Lifecycle
@@ -21,19 +22,17 @@ from conch.server.models.rollout import Rollout
 from conch.server.models.states import ModelTable, State
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
+from conch.workers.host.process import WorkerProcess
 from tests.unit.server.fakes import Answers
 
 CONFIG = 'backend: "python" input [{name: "x" data_type: TYPE_FP32 dims: [1]}] '
 CONFIG += 'output [{name: "y" data_type: TYPE_FP32 dims: [1]}] '
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """Keeps requests until the test answers them."""
 
-    ready = True
-    processes = ()
-    sequences = 0
-    away = ""
+    processes: Sequence[WorkerProcess] = ()
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
@@ -43,14 +42,8 @@ class FakeExecutor:
     def submit(self, request: InferRequest) -> None:
         self.requests.append(request)
 
-    def fail_waiting(self, error: ConchError) -> None: ...
-
-    def set_log(self, levels: Mapping[str, Any]) -> None: ...
-
     def retire(self) -> None:
         self.retired = True
-
-    def abandon(self) -> None: ...
 
     async def stop(self, seconds: float | None) -> None:
         self.stopped.append(seconds)

@@ -2,9 +2,9 @@
 
 from conch.config.pbtxt import parse
 from conch.core.inference import InferRequest
-from conch.server.cached_messages import CachedMessages
 from conch.server.caching.entries import CachedResponse
 from conch.server.caching.local import LocalCache
+from conch.server.execution.caching import CacheLookup
 from conch.server.model import Model
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.test_model import CONFIG, FakeExecutor
@@ -27,9 +27,11 @@ class Shelf:
         for key, entry in ((b"a", A), (b"b", B)):
             self.scope.insert(key, entry)
         self.statistics = ModelStatistics("m", 3)
-        self.cached_messages = CachedMessages(lambda: self.scope, self.statistics)
-        self.model = Model(parse(CONFIG, "x"), 3, FakeExecutor(), self.statistics, {})
-        self.model.cached_messages = self.cached_messages
+        executor = FakeExecutor()
+        lookup = CacheLookup(executor, lambda: self.scope, self.statistics)
+        self.model = Model(parse(CONFIG, "x"), 3, executor, self.statistics, {}, cache=lookup)
+        assert lookup.messages is not None
+        self.cached_messages = lookup.messages
 
 
 async def test_what_was_sent_is_sent_again_and_counts_as_a_hit() -> None:

@@ -18,6 +18,7 @@ from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.schedulers.batching import DynamicBatcher, HeldScheduler
+from conch.server.schedulers.ordering import InOrder
 from conch.server.schedulers.queue import QueuePolicy, RequestQueue
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.fake_clock import FakeClockLoop, settle
@@ -90,7 +91,8 @@ class Town:
         )
         batcher = DynamicBatcher(self.queue, SIGNATURE, preferred=setup.preferred, max_delay_us=setup.delay)
         scheduler = HeldScheduler(batcher, setup.held) if setup.held else batcher
-        self.dispatcher = Dispatcher(scheduler, ModelStatistics("m", 1), preserve_ordering=setup.ordered)
+        self.dispatcher = Dispatcher(scheduler, ModelStatistics("m", 1))
+        self.order = InOrder() if setup.ordered else None
         self.failures = 0  # how many of the next starts fail
         self.workers: list[FakeWorker] = []
         self.accepted: list[tuple[InferRequest, Answers]] = []
@@ -126,6 +128,8 @@ class Town:
             self.refused.append(answers)
         else:
             assert not full
+            if self.order is not None:
+                self.order.admit(request)
             self.accepted.append((request, answers))
 
     def full(self, priority: int) -> bool:

@@ -15,7 +15,7 @@ from conch.core.errors import ConchError, internal
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor
 from conch.server.execution.dispatch import PREPARE_SECONDS, Dispatcher
-from conch.server.execution.ensemble import Ensemble, EnsembleExecutor, Step
+from conch.server.execution.ensemble import Ensemble, Step
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model
@@ -70,12 +70,12 @@ class House:
         signature = ModelSignature("m", 1, 0, {}, {})
         queue = RequestQueue(QueuePolicy(default_timeout_us=timeout), limit=limit)
         scheduler = DynamicBatcher(queue, signature)
-        self.dispatcher = Dispatcher(scheduler, statistics, preserve_ordering=ordered, prepares=prepares)
+        self.dispatcher = Dispatcher(scheduler, statistics, prepares=prepares)
         self.process, self.child = make_process()
         worker = SupervisedWorker(WorkerPlacement("m_0", "CPU"), self.launch, self.dispatcher)
         self.dispatcher.add(worker)
         worker.adopt(self.process)
-        self.model = Model(parse(CONFIG, "m"), 1, self.dispatcher, statistics, {})
+        self.model = Model(parse(CONFIG, "m"), 1, self.dispatcher, statistics, {}, ordered=ordered)
         self._left: list[ref[Any]] = []
 
     async def launch(self, placement: WorkerPlacement) -> Any:
@@ -258,7 +258,7 @@ async def test_nothing_is_left_of_a_request_to_an_ensemble(end: str) -> None:
     specs = {"x": TensorSpec("x", "UINT8", (-1,))}
     signature = ModelSignature("e", 1, 0, specs, {"y": TensorSpec("y", "FP32", (1, 1))})
     step = Step("m", -1, {"z" if end == "refused" else "x": "x"}, {"y": "y"})
-    executor = EnsembleExecutor(Ensemble(signature, [step], lambda name, version: house.model))
+    executor = Ensemble(signature, [step], lambda name, version: house.model)
     config = parse(ENSEMBLE, "e")
     config.ensemble_scheduling.step.add(model_name="m", model_version=-1)
     request = house.send(model=Model(config, 1, executor, ModelStatistics("e", 1), {})).request

@@ -22,7 +22,7 @@ from conch.core.tensors import WireTensor
 from conch.server.caching.entries import CachedResponse
 from conch.server.caching.local import LocalCache, LocalScope
 from conch.server.execution import dispatch, limited, sequences, worker
-from conch.server.execution.caching import CachedExecutor
+from conch.server.execution.caching import CacheLookup
 from conch.server.execution.limited import (
     LimitedDispatcher,
     LimitedGenerationDispatcher,
@@ -33,7 +33,6 @@ from conch.server.execution.starting import WorkerPlacement, placements_of
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model
 from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher
-from conch.server.schedulers.ordering import InOrder
 from conch.server.schedulers.queue import QueuePolicy, RequestQueue
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter, ResourceKey
 from conch.server.schedulers.sequences.controls import ControlInputs
@@ -97,7 +96,7 @@ class OneModel:
         assert self.statistics.queue is not None
         self.queue = self.statistics.queue
         self.workers: list[FakeWorker] = []
-        self.model = Model(self.config, 1, self._executor(), self.statistics, {})
+        self.model = self._model()
         placements = list(placements_of(self.config))
         self.dispatcher.reserve(self.config, placements)
         for placement in placements:
@@ -110,8 +109,8 @@ class OneModel:
         scheduler = DynamicBatcher(self.waiting, SIGNATURE, preferred=(2,), max_delay_us=100_000)
         return LimitedDispatcher(scheduler, self.statistics, limiter=limiter)
 
-    def _executor(self) -> object:
-        return self.dispatcher
+    def _model(self) -> Model:
+        return Model(self.config, 1, self.dispatcher, self.statistics, {})
 
     async def launch(self, placement: WorkerPlacement) -> FakeWorker:
         return self._worker(placement)
@@ -145,10 +144,9 @@ class CachedModel(OneModel):
         self._ordered = ordered
         super().__init__(name, need, limiter)
 
-    def _executor(self) -> object:
-        return CachedExecutor(
-            self.dispatcher, lambda: self.scope, self.statistics, InOrder() if self._ordered else None
-        )  # type: ignore[arg-type]
+    def _model(self) -> Model:
+        lookup = CacheLookup(self.dispatcher, lambda: self.scope, self.statistics)  # type: ignore[arg-type,return-value]
+        return Model(self.config, 1, self.dispatcher, self.statistics, {}, cache=lookup, ordered=self._ordered)
 
     @property
     def looked_up(self) -> int:

@@ -8,6 +8,7 @@ from conch.config.pbtxt import parse
 from conch.core.errors import Code, ConchError, cancelled, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
+from conch.server.execution.executor import Executor
 from conch.server.model import Model
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 from tests.unit.fake_clock import fake_clock
@@ -20,10 +21,8 @@ output [{name: "y" data_type: TYPE_FP32 dims: [1, 1] reshape: {shape: [1]}}]
 """
 
 
-class FakeExecutor:
-    ready = True
+class FakeExecutor(Executor):
     sequences = 0
-    away = ""
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
@@ -38,17 +37,7 @@ class FakeExecutor:
             raise self.refusal
         self.requests.append(request)
 
-    def fail_waiting(self, error: ConchError) -> None:
-        for request in self.requests:
-            request.fail(error)
-
-    def set_log(self, levels) -> None: ...
-
-    def retire(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float | None) -> None:
         self.stopped = True
 
 
@@ -96,6 +85,17 @@ async def test_response_that_cannot_be_processed_becomes_an_error(
     request.respond(InferResponse([WireTensor("y", "FP32", (1,), b"abcd")], final=final))
     assert answers.error is not None and answers.error.code is Code.INTERNAL
     assert (answers.finals, model.in_flight) == ((1, 0) if final else (0, 1))
+
+
+async def test_ordered_model_delivers_responses_in_the_order_of_their_requests(executor: FakeExecutor) -> None:
+    model = Model(parse(CONFIG, "x"), 3, executor, ModelStatistics("m", 3), {}, ordered=True)
+    first, second = Answers(), Answers()
+    for answers in (first, second):
+        model.infer(make(answers))
+    executor.requests[1].respond(InferResponse())
+    assert not second.responses
+    executor.requests[0].respond(InferResponse())
+    assert first.finals == second.finals == 1
 
 
 async def test_success_is_counted_before_the_client_hears_of_it(model: Model, executor: FakeExecutor) -> None:
@@ -197,12 +197,3 @@ async def test_finish_waits_for_the_last_request(model: Model, executor: FakeExe
     assert not waiting.done()
     executor.requests[0].respond(InferResponse())
     assert await waiting
-
-
-async def test_stop_fails_what_still_waits(model: Model, executor: FakeExecutor) -> None:
-    answers = Answers()
-    model.infer(make(answers))
-    await model.stop()
-    assert executor.stopped
-    assert answers.error is not None
-    assert answers.error.code is Code.UNAVAILABLE

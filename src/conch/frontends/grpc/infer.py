@@ -21,7 +21,7 @@ from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.traced import begin_trace
 from conch.http2 import Http2Stream
-from conch.server.cached_messages import MOST_MESSAGE_BYTES
+from conch.server.execution.caching import MOST_MESSAGE_BYTES
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.grpc.control import read_version

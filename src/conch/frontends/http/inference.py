@@ -25,8 +25,8 @@ from conch.frontends.http.tasks import ExchangeTasks, content_encoding, given_up
 from conch.frontends.http.traced import begin_trace
 from conch.frontends.offloading import requests as large
 from conch.frontends.offloading.pool import LARGE, Codec
-from conch.server.cached_messages import MOST_MESSAGE_BYTES
 from conch.server.core import InferenceServer
+from conch.server.execution.caching import MOST_MESSAGE_BYTES
 from conch.server.model import Model
 from conch.wire import compression
 from conch.wire.json.generate import decode_document, decode_generate, read_document

@@ -1,94 +1,66 @@
 """Responds to requests from the response cache, in front of the executor of a model version.
 
-The loader puts a ``CachedExecutor`` before the executor of a model whose configuration enables the cache, if the server
-has a cache. Identical requests that run at the same time all run, as in Triton.
+The loader gives a model whose configuration enables the cache a ``CacheLookup``, if the server has a cache. Identical
+requests that run at the same time all run, as in Triton. Front ends also look up each encoded message, as identical
+messages are identical requests: encoded responses are stored with their cache entry and removed with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from time import monotonic_ns
 from typing import Any, Final, cast
 
 from conch.core.errors import ConchError, cancelled
 from conch.core.inference import InferRequest, InferResponse
 from conch.machine.threads import compute
-from conch.server.cached_messages import CachedMessages
 from conch.server.caching.cache import CacheScope
 from conch.server.caching.entries import CachedResponse, kept
 from conch.server.caching.keys import input_bytes, request_key
 from conch.server.caching.local import LocalScope
-from conch.server.model import Executor
-from conch.server.schedulers.ordering import InOrder
+from conch.server.execution.executor import Executor
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.host.process import WorkerProcess
 
 #: Maximum size of inputs that are hashed on the event loop (bytes); hashing larger ones takes milliseconds, in a
 #: thread.
 MOST_BYTES_AT_ONCE: Final = 1 << 20
 
 
-class CachedExecutor:
-    """An executor behind the response cache; see :class:`conch.server.model.Executor`.
+class CacheLookup:
+    """Looks up the requests of a model version in the response cache, and submits the others to ``executor``.
 
-    ``scope`` returns the current cache scope. ``order`` is given for a model that preserves the order of its responses,
-    including cached ones.
+    ``scope`` returns the current cache scope.
     """
 
-    def __init__(
-        self,
-        inner: Executor,
-        scope: Callable[[], CacheScope],
-        statistics: ModelStatistics,
-        order: InOrder | None = None,
-    ) -> None:
-        self.inner = inner
-        self.scope = scope
-        self.statistics = statistics
-        self.order = order
+    def __init__(self, executor: Executor, scope: Callable[[], CacheScope], statistics: ModelStatistics) -> None:
+        self._executor = executor
+        self._scope = scope
+        self._statistics = statistics
+        #: The cache of encoded messages; None if the responses are not in this server's memory.
+        self.messages: CachedMessages | None = None
+        if isinstance(scope(), LocalScope):
+            self.messages = CachedMessages(cast(Callable[[], LocalScope], scope), statistics)
         self._looking_up: dict[InferRequest, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def ready(self) -> bool:
-        return self.inner.ready
-
-    @property
-    def away(self) -> str:
-        return self.inner.away
-
-    @property
-    def processes(self) -> Sequence[WorkerProcess]:
-        return self.inner.processes
-
-    @property
-    def sequences(self) -> int:
-        return self.inner.sequences
-
-    def continues(self, request: InferRequest) -> bool:
-        return self.inner.continues(request)
-
     def submit(self, request: InferRequest) -> None:
-        """Respond from the cache or enqueue the request; raises as the inner executor does.
+        """Respond from the cache or submit the request to the executor; raises as the executor does.
 
         Requests of a sequence are not cached: their responses may depend on earlier requests, through a step of an
         ensemble, another server or a model that this one calls.
         """
-        begun = request.times.queued = monotonic_ns()
-        if not request.correlation_id:
-            request.hold_copies()  # the key is computed from them
-        if self.order is not None:
-            self.order.admit(request)
         if request.correlation_id:
-            self._submit(request)
+            self._executor.submit(request)
             return
+        begun = request.times.queued = monotonic_ns()
+        request.hold_copies()  # the key is computed from them
         if request.shared is not None:
             request.shared.copies = True
         if input_bytes(request) > MOST_BYTES_AT_ONCE:
-            self._look_up_later(request, self.scope(), b"", begun)
+            self._look_up_later(request, self._scope(), b"", begun)
             return
-        key, scope = request_key(request), self.scope()
+        key, scope = request_key(request), self._scope()
         cached = scope.find(key)
         if isinstance(cached, CachedResponse):
             _note_hit(request, key, cached, monotonic_ns() - begun)
@@ -100,23 +72,14 @@ class CachedExecutor:
             self._look_up_later(request, scope, key, begun, cached)
 
     def fail_waiting(self, error: ConchError) -> None:
+        """Fail the requests that are being looked up."""
         for request in list(self._looking_up):
             request.on_cancel = None
             request.fail(error)
-        self.inner.fail_waiting(error)
 
-    def set_log(self, levels: Mapping[str, Any]) -> None:
-        self.inner.set_log(levels)
-
-    def retire(self) -> None:
-        self.inner.retire()
-
-    def abandon(self) -> None:
-        self.inner.abandon()
-
-    async def stop(self, seconds: float | None) -> None:
-        self.scope().forget()
-        await self.inner.stop(seconds)
+    def forget(self) -> None:
+        """Remove the responses of this version from the cache, if they would not outlive it."""
+        self._scope().forget()
 
     def _look_up_later(
         self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, cached: Any = None
@@ -146,16 +109,8 @@ class CachedExecutor:
             request.fail(error)
 
     def _run(self, request: InferRequest, scope: CacheScope, key: bytes, lookup: int) -> None:
-        request.observe(_Miss(scope, self.scope, self.statistics, key, lookup).observe)
-        self._submit(request)
-
-    def _submit(self, request: InferRequest) -> None:
-        try:
-            self.inner.submit(request)
-        except ConchError as error:
-            if self.order is None:
-                raise
-            request.fail(error)  # in order, and so that later responses are not blocked
+        request.observe(_Miss(scope, self._scope, self._statistics, key, lookup).observe)
+        self._executor.submit(request)
 
 
 class _Miss:
@@ -196,16 +151,36 @@ class _Miss:
                 self._statistics.record_cache_miss(self._lookup + monotonic_ns() - begun)
 
 
-def uncached(executor: Executor) -> Executor:
-    """Return the executor behind the cache; without a cache, the executor itself."""
-    return executor.inner if isinstance(executor, CachedExecutor) else executor
+#: Maximum message size (bytes): for larger messages, the lookup takes longer than it saves.
+MOST_MESSAGE_BYTES: Final = 4 << 10
+#: Approximate memory overhead of a message and its encoded response (bytes).
+_OVERHEAD: Final = 500
 
 
-def repeats_of(executor: Executor) -> CachedMessages | None:
-    """Return the message cache of an executor; None if its cache is not in the server or its responses are ordered."""
-    if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.scope(), LocalScope):
-        return CachedMessages(cast(Callable[[], LocalScope], executor.scope), executor.statistics)
-    return None
+class CachedMessages:
+    """Encoded responses of a model version by request message; ``scope`` returns the current cache scope."""
+
+    def __init__(self, scope: Callable[[], LocalScope], statistics: ModelStatistics) -> None:
+        self._scope = scope
+        self._statistics = statistics
+
+    def answer_to(self, message: Hashable) -> object | None:
+        """Return the encoded response to an identical earlier message and record a cache hit; None if there is none."""
+        begun = monotonic_ns()
+        answer = self._scope().answer_to(message)
+        if answer is not None:
+            took = monotonic_ns() - begun
+            self._statistics.record_cache_hit(took, took, took)
+        return answer
+
+    def keep(self, request: InferRequest, message: Hashable, answer: object, size: int) -> None:
+        """Store ``answer``, an encoded response, if the response cache responded to ``request``.
+
+        ``size`` is that of the response and its message (bytes). Requests with an ID are skipped.
+        """
+        entry = request.times.entry
+        if isinstance(entry, CachedResponse) and not request.id:
+            self._scope().attach(request.times.key, entry, message, answer, size + _OVERHEAD)
 
 
 def _note_hit(request: InferRequest, key: bytes, entry: CachedResponse, lookup: int) -> None:

@@ -14,14 +14,14 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from conch.core.errors import ConchError, internal
+from conch.core.errors import ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.machine import logs
+from conch.server.execution.executor import STOPPING, Executor
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.runtime_facts import RuntimeFacts, merged
 from conch.server.schedulers.batching import Scheduler
-from conch.server.schedulers.ordering import InOrder
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess
@@ -38,7 +38,7 @@ _NOT_ITERATIVE = (
 )
 
 
-class Dispatcher:
+class Dispatcher(Executor):
     """Dispatches the requests in a scheduler's queue to the workers of a model version."""
 
     def __init__(
@@ -46,14 +46,12 @@ class Dispatcher:
         scheduler: Scheduler,
         statistics: ModelStatistics,
         *,
-        preserve_ordering: bool = False,
         prepares: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._queue = scheduler.queue
         self._statistics = statistics
         statistics.queue = self._queue
-        self._order = InOrder() if preserve_ordering else None
         self._workers: list[SupervisedWorker] = []
         self._retiring: dict[asyncio.Task[None], SupervisedWorker] = {}
         self._free: deque[SupervisedWorker] = deque()  # repeated for each free slot
@@ -99,23 +97,9 @@ class Dispatcher:
         return all(worker.responsive for worker in self._workers)
 
     @property
-    def away(self) -> str:
-        """Empty: the requests run on this server."""
-        return ""
-
-    @property
     def runtime_facts(self) -> RuntimeFacts:
         """The merged runtime facts of the workers."""
         return merged(worker.runtime_facts for worker in self._workers)
-
-    @property
-    def sequences(self) -> int:
-        """0: requests do not belong to sequences here."""
-        return 0
-
-    def continues(self, request: InferRequest) -> bool:
-        """False: requests do not belong to sequences here."""
-        return False
 
     @property
     def processes(self) -> list[WorkerProcess]:
@@ -128,8 +112,6 @@ class Dispatcher:
         if self._lost is not None:
             raise ConchError(self._lost.message, self._lost.code)  # a copy, because its traceback references the caller
         self._queue.add(request, monotonic_ns())
-        if self._order is not None:
-            self._order.admit(request)
         if self._prepares and not self._free:
             if not self._to_prepare:
                 self._loop.call_later(PREPARE_SECONDS, self._prepare)
@@ -166,21 +148,15 @@ class Dispatcher:
         for request in self._queue.drain():
             request.fail(error)
 
-    def set_log(self, levels: Mapping[str, Any]) -> None:
-        """Set the levels of the models' loggers."""
-        for worker in self._workers:
-            worker.set_log(levels)
-
-    def retire(self) -> None:
-        """Do nothing: requests do not belong to sequences here."""
-
     def abandon(self) -> None:
-        """Kill the workers with in-flight requests; :meth:`stop` ends the others."""
+        """Fail waiting requests and kill the workers with in-flight requests; :meth:`stop` ends the others."""
+        self.fail_waiting(unavailable(STOPPING))
         for worker in (*self._workers, *self._retiring.values()):
             worker.abandon()
 
     async def stop(self, seconds: float | None) -> None:
-        """End all workers; by force after ``seconds``, or after their own timeouts if that is None."""
+        """Fail waiting requests and end all workers; by force after ``seconds``, or after their timeouts if None."""
+        self.fail_waiting(unavailable(STOPPING))
         if self._timer is not None:
             self._timer.cancel()
         workers = [*self._workers, *self._retiring.values()]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Protocol
 
 from conch.core.errors import Code, ConchError, cancelled
 from conch.core.inference import (
@@ -25,7 +25,7 @@ from conch.core.inference import (
 )
 from conch.core.tensors import WireTensor
 from conch.machine import logs
-from conch.workers.host.process import WorkerProcess
+from conch.server.execution.executor import Executor
 
 
 class Member(Protocol):
@@ -50,8 +50,8 @@ class Step:
     outputs: Mapping[str, str]
 
 
-class Ensemble:
-    """A loaded ensemble; :meth:`run` runs a request.
+class Ensemble(Executor):
+    """The executor of an ensemble; the server checks that the models of its steps are ready.
 
     ``most_at_once`` limits how many requests of a step are in flight for one request of the ensemble, 0 for no limit:
     a decoupled model may respond faster than the next step runs.
@@ -73,8 +73,9 @@ class Ensemble:
         self._all_outputs = tuple(signature.outputs)
         self._all_needed = self._needed_steps(self._all_outputs)
 
-    def run(self, request: InferRequest) -> None:
-        """Start a request; its responses are delivered as for any model."""
+    def submit(self, request: InferRequest) -> None:
+        """Start a request."""
+        request.times.queued = monotonic_ns()
         _Run(self, request).start()
 
     def continues(self, request: InferRequest) -> bool:
@@ -342,53 +343,3 @@ def _adapt(shape: tuple[int, ...], member: ModelSignature, name: str) -> tuple[i
     if member.max_batch_size > 0:
         return (1, *shape) if fits else shape
     return shape[1:] if not fits and shape[:1] == (1,) else shape
-
-
-class EnsembleExecutor:
-    """The executor of an ensemble; see :class:`conch.server.model.Executor`."""
-
-    def __init__(self, ensemble: Ensemble) -> None:
-        self._ensemble = ensemble
-
-    @property
-    def ready(self) -> bool:
-        """True: the server checks the models of the steps."""
-        return True
-
-    @property
-    def away(self) -> str:
-        """Empty: a step with a remote model reports its own reason."""
-        return ""
-
-    @property
-    def processes(self) -> Sequence[WorkerProcess]:
-        """Empty: an ensemble has no workers."""
-        return ()
-
-    @property
-    def sequences(self) -> int:
-        """0: sequences belong to the models of the steps."""
-        return 0
-
-    def continues(self, request: InferRequest) -> bool:
-        """Whether a request belongs to an active sequence of a step's model."""
-        return self._ensemble.continues(request)
-
-    def submit(self, request: InferRequest) -> None:
-        request.times.queued = monotonic_ns()
-        self._ensemble.run(request)
-
-    def fail_waiting(self, error: ConchError) -> None:
-        """Do nothing: an ensemble has no queue."""
-
-    def set_log(self, levels: Mapping[str, Any]) -> None:
-        """Do nothing: an ensemble has no workers."""
-
-    def retire(self) -> None:
-        """Do nothing: sequences belong to the models of the steps."""
-
-    def abandon(self) -> None:
-        """Do nothing: the steps are requests of other models."""
-
-    async def stop(self, seconds: float | None) -> None:
-        """Do nothing: an ensemble has no workers."""

@@ -140,11 +140,6 @@ class SupervisedWorker:
         if self._process is not None:
             self._process.prepare(requests)
 
-    def set_log(self, levels: Mapping[str, Any]) -> None:
-        """Set the levels of the model's logger."""
-        if self._process is not None:
-            self._process.set_log(dict(levels))
-
     async def retire(self) -> None:
         """End after its in-flight requests; it is not restarted if it dies first."""
         self._stopped = True

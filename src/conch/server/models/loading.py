@@ -29,10 +29,10 @@ from conch.repository.model_files import ModelFiles
 from conch.repository.naming import qualified
 from conch.server.caching.cache import ResponseCache
 from conch.server.concurrency import gather_all
-from conch.server.execution.cache_scopes import EnsembleCacheScope, entries_of, version_identity
-from conch.server.execution.caching import CachedExecutor, repeats_of, uncached
+from conch.server.execution.caching import CacheLookup
 from conch.server.execution.dispatch import Dispatcher
-from conch.server.execution.ensemble import Ensemble, EnsembleExecutor, Step
+from conch.server.execution.ensemble import Ensemble, Step
+from conch.server.execution.executor import Executor
 from conch.server.execution.initial_states import read_states
 from conch.server.execution.limited import (
     LimitedDispatcher,
@@ -48,8 +48,8 @@ from conch.server.execution.scheduling import make_scheduler, preserves_ordering
 from conch.server.execution.sequences import SequenceDispatcher
 from conch.server.execution.starting import WorkerPlacement, WorkerStarter, compare_placements, placements_of
 from conch.server.execution.worker import SupervisedWorker
-from conch.server.model import Executor, Model, origins_of
-from conch.server.schedulers.ordering import InOrder
+from conch.server.model import Model, origins_of
+from conch.server.models.cache_scopes import EnsembleCacheScope, entries_of, version_identity
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
 from conch.server.schedulers.sequences.scheduler import SequenceScheduler
 from conch.server.schedulers.sequences.states import StateTensor
@@ -165,12 +165,12 @@ class Loader:
         except BaseException:
             await dispatcher.stop(0)
             raise
-        executor = self._behind_cache(dispatcher, identity, version, starter.config, statistics, files.namespace)
+        cache = self._cache_lookup(dispatcher, identity, version, starter.config, statistics, files.namespace)
         model = Model(
-            starter.config, version, executor, statistics, labels, namespace=files.namespace, identity=identity
-        )
+            starter.config, version, dispatcher, statistics, labels, namespace=files.namespace, identity=identity,
+            cache=cache, ordered=preserves_ordering(starter.config),
+        )  # fmt: skip
         model.external = external
-        model.cached_messages = repeats_of(executor)
         model.tell(dispatcher.runtime_facts)
         statistics.load_ns = monotonic_ns() - begun
         return model
@@ -192,22 +192,24 @@ class Loader:
         remote = await make_executor(
             config, version, files.directory, statistics, limit, files.key, self._remote_sequences
         )
-        executor = self._behind_cache(remote, identity, version, config, statistics, files.namespace)
-        model = Model(config, version, executor, statistics, labels, namespace=files.namespace, identity=identity)
-        model.cached_messages = repeats_of(executor)
+        cache = self._cache_lookup(remote, identity, version, config, statistics, files.namespace)
+        model = Model(
+            config, version, remote, statistics, labels, namespace=files.namespace, identity=identity,
+            cache=cache, ordered=preserves_ordering(config),
+        )  # fmt: skip
         statistics.load_ns = monotonic_ns() - begun
         return model
 
     def can_rescale(self, model: Model, config: ModelConfig) -> bool:
         """Whether :meth:`rescale` can apply ``config``: rate limiting of the instances must not start or end."""
         limits = self._limiter is not None and is_limited(config)
-        return isinstance(uncached(model.executor), LimitsResources) == limits
+        return isinstance(model.executor, LimitsResources) == limits
 
     async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> None:
         """Give a running version the instances in ``config``; unchanged instances keep their workers."""
         changed = with_placement(model.config, config)
         validate_load(changed, self._gpus)
-        dispatcher = uncached(model.executor)
+        dispatcher = model.executor
         assert isinstance(dispatcher, Dispatcher)
         kept, new = compare_placements(dispatcher.placements(), self._placements(changed))
         await self._add_workers(dispatcher, self._starter(files, model.version, changed, on_stalled), new)
@@ -247,21 +249,20 @@ class Loader:
         if limit:
             LOG.info("Ensemble model '%s' configured with max_inflight_requests: %d", config.name, limit)
         find = self._find_by(keys)
-        executor = EnsembleExecutor(Ensemble(signature(config, version), steps, find, limit))
+        executor = Ensemble(signature(config, version), steps, find, limit)
         statistics.load_ns = monotonic_ns() - begun
 
         def current_step_models() -> list[Model]:
             return [find(step.model, step.version) for step in steps]
 
-        cached = self._behind_cache(
+        cache = self._cache_lookup(
             executor, identity, version, config, statistics, files.namespace, lambda: origins_of(current_step_models())
         )
         labels = {**_inherited_labels(steps, members), **labels}
         model = Model(
-            config, version, cached, statistics, labels,
-            namespace=files.namespace, steps=keys, members=current_step_models, identity=identity,
+            config, version, executor, statistics, labels,
+            namespace=files.namespace, steps=keys, members=current_step_models, identity=identity, cache=cache,
         )  # fmt: skip
-        model.cached_messages = repeats_of(cached)
         return model
 
     def _find_by(self, keys: Mapping[str, str]) -> Callable[[str, int], Model]:
@@ -292,13 +293,8 @@ class Loader:
         return make(
             scheduler,
             statistics,
-            preserve_ordering=preserves_ordering(config) and self._cache_of(config) is None,
             prepares=backend.prepares,
         )
-
-    def _cache_of(self, config: ModelConfig) -> ResponseCache | None:
-        """Return the response cache if the model enables it."""
-        return self._cache if config.response_cache.enable else None
 
     async def _identity(
         self, files: ModelFiles, version: int, config: ModelConfig, load_time: int, workers: Dispatcher | None = None
@@ -312,7 +308,7 @@ class Loader:
         settings = self._backend_settings(config)
         return await version_identity(files, version, without_placement(config), load_time, settings, workers)
 
-    def _behind_cache(
+    def _cache_lookup(
         self,
         executor: Executor,
         identity: Identity,
@@ -321,13 +317,13 @@ class Loader:
         statistics: ModelStatistics,
         namespace: str,
         sources: Callable[[], Sequence[Model]] = tuple,
-    ) -> Executor:
-        """Put the executor of a version behind the cache if the configuration enables it."""
-        cache, key = self._cache_of(config), qualified(namespace, config.name)
-        if cache is None:
-            return executor
+    ) -> CacheLookup | None:
+        """Return what looks up requests before ``executor`` gets them, if the configuration enables the cache."""
+        cache, key = self._cache, qualified(namespace, config.name)
+        if cache is None or not config.response_cache.enable:
+            return None
         scope = EnsembleCacheScope(sources, lambda models: entries_of(cache, key, version, identity, models))
-        return CachedExecutor(executor, scope, statistics, InOrder() if preserves_ordering(config) else None)
+        return CacheLookup(executor, scope, statistics)
 
     def _starter(
         self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot

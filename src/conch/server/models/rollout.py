@@ -23,7 +23,6 @@ from conch.repository.override import UploadedModel
 from conch.repository.scan import ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
 from conch.server.concurrency import end_all, gather_all
-from conch.server.execution.caching import uncached
 from conch.server.execution.load_slots import LoadSlots, no_load_slot
 from conch.server.model import Model
 from conch.server.models.loading import Loader
@@ -237,9 +236,11 @@ class Rollout:
                 continue
             if previous is not None:
                 self.end(previous, None)
-            cached = uncached(model.executor) is not model.executor
             self._registry.register(
-                model.statistics, tags=dict(model.config.metric_tags), namespace=model.namespace, cached=cached
+                model.statistics,
+                tags=dict(model.config.metric_tags),
+                namespace=model.namespace,
+                cached=model.cache is not None,
             )
         LOG.info("successfully loaded '%s'", model_state.name)
 

@@ -19,6 +19,7 @@ from conch.frontends.offloading.memory import Header
 from conch.frontends.offloading.pool import LARGE as LARGE_SIZE
 from conch.frontends.offloading.pool import Codec
 from conch.frontends.yielding import YieldingLister
+from conch.server.execution.executor import Executor
 from conch.server.model import Model
 from conch.server.models.rollout import Rollout
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
@@ -50,19 +51,11 @@ model_transaction_policy {decoupled: true}
 LARGE = "x" * (LARGE_SIZE + 1)
 
 
-class Executor:
+class LabelExecutor(Executor):
     """Answers every request at once; ``label`` is the text, and says which load of the model it was."""
-
-    ready = True
-    away = ""
-
-    processes = ()
 
     def __init__(self, label: str) -> None:
         self.label = label
-
-    def continues(self, request: InferRequest) -> bool:
-        return False
 
     def submit(self, request: InferRequest) -> None:
         text = WireTensor("text_output", "BYTES", (1,), pack_bytes([self.label.encode()]))
@@ -70,16 +63,6 @@ class Executor:
         request.times.started = 1
         request.answered = True
         request.respond(InferResponse([tensor for tensor in (text, vector) if tensor.name in request.outputs]))
-
-    def fail_waiting(self, error: Exception) -> None: ...
-
-    def set_log(self, levels: Any) -> None: ...
-
-    def retire(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-    async def stop(self, seconds: float) -> None: ...
 
 
 class Core:
@@ -99,7 +82,7 @@ class Core:
         """Load a version, in place of everything that the model had."""
         known = self.table.models.setdefault("m", ModelState("m"))
         self.rollout.retire_all(known)
-        model = Model(parse(config, "x"), version, Executor(label), ModelStatistics("m", version), {})
+        model = Model(parse(config, "x"), version, LabelExecutor(label), ModelStatistics("m", version), {})
         known.versions = {version: VersionState(State.READY, "", model)}
         return model
 

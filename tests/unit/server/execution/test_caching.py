@@ -12,9 +12,8 @@ from conch.server.caching.cache import CacheScope
 from conch.server.caching.entries import CachedResponse
 from conch.server.caching.local import LocalCache
 from conch.server.execution import caching
-from conch.server.execution.caching import CachedExecutor
+from conch.server.execution.caching import CacheLookup
 from conch.server.model import Model
-from conch.server.schedulers.ordering import InOrder
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers, UncopiedData
@@ -24,13 +23,13 @@ from tests.unit.server.test_model import CONFIG, FakeExecutor
 class Rig:
     """A model, its cache and what was asked of its executor."""
 
-    def __init__(self, order: InOrder | None = None) -> None:
+    def __init__(self, ordered: bool = False) -> None:
         self.inner = FakeExecutor()
         self.cache = LocalCache(1 << 20)
         self.statistics = ModelStatistics("m", 3)
         self.scope: CacheScope = self.cache.scope("m", 3, b"")
-        self.executor = CachedExecutor(self.inner, lambda: self.scope, self.statistics, order)
-        self.model = Model(parse(CONFIG, "x"), 3, self.executor, self.statistics, {})
+        lookup = CacheLookup(self.inner, lambda: self.scope, self.statistics)
+        self.model = Model(parse(CONFIG, "x"), 3, self.inner, self.statistics, {}, cache=lookup, ordered=ordered)
 
     async def ask(self, data: bytes = b"abcd") -> Answers:
         answers = Answers()
@@ -85,7 +84,7 @@ async def test_outputs_that_go_to_shared_memory_are_kept_for_others_as_well() ->
 
 
 async def test_request_whose_inputs_would_be_copied_from_shared_memory_is_refused_when_too_much_is_held() -> None:
-    rig = Rig(InOrder())
+    rig = Rig(ordered=True)
     request = InferRequest("m", {"x": WireTensor("x", "FP32", (1,), UncopiedData(4))}, Answers())
     with pytest.raises(ConchError, match="too many bytes"):
         rig.model.infer(request)
@@ -97,7 +96,7 @@ async def test_request_whose_inputs_would_be_copied_from_shared_memory_is_refuse
 
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_requests_of_sequences_always_run(ordered: bool) -> None:
-    rig = Rig(InOrder() if ordered else None)
+    rig = Rig(ordered)
     for _ in range(2):
         answers = Answers()
         inputs = {"x": WireTensor("x", "FP32", (1,), b"abcd")}
@@ -164,18 +163,19 @@ async def test_refused_request_is_refused_as_without_a_cache() -> None:
     assert rig.model.in_flight == 0 and rig.statistics.fail_count == 1
 
 
-async def test_hits_and_refusals_keep_the_order_of_arrival() -> None:
-    rig = Rig(InOrder())
+async def test_hits_keep_the_order_of_arrival_and_refusals_are_immediate() -> None:
+    rig = Rig(ordered=True)
     await rig.ask(b"aaaa")
     rig.answer()
     slow = await rig.ask(b"bbbb")
     hit = await rig.ask(b"aaaa")
     rig.inner.refusal = unavailable("Exceeds maximum queue size")
-    refused = await rig.ask(b"cccc")
-    assert not hit.responses and not refused.responses
+    with pytest.raises(ConchError, match="Exceeds maximum queue size"):
+        await rig.ask(b"cccc")
+    assert not hit.responses
     rig.answer()
-    assert slow.finals == hit.finals == refused.finals == 1
-    assert refused.error is not None and rig.model.in_flight == 0
+    assert slow.finals == hit.finals == 1
+    assert rig.model.in_flight == 0
 
 
 class SlowArea:

@@ -21,11 +21,11 @@ from tests.unit.server.fakes import Answers, FakeWorker, make_request
 class Bench:
     """A dispatcher over a number of fake workers."""
 
-    def __init__(self, count: int = 1, limit: int = 0, ordered: bool = False, delay: int = 0) -> None:
+    def __init__(self, count: int = 1, limit: int = 0, delay: int = 0) -> None:
         signature = ModelSignature("m", 1, 4, {}, {})
         self.statistics = ModelStatistics("m", 1)
         scheduler = DynamicBatcher(RequestQueue(limit=limit), signature, preferred=(4,), max_delay_us=delay)
-        self.dispatcher = Dispatcher(scheduler, self.statistics, preserve_ordering=ordered)
+        self.dispatcher = Dispatcher(scheduler, self.statistics)
         self.launches: list[FakeWorker | ConchError] = []
         self.workers = [FakeWorker(f"m_{number}") for number in range(count)]
         for worker in self.workers:
@@ -157,14 +157,17 @@ async def test_other_instances_go_on_when_one_is_lost(monkeypatch) -> None:
     await bench.dispatcher.stop(0)
 
 
-async def test_order_is_kept_across_instances() -> None:
-    bench = Bench(count=2, ordered=True)
-    first, second = bench.submit(4), bench.submit(4)
+@pytest.mark.parametrize("by_force", [False, True])
+async def test_end_fails_what_still_waits(by_force: bool) -> None:
+    bench = Bench()
+    bench.submit(4)
     await settle()
-    bench.workers[1].finish_batch()
-    assert [one.finals for one in second] == [0] * 4
-    bench.workers[0].finish_batch()
-    assert [one.finals for one in first + second] == [1] * 8
+    waiting = bench.submit()
+    if by_force:
+        bench.dispatcher.abandon()
+    else:
+        await bench.dispatcher.stop(0)
+    assert waiting[0].error is not None and waiting[0].error.code is Code.UNAVAILABLE
 
 
 async def test_instances_that_are_not_kept_end_and_the_others_stay() -> None:

@@ -64,7 +64,7 @@ class Flow:
 
     def run(self, outputs: tuple[str, ...] = (), **fields) -> InferRequest:
         request = InferRequest("e", {"in": tensor("in")}, self.responses.append, outputs=outputs, **fields)
-        self.ensemble.run(request)
+        self.ensemble.submit(request)
         return request
 
     def answer(self, member: str, *outputs: str, final: bool = True) -> None:
@@ -254,7 +254,7 @@ def test_slow_branch_beside_a_decoupled_one_is_waited_for() -> None:
 def test_batch_dimension_is_adapted(batch: dict[str, int], given: tuple[int, ...], seen: tuple[int, ...]) -> None:
     flow = Flow(step("a", "in", "out"), outputs=("out",), batch=batch)
     request = InferRequest("e", {"in": tensor("in", *given)}, flow.responses.append)
-    flow.ensemble.run(request)
+    flow.ensemble.submit(request)
     assert flow.members["a"].requests[0].inputs["x"].shape == seen
 
 

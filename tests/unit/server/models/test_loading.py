@@ -23,6 +23,7 @@ from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles, describe
 from conch.server.caching.cache import NoEntries
 from conch.server.execution import starting
+from conch.server.execution.remote.executor import RemoteExecutor
 from conch.server.model import Model
 from conch.server.models.loading import Loader
 from conch.settings import Settings
@@ -413,6 +414,14 @@ async def test_version_that_depends_on_more_is_not_in_a_shared_cache(
     await model.stop(0)
 
 
+async def test_servers_of_a_cached_remote_model_can_be_replaced(tmp_path: Path) -> None:
+    model = await Bench(tmp_path, REMOTE, cache=SharedCache()).load()
+    assert model.cache is not None and isinstance(model.executor, RemoteExecutor)
+    model.executor.endpoints.update([])
+    assert not model.ready
+    await model.stop(0)
+
+
 async def test_load_that_is_given_up_after_its_workers_started_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,7 +430,7 @@ async def test_load_that_is_given_up_after_its_workers_started_ends_them(
     def read(*arguments: object, **options: object) -> None:
         reading.wait(30)
 
-    monkeypatch.setattr("conch.server.execution.cache_scopes.identity_of", read)
+    monkeypatch.setattr("conch.server.models.cache_scopes.identity_of", read)
     bench = Bench(tmp_path, CACHED, cache=SharedCache())
     load = asyncio.create_task(bench.load())
     await until(lambda: bench.processes and "start" in bench.processes[0].asked)

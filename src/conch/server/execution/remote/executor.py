@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from time import monotonic, monotonic_ns
-from typing import Any, Final
+from typing import Final
 
 from conch.config.remote import RemoteSettings, check_urls, read_url
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, cancelled, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
+from conch.server.execution.executor import Executor
 from conch.server.execution.remote.endpoints import Assignment, Endpoints, LostSequences
 from conch.server.execution.remote.transport import Connect, LostError, RemoteTransport, UnreachedError
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.child.outputs import OutputWatch
-from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
 
@@ -122,8 +122,8 @@ class RemoteSequences:
         self.last: dict[tuple[str, int | str], asyncio.Task[None]] = {}
 
 
-class RemoteExecutor:
-    """The executor of a remote model; see :class:`conch.server.model.Executor`.
+class RemoteExecutor(Executor):
+    """The executor of a remote model.
 
     ``endpoints`` are its servers and may change at any time. At most ``limit`` requests are in flight. ``key``
     identifies the model in ``sequences``, which all remote models share. ``watch`` warns of outputs that differ from
@@ -182,11 +182,6 @@ class RemoteExecutor:
         return self.endpoints.reason
 
     @property
-    def processes(self) -> Sequence[WorkerProcess]:
-        """None: the processes belong to other servers."""
-        return ()
-
-    @property
     def sequences(self) -> int:
         return self.endpoints.sequences
 
@@ -210,12 +205,6 @@ class RemoteExecutor:
         if assignment.sequence is not None:
             self._last_of[sequence] = task
         task.add_done_callback(partial(self._ended, call))
-
-    def fail_waiting(self, error: ConchError) -> None:
-        """Do nothing: requests do not wait in this executor."""
-
-    def set_log(self, levels: Mapping[str, Any]) -> None:
-        """Do nothing: the model's code runs on other servers."""
 
     def retire(self) -> None:
         self.endpoints.retire(_RETIRED)
