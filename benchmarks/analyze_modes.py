@@ -25,7 +25,7 @@ from benchmarks.tables import markdown
 from conch.cli.demo.build import build, require_packages
 from conch.measure.analyze.options.models import ModelSettings
 from conch.measure.analyze.options.settings import AnalyzeSettings, SearchMode
-from conch.measure.analyze.profiling.plans import at_load, plan_of
+from conch.measure.analyze.profiling.measurement import at_load, plan_of
 from conch.measure.analyze.profiling.profile import Profile
 from conch.measure.analyze.profiling.progress import SearchProgress
 from conch.measure.analyze.profiling.search_run import SearchOutcome
@@ -33,7 +33,7 @@ from conch.measure.analyze.results import CandidateResult, Point
 from conch.measure.analyze.search.strategies.strategy import Trial
 from conch.measure.analyze.servers.base import Overrides
 from conch.measure.analyze.servers.local import LocalServer
-from conch.measure.perf.figures.confidence import mean_interval
+from conch.measure.perf.figures import mean_interval
 from conch.measure.perf.run import Measurement
 from conch.repository.scan import ModelRepository
 

@@ -75,8 +75,8 @@ def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
     import openvino
     import torch
 
-    from conch.convert.causal.network import CausalNetwork
-    from conch.convert.causal.served import ServedGraph
+    from conch.convert.causal.agreement import ServedGraph
+    from conch.convert.causal.export import CausalNetwork
 
     ids = np.random.default_rng(7).integers(4, module.config.vocab_size, (2, TEXT))
     mask = np.ones_like(ids)

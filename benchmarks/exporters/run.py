@@ -47,12 +47,13 @@ def export(exporter: str, folder: Path, task: str, target: Path) -> list[Path]:
 
 def conch_encoder(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
     """Export ONNX plain and fused, and OpenVINO's IR if OpenVINO is installed."""
-    from conch.convert.encoder import export, network, optimise
+    from conch.convert.encoder import export, network
+    from conch.convert.encoder.export import optimise
 
     loaded = network.load(checkpoint)
     export.export(loaded, target / "model.onnx")
     yield target / "model.onnx"
-    optimise.optimise(target / "model.onnx", loaded, target / "fused.onnx")
+    optimise(target / "model.onnx", loaded, target / "fused.onnx")
     yield target / "fused.onnx"
     if importlib.util.find_spec("openvino"):
         export.convert_graph(target / "model.onnx", loaded, target / "model.xml")
@@ -61,8 +62,7 @@ def conch_encoder(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
 
 def conch_causal(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
     from conch.convert.causal.conversion import write_weights
-    from conch.convert.causal.export import export
-    from conch.convert.causal.network import load
+    from conch.convert.causal.export import export, load
 
     model = export(load(checkpoint))
     yield write_weights(model, target / "fp32", "fp32", [])

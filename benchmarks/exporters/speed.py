@@ -77,8 +77,8 @@ def timed_encoder(config: Any, graphs: dict[str, Path], rounds: int) -> Iterator
 
 def timed_causal(config: Any, graphs: dict[str, Path], rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Return milliseconds of each graph, alone and in the serving pipeline, to a first token and per decoding step."""
+    from conch.convert.causal.agreement import ServedGraph
     from conch.convert.causal.export import StatefulGraph
-    from conch.convert.causal.served import ServedGraph
 
     ids = np.random.default_rng(7).integers(4, config.vocab_size, (1, PREFILL))
     plain = {name: StatefulGraph(graph, THREADS) for name, graph in graphs.items()}

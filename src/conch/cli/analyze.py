@@ -291,7 +291,7 @@ def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
 
     Raises UNAVAILABLE if no configuration keeps the constraints.
     """
-    from conch.measure.analyze.judging.recommendation import recommend
+    from conch.measure.analyze.judging.ranking import recommend
 
     recommendation = recommend(search.results, search.goals, search.final, complete=search.complete)
     if recommendation.winner is None:

@@ -84,7 +84,7 @@ def saved_under(
 
 def _slug(goals: Goals) -> str:
     """Goals as the name of a folder, as ``highest-throughput-with-p99-latency-at-most-50.0-ms``."""
-    from conch.measure.analyze.judging.wording import in_words
+    from conch.measure.analyze.judging.goals import in_words
 
     return re.sub(r"[^a-z0-9.]+", "-", in_words(goals).lower()).strip("-")[:100]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.core.errors import invalid, unsupported
-from conch.measure.perf.figures.generation import Objective
+from conch.measure.perf.figures import Objective
 from conch.measure.perf.inputs.data import DataOptions
 from conch.measure.perf.plan import MOST_CALLERS, Levels, PerfPlan, Protocol, SequenceOptions, read_address
 from conch.measure.perf.senders.channels.connecting import Address

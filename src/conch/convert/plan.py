@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from conch.checkpoints.options import Options
-from conch.convert.expected import check_mix
-from conch.convert.layout.triton import Trio
+from conch.convert.layout import Trio
+from conch.convert.verdict import check_mix
 from conch.core.errors import invalid
 from conch.measure.texts.shapes import Mix, Shape, parse_mix
 

@@ -23,18 +23,25 @@ from conch.checkpoints.manifest import Latency, Manifest, Source, Variant, hashe
 from conch.convert.causal.conversion import CausalConversion
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder.conversion import EncoderConversion
-from conch.convert.expected import beside, cost_of, expected_speed_up, mean_speed_up
+from conch.convert.evidence import SEED
 from conch.convert.footprint import on_disk, resident, together
-from conch.convert.layout.huggingface import checkpoint_files
+from conch.convert.layout import checkpoint_files
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.measure import by_shape, measure
 from conch.convert.plan import Plan
 from conch.convert.publish import publish, require_free, workspace
 from conch.convert.report import document
 from conch.convert.report.page import page_of
-from conch.convert.statistics import SEED
-from conch.convert.variant import REFERENCE, BuiltVariant
-from conch.convert.verdict import NOT_ASKED_FOR, choose
+from conch.convert.verdict import (
+    NOT_ASKED_FOR,
+    REFERENCE,
+    BuiltVariant,
+    beside,
+    choose,
+    cost_of,
+    expected_speed_up,
+    mean_speed_up,
+)
 from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine import extras

@@ -1,21 +1,129 @@
-"""Selects the variants that may serve, and the fastest of them: ``auto``.
+"""Built variants, their expected times, and the verdict: which of them may serve, and the fastest, ``auto``.
 
 The server relies on the result, which is written to ``conch.json``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, fsum, log
+from pathlib import Path
 from typing import Final
 
-from conch.checkpoints.manifest import Manifest, Variant
-from conch.convert.expected import speed_up_for
+from conch.checkpoints.by_shape import Companion, ShapeTable
+from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.convert.measure import speed_up
-from conch.convert.variant import REFERENCE
 from conch.core.errors import invalid
+from conch.core.lengths import CPU_TOKENS, runs
 from conch.machine.interference import Interference
-from conch.measure.texts.shapes import Mix
+from conch.measure.texts.shapes import Mix, Shape
+
+# Times are in milliseconds. A variant is measured at a few shapes; times at others are interpolated.
+
+
+#: The time of one run at a shape (ms).
+Cost = Callable[[Shape], float]
+
+
+def check_mix(mix: Mix, measured: Sequence[Shape]) -> None:
+    """Raise INVALID_ARG for a shape outside of the measured ones, where no estimate is possible."""
+    batches, lengths = {shape.batch for shape in measured}, {shape.tokens for shape in measured}
+    for shape in mix:
+        for value, values, flag in ((shape.batch, batches, "--batch-size"), (shape.tokens, lengths, "--seq-len")):
+            if not min(values) <= value <= max(values):
+                raise invalid(
+                    f"--expect {shape} is outside of what is measured ({flag} {' '.join(map(str, sorted(values)))}): "
+                    f"add {flag} {value}"
+                )
+
+
+def cost_of(latency: Sequence[Latency]) -> Cost:
+    """Return the time of a variant at any shape, from its medians."""
+    table = ShapeTable({(point.batch, point.tokens): point.median_ms for point in latency})
+    return lambda shape: table.at(shape.batch, shape.tokens)
+
+
+def beside(usual: Cost, other: Cost, companion: Companion) -> Cost:
+    """Return the time of both variants together: that of ``other`` where ``companion`` selects it."""
+    return lambda shape: (other if companion.faster_at(shape.batch, shape.tokens) else usual)(shape)
+
+
+def served(shape: Shape) -> Iterable[Shape]:
+    """Return the runs that the server makes of a request, which are limited to the tokens of a CPU batch."""
+    return [Shape(len(run), shape.tokens) for run in runs([shape.tokens] * shape.batch, budget=CPU_TOKENS)]
+
+
+def milliseconds(cost: Cost, shape: Shape) -> float:
+    """Return the time of a request of ``shape`` as the server runs it (ms)."""
+    return fsum(cost(run) for run in served(shape))
+
+
+def expected_speed_up(faster: Cost, slower: Cost, mix: Mix) -> float:
+    """Return how many times faster ``faster`` is than ``slower`` for ``mix``: the ratio of the mean times."""
+    times = [fsum(weight * milliseconds(cost, shape) for shape, weight in mix.items()) for cost in (slower, faster)]
+    return times[0] / times[1]
+
+
+def mean_speed_up(faster: Cost, slower: Cost, shapes: Sequence[Shape]) -> float:
+    """Return how many times faster ``faster`` is than ``slower``: the geometric mean over ``shapes``."""
+    logs = [log(milliseconds(slower, shape) / milliseconds(faster, shape)) for shape in shapes]
+    return exp(fsum(logs) / len(logs))
+
+
+def speed_up_for(mix: Mix, faster: Variant, slower: Variant) -> float:
+    """Return the speed-up of two variants for ``mix``; nan if one was not measured."""
+    if not faster.latency or not slower.latency:
+        return float("nan")
+    return expected_speed_up(cost_of(faster.latency), cost_of(slower.latency), mix)
+
+
+#: The variant with which all others are compared.
+REFERENCE: Final = "torch-fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltVariant:
+    """A built variant: ``path`` is its graph, None for torch, which reads the checkpoint itself.
+
+    Two variants may share a file (OpenVINO computes one IR in fp32 or bf16).  ``more`` are further files besides the
+    graph and its weights.  ``made_from`` is the variant that this one was made from; if that is refused, so is this
+    one.
+    """
+
+    name: str
+    engine: str
+    precision: str
+    path: Path | None
+    more: tuple[Path, ...] = ()
+    made_from: str = ""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files of the variant: the graph, the weights beside it, and ``more``."""
+        if self.path is None:
+            return self.more
+        beside = (self.path.with_suffix(".bin"), self.path.with_name(self.path.name + ".data"))
+        return (self.path, *(file for file in beside if file.exists()), *self.more)
+
+    def to_manifest(self, folder: Path) -> Variant:
+        """Return the manifest entry, not judged yet, with a path relative to ``folder``."""
+        path = self.path.relative_to(folder).as_posix() if self.path is not None else ""
+        return Variant(self.name, self.engine, self.precision, path)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedVariant:
+    """A variant that could not be built, and the reason in one sentence."""
+
+    name: str
+    reason: str
+
+    def to_manifest(self) -> Variant:
+        """Return the manifest entry with the reason."""
+        engine, _, precision = self.name.partition("-")
+        return Variant(self.name, engine, precision, reasons=(self.reason,))
+
 
 #: Why the reference does not serve if torch was not requested.
 NOT_ASKED_FOR: Final = "reference only: torch is not among --backend"

@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.measure.analyze.servers.base import ServerGone
-from conch.measure.analyze.servers.control import ControlClient
+from conch.measure.analyze.servers.base import ControlClient, ServerGone
 from conch.measure.analyze.servers.local import LocalServer
 from conch.measure.analyze.servers.remote import RemoteServer
 from conch.measure.perf.senders.channels.connecting import Address

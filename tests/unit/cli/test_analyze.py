@@ -10,7 +10,7 @@ import pytest
 
 from conch.cli import main
 from conch.measure.analyze.judging.goals import Constraint
-from conch.measure.analyze.judging.rounds import FinalRound, FinalRounds
+from conch.measure.analyze.judging.ranking import FinalRound, FinalRounds
 from conch.measure.analyze.options.settings import OPTIONS
 from conch.measure.analyze.saved_results import Circumstances, SavedSearch, load, save
 from tests.unit.measure.analyze.points import goals, point, result

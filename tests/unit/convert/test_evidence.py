@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.convert.evidence import MIN_SAMPLES, chance, few_samples, few_tokens, one_answer, too_few
-from conch.convert.statistics import wilson
+from conch.convert.evidence import MIN_SAMPLES, chance, few_samples, few_tokens, one_answer, too_few, wilson
 
 
 def test_least_number_of_samples_bounds_twice_the_loss_of_int8() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conch.checkpoints.manifest import Latency
-from conch.convert.expected import check_mix, cost_of, expected_speed_up, milliseconds, served
+from conch.convert.verdict import check_mix, cost_of, expected_speed_up, milliseconds, served
 from conch.core.errors import ConchError
 from conch.measure.texts.shapes import Shape, parse_mix
 

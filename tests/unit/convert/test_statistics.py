@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.convert.statistics import kendall, paired, ranks, spearman
+from conch.convert.evidence import kendall, paired, ranks, spearman
 
 
 def test_rank_statistics() -> None:

@@ -21,18 +21,15 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert import evidence, sentences
-from conch.convert.causal import agreement, export, network
-from conch.convert.causal.agreement import Predictions, shared_prefix
-from conch.convert.causal.export import StatefulGraph
-from conch.convert.causal.network import CausalNetwork
-from conch.convert.causal.served import ServedGraph
-from conch.convert.contrasting import kept, shortened
-from conch.convert.conversion import Conversion, Progress
+from conch.convert.causal import agreement, export
+from conch.convert.causal.agreement import Predictions, ServedGraph, shared_prefix
+from conch.convert.causal.export import CausalNetwork, StatefulGraph, load
+from conch.convert.conversion import Conversion, Progress, kept, shortened
 from conch.convert.footprint import Opening
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.measure import Run
 from conch.convert.plan import Plan
-from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
+from conch.convert.verdict import REFERENCE, BuiltVariant, FailedVariant
 from conch.core.errors import internal, invalid
 from conch.core.sampling import TEXT_GENERATION
 from conch.measure.texts.shapes import Shape
@@ -299,7 +296,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
     def build(self) -> list[BuiltVariant | FailedVariant]:
         """Export to OpenVINO, and make the other precisions from the export."""
         self.progress("loading the checkpoint")
-        self.network = network.load(self.checkpoint)
+        self.network = load(self.checkpoint)
         self.progress("exporting to OpenVINO")
         exported = export.export(self.network)
         tokenizer_files = self._convert_tokenizer()
@@ -399,7 +396,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
 
 def read_with_torch(checkpoint: Checkpoint, prompt: Sequence[int]) -> CausalNetwork:
     """Return the network in torch after it has processed a prompt."""
-    loaded = network.load(checkpoint)
+    loaded = load(checkpoint)
     loaded.prefill(prompt)
     return loaded
 

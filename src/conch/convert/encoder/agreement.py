@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
+from conch.convert.evidence import RESAMPLES, bootstrap, kendall, paired, spearman, wilson
 from conch.convert.sentences import TextSample
-from conch.convert.statistics import RESAMPLES, bootstrap, kendall, paired, spearman, wilson
 
 #: One sample's outputs by name: ``[vectors, width]`` without padding.
 SampleOutputs = Mapping[str, Array]

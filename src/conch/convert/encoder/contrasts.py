@@ -13,9 +13,9 @@ import numpy as np
 from conch.backends.base.arrays import Array
 from conch.checkpoints.contrasts import Contrast, Contrasts
 from conch.checkpoints.tokenizers.tokenizer import Tokens
-from conch.convert.contrasting import kept, shortened
+from conch.convert.conversion import kept, shortened
 from conch.convert.encoder.agreement import SampleOutputs, answer_span, labels_of
-from conch.convert.encoder.neighbours import PARTS
+from conch.convert.encoder.evaluate import PARTS
 from conch.convert.sentences import TextSample
 
 #: The maximum number of words and tokens in a description.

@@ -24,24 +24,27 @@ from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder import agreement
 from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs, TaskAgreement
 from conch.convert.encoder.contrasts import EncoderAnswers
-from conch.convert.encoder.evaluate import arrays_of_shape, batches, evaluate, tokenize
-from conch.convert.encoder.neighbours import (
+from conch.convert.encoder.evaluate import (
     PARTS,
     Neighbours,
     apart,
+    arrays_of_shape,
+    batches,
     batches_of_strangers,
+    evaluate,
     greatest,
     neighbours,
+    tokenize,
     widest,
 )
 from conch.convert.encoder.network import head_of
 from conch.convert.encoder.variants import VariantBuilder, planned
 from conch.convert.footprint import Opening
-from conch.convert.layout.triton import Trio
+from conch.convert.layout import Trio
 from conch.convert.libraries import silence_libraries
 from conch.convert.measure import Run, timed
 from conch.convert.plan import Plan
-from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
+from conch.convert.verdict import REFERENCE, BuiltVariant, FailedVariant
 from conch.core.errors import internal, unsupported
 from conch.measure.texts.shapes import Shape
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from conch.backends.base.arrays import Array
 from conch.checkpoints.folder import Checkpoint
-from conch.convert.encoder import export, network, onnx_graph, optimise
-from conch.convert.encoder import export as openvino
+from conch.convert.encoder import export, network
+from conch.convert.encoder.export import computes_bf16, convert_graph, half, optimise, quantise
+from conch.convert.encoder.network import is_large, open_session, write_graph
 from conch.convert.libraries import describe_error, silence_libraries
-from conch.convert.variant import BuiltVariant, FailedVariant
+from conch.convert.verdict import BuiltVariant, FailedVariant
 from conch.core.errors import invalid, unsupported
 from conch.machine.cores import cpu_flags
 
@@ -41,11 +42,11 @@ def dynamic(optimised: Path, target: Path, operators: Sequence[str] = OPERATORS)
             per_channel=True,
             reduce_range=saturates(),
             weight_type=QuantType.QInt8,
-            use_external_data_format=onnx_graph.is_large(optimised),
+            use_external_data_format=is_large(optimised),
             # Fused operators have no shape inference, and so no inferred type.
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
-        onnx_graph.session(target)
+        open_session(target)
 
 
 def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path) -> None:
@@ -58,11 +59,11 @@ def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     with silence_libraries(), tempfile.TemporaryDirectory(dir=target.parent, prefix="static-") as folder:
-        large = onnx_graph.is_large(optimised)
+        large = is_large(optimised)
         typed, without_attention = Path(folder) / "typed.onnx", Path(folder) / "without_attention.onnx"
         model = onnx.load(optimised)
         declare_types(model)
-        onnx_graph.write(model, typed)
+        write_graph(model, typed)
         quantize_static(
             typed,
             without_attention,
@@ -228,7 +229,7 @@ class VariantBuilder:
             return optimised
         target = self.folder / f"onnxruntime-{precision}.onnx"
         if precision == "fp16":
-            optimise.half(optimised, target)
+            half(optimised, target)
         elif precision == "int8":
             self.progress("quantising for ONNX Runtime, activations at run time")
             dynamic(optimised, target)
@@ -239,16 +240,16 @@ class VariantBuilder:
 
     def _openvino(self, precision: str) -> Path:
         """Write an IR for OpenVINO; bf16 computes with the fp32 IR."""
-        if precision == "bf16" and not openvino.computes_bf16():
+        if precision == "bf16" and not computes_bf16():
             raise unsupported("this CPU has no bf16 arithmetic")
         if precision in ("fp32", "bf16"):
             return self._once(self._intermediate)
         exported, target = self._once(self._exported), self.folder / f"openvino-{precision}.xml"
         if precision == "fp16":
-            openvino.convert_graph(exported, self.network, target, half=True)
+            convert_graph(exported, self.network, target, half=True)
         else:
             self.progress("quantising for OpenVINO by calibration")
-            openvino.quantise(exported, self.network, self.calibration, target)
+            quantise(exported, self.network, self.calibration, target)
         return target
 
     def _tensorrt(self, precision: str) -> Path:
@@ -288,14 +289,14 @@ class VariantBuilder:
         import onnx
 
         target = self.folder / "tensorrt.onnx"
-        onnx_graph.write(onnx.load(self._once(self._exported)), target)
+        write_graph(onnx.load(self._once(self._exported)), target)
         return target
 
     def _optimised(self) -> Path:
         """Write the fused fp32 graph, or the plain one if fusing fails."""
         exported, target = self._once(self._exported), self.folder / "onnxruntime-fp32.onnx"
         self.progress("fusing operators for ONNX Runtime")
-        problem = optimise.optimise(exported, self.network, target)
+        problem = optimise(exported, self.network, target)
         if problem:
             self.progress(f"the plain graph is kept, fusing failed: {problem}")
         return target
@@ -304,7 +305,7 @@ class VariantBuilder:
         """Write OpenVINO's fp32 IR."""
         exported, target = self._once(self._exported), self.folder / "openvino-fp32.xml"
         self.progress("converting to OpenVINO's IR")
-        openvino.convert_graph(exported, self.network, target)
+        convert_graph(exported, self.network, target)
         return target
 
 

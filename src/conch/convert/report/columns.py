@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.convert.measure import by_shape, speed_up
-from conch.convert.variant import REFERENCE
-from conch.convert.verdict import NOT_ASKED_FOR, interference
+from conch.convert.verdict import NOT_ASKED_FOR, REFERENCE, interference
 from conch.core.sampling import TEXT_GENERATION
 from conch.measure.texts.shapes import Shape
 

@@ -16,8 +16,7 @@ from conch.convert.plan import default_name
 from conch.convert.report import columns
 from conch.convert.report.columns import notation_of, shapes, title
 from conch.convert.report.document import facts, log_lines
-from conch.convert.variant import REFERENCE
-from conch.convert.verdict import NOT_ASKED_FOR
+from conch.convert.verdict import NOT_ASKED_FOR, REFERENCE
 from conch.machine.extras import load
 from conch.measure.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
 from conch.measure.reports.numbers import NONE, bytes_of, significant

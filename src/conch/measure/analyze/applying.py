@@ -18,8 +18,7 @@ from conch.config.editing import edit
 from conch.core.errors import ConchError, invalid
 from conch.machine.temporary import TemporaryFolder
 from conch.measure.analyze.servers.base import Overrides
-from conch.measure.analyze.servers.copies import config_text
-from conch.measure.analyze.servers.local import LocalServer
+from conch.measure.analyze.servers.local import LocalServer, config_text
 from conch.repository.scan import ModelRepository
 
 #: Suffix of the previous configuration's file name.

@@ -54,7 +54,7 @@ class ModelFigures:
     time from the last byte sent to the first byte received, and ``stages`` the averages of the server's ``queue``,
     ``compute_input``, ``compute_infer`` and ``compute_output``. ``failed`` counts failed requests, which are excluded
     from the latencies. ``noise`` is the relative standard error over the windows, by figure
-    (:mod:`conch.measure.analyze.judging.metrics`).
+    (:mod:`conch.measure.analyze.judging.goals`).
     """
 
     throughput: float

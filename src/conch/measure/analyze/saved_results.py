@@ -16,7 +16,7 @@ from conch.config.reading import read_json
 from conch.core.errors import invalid, not_found
 from conch.measure.analyze.journal import read_point
 from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
-from conch.measure.analyze.judging.rounds import FinalRound, FinalRounds
+from conch.measure.analyze.judging.ranking import FinalRound, FinalRounds
 from conch.measure.analyze.results import Candidate, CandidateResult, LoadKind
 
 FILENAME: Final = "results.json"

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Final
 
-from conch.measure.perf.figures.confidence import Interval, ratio_interval
-from conch.measure.perf.figures.latency import PERCENTILES, WindowFigures
+from conch.measure.perf.figures import PERCENTILES, Interval, WindowFigures, ratio_interval
 from conch.measure.perf.measured import Measured
 
 #: Number of undisturbed rounds that suffices; with fewer, the disturbed rounds count too.

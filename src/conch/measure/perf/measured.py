@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 from conch.machine.facts import MachineFacts
 from conch.machine.interference import THROTTLED, Interference
 from conch.machine.processes import Rival
-from conch.measure.perf.figures.confidence import Confidence
-from conch.measure.perf.figures.generation import GenerationFigures
-from conch.measure.perf.figures.latency import WindowFigures
-from conch.measure.perf.figures.stability import WINDOWS
+from conch.measure.perf.figures import WINDOWS, Confidence, GenerationFigures, WindowFigures
 from conch.measure.perf.senders.records import Records
 from conch.measure.perf.server.resources import MetricFigures, ResourceFigures
 from conch.measure.perf.server.statistics import ServerFigures

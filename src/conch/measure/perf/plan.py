@@ -11,8 +11,7 @@ from itertools import count
 from typing import Any, Final, Literal
 
 from conch.core.errors import invalid
-from conch.measure.perf.figures.generation import Objective
-from conch.measure.perf.figures.latency import PERCENTILES
+from conch.measure.perf.figures import PERCENTILES, Objective
 from conch.measure.perf.inputs.data import DataOptions
 from conch.measure.perf.senders.channels.connecting import Address
 

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from conch.core.errors import ConchError, invalid
 from conch.machine.cores import usable_cores
-from conch.measure.perf.figures.confidence import confidence_of
-from conch.measure.perf.figures.generation import generation_of
-from conch.measure.perf.figures.latency import figures_of
+from conch.measure.perf.breakdown import METRICS_PORT, StageReader
+from conch.measure.perf.figures import confidence_of, figures_of, generation_of
 from conch.measure.perf.inputs.specs import ModelSpec, read_model
-from conch.measure.perf.level import LevelEnvironment, LevelRun, OnCollected, OnWindow
+from conch.measure.perf.level import LevelEnvironment, LevelRun, MachineWatch, OnCollected, OnWindow
 from conch.measure.perf.measured import LevelRecords, MachineFigures, Measured
 from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.requests.shared_memory import MemoryLayout, SharedRegion
@@ -31,14 +30,10 @@ from conch.measure.perf.senders.limit import SenderLimit
 from conch.measure.perf.senders.records import join_events
 from conch.measure.perf.senders.schedule import Constant, Intervals, Poisson, Schedule
 from conch.measure.perf.server.api import ServerApi, check_listens
-from conch.measure.perf.server.gpus import GpuReader, GpuSampler
-from conch.measure.perf.server.metrics import MetricsSampler
 from conch.measure.perf.server.processes import ServerProcesses, find_server
-from conch.measure.perf.server.resources import MetricFigures, ResourceFigures
-from conch.measure.perf.server.stages import METRICS_PORT, StageReader
+from conch.measure.perf.server.resources import GpuReader, GpuSampler, MetricFigures, MetricsSampler, ResourceFigures
 from conch.measure.perf.server.statistics import added, differences
 from conch.measure.perf.traffic import traffic_of
-from conch.measure.perf.watching import MachineWatch
 
 
 class LevelSearch:

@@ -8,24 +8,33 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
+
+import orjson
 
 from conch.core.errors import invalid, unsupported
 from conch.measure.perf.inputs.data import Sample, SampleSet, in_batches
 from conch.measure.perf.inputs.files import samples
 from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, check_batch_size, check_shapes
 from conch.measure.perf.plan import PerfPlan, SequenceOptions
-from conch.measure.perf.requests.form import RequestForm
-from conch.measure.perf.requests.grpc import MODEL_INFER, MODEL_STREAM_INFER, infer_message, stream_message
-from conch.measure.perf.requests.http import generate_request, infer_request, openai_request
-from conch.measure.perf.requests.payload import Payload
-from conch.measure.perf.requests.sequences import SequencePlan
+from conch.measure.perf.requests.encoding import (
+    MODEL_INFER,
+    MODEL_STREAM_INFER,
+    RequestForm,
+    generate_request,
+    infer_message,
+    infer_request,
+    openai_request,
+    stream_message,
+)
+from conch.measure.perf.requests.payload import Payload, SequencePlan
 from conch.measure.perf.requests.shared_memory import MemoryLayout
-from conch.measure.perf.requests.validation import Expected, RightAnswers
 from conch.measure.perf.senders.channels.events import read_generate, read_openai
 from conch.measure.perf.senders.channels.rpc import Rpc
 from conch.measure.perf.senders.generator import Traffic
+from conch.wire.json.tensor import from_json
 
 _GENERATE: Final = ("generate", "generate_stream")
 #: The name of the text input for the OpenAI API.
@@ -196,3 +205,58 @@ def _prompts(plan: PerfPlan) -> _Prompts:
     if not bodies or not all(isinstance(body, dict) for body in bodies):
         raise invalid(f'--input-data {file}: expected {{"data": [{{"payload": [{{...}}]}}, ...]}}')
     return _Prompts(bodies, sent)
+
+
+# Channels call it after the end of a request has been timed.
+
+
+#: The expected outputs of a payload, by name, in wire format.
+Expected = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RightAnswers:
+    """The validator; ``expected`` is by payload number, and ``form`` the protocol of the responses."""
+
+    expected: Sequence[Expected]
+    form: Literal["http", "grpc"]
+
+    def __call__(self, payload: int, answer: bytes, json_size: int = 0) -> str:
+        """Return the difference of a response from the expected one, empty if none; other outputs are ignored.
+
+        ``answer`` is a ``ModelInferResponse``, or an HTTP body with a JSON part of ``json_size`` bytes (0: all of it).
+        """
+        expected = self.expected[payload]
+        if not expected:
+            return ""
+        try:
+            outputs = _of_http(answer, json_size) if self.form == "http" else _of_grpc(answer)
+        except (ValueError, KeyError, TypeError) as error:
+            return f"the answer cannot be read: {error}"
+        for name, right in expected.items():
+            if name not in outputs:
+                return f"output '{name}' is not in the answer"
+            if outputs[name] != right:
+                return f"output '{name}' is not as in validation_data"
+        return ""
+
+
+def _of_http(body: bytes, json_size: int) -> dict[str, bytes]:
+    document: dict[str, Any] = orjson.loads(body[:json_size] if json_size else body)
+    outputs, at = {}, json_size
+    for output in document["outputs"]:
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is not None:
+            outputs[output["name"]] = body[at : at + size]
+            at += size
+        elif "data" in output:
+            count = prod(output["shape"])
+            outputs[output["name"]] = from_json(output["name"], output["datatype"], count, output["data"])
+    return outputs
+
+
+def _of_grpc(message: bytes) -> dict[str, bytes]:
+    from tritonclient.grpc import service_pb2
+
+    response = service_pb2.ModelInferResponse.FromString(message)
+    return {output.name: data for output, data in zip(response.outputs, response.raw_output_contents, strict=False)}

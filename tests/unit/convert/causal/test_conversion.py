@@ -20,10 +20,9 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest
 from conch.checkpoints.options import Options
 from conch.convert.causal import conversion
+from conch.convert.causal.agreement import ServedGraph, spec_of
 from conch.convert.causal.conversion import Texts, run_of, shapes
-from conch.convert.causal.export import export
-from conch.convert.causal.network import load
-from conch.convert.causal.served import ServedGraph, spec_of
+from conch.convert.causal.export import export, load
 from conch.convert.measure import measure
 from conch.convert.plan import Plan
 from conch.convert.report import document

@@ -31,10 +31,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
+from conch.convert.causal.agreement import ServedGraph
 from conch.convert.causal.conversion import write_weights
-from conch.convert.causal.export import StatefulGraph, export, verify
-from conch.convert.causal.network import CausalNetwork, load
-from conch.convert.causal.served import ServedGraph
+from conch.convert.causal.export import CausalNetwork, StatefulGraph, export, load, verify
 from conch.core.errors import Code, ConchError
 from tests.convert_checkpoints import SIZES
 

@@ -29,8 +29,7 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert.causal.conversion import write_tokenizer, write_weights
-from conch.convert.causal.export import export
-from conch.convert.causal.network import load
+from conch.convert.causal.export import export, load
 from conch.convert.report import document
 from conch.convert.run import convert
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS

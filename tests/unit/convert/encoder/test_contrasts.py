@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conch.checkpoints.tokenizers.tokenizer import Tokens
-from conch.convert.contrasting import MOST_DIFFERENCES, sampled, shortened
+from conch.convert.conversion import MOST_DIFFERENCES, sampled, shortened
 from conch.convert.encoder.agreement import SampleOutputs
 from conch.convert.encoder.contrasts import EncoderAnswers
 from conch.convert.sentences import TextSample

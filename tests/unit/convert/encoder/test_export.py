@@ -17,8 +17,8 @@ from transformers import (
     RobertaConfig,
 )
 
-from conch.convert.encoder import export, network, onnx_graph
-from conch.convert.encoder.network import ReferenceNetwork
+from conch.convert.encoder import export, network
+from conch.convert.encoder.network import ReferenceNetwork, compare, is_large, open_session, run, verify_graph
 from conch.core.errors import Code, ConchError
 from tests.convert_checkpoints import encoder
 
@@ -41,11 +41,11 @@ def test_network_is_exported_with_dynamic_sizes(name: str, tmp_path: Path) -> No
 
     assert exporter == "torchscript"
     assert {file.name for file in tmp_path.iterdir()} == {"checkpoint", "model.onnx"}
-    session = onnx_graph.session(path)
+    session = open_session(path)
     assert tuple(tensor.name for tensor in session.get_inputs()) == inputs == loaded.inputs
     assert tuple(output.name for output in session.get_outputs()) == outputs
     arrays = loaded.example(4, 29, seed=5)
-    onnx_graph.compare(onnx_graph.run(session, arrays), loaded.run(arrays), arrays)
+    compare(run(session, arrays), loaded.run(arrays), arrays)
 
 
 def test_second_exporter_is_taken_when_tracing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_second_exporter_is_taken_when_tracing_fails(tmp_path: Path, monkeypatch
 
     assert export.export(loaded, tmp_path / "model.onnx") == "dynamo"
 
-    onnx_graph.verify(tmp_path / "model.onnx", loaded)
+    verify_graph(tmp_path / "model.onnx", loaded)
 
 
 def test_network_that_no_exporter_gets_right_is_refused_with_both_reasons(
@@ -88,14 +88,14 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 
 
 def test_large_weights_go_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_graph, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(network, "MAX_BYTES", 10_000)
     loaded = network.load(encoder(tmp_path / "checkpoint", BertConfig, "feature-extraction"))
 
     export.export(loaded, tmp_path / "model.onnx")
 
     assert (tmp_path / "model.onnx.data").stat().st_size > 10_000
-    assert onnx_graph.is_large(tmp_path / "model.onnx")
-    onnx_graph.verify(tmp_path / "model.onnx", loaded)
+    assert is_large(tmp_path / "model.onnx")
+    verify_graph(tmp_path / "model.onnx", loaded)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_disagreement_is_named(change: Callable[[Any], Any], message: str) -> No
     wanted = {"logits": np.zeros((2, 2), np.float32)}
 
     with pytest.raises(ConchError) as refused:
-        onnx_graph.compare({"logits": change(wanted["logits"])}, wanted, {"input_ids": np.zeros((2, 9), np.int64)})
+        compare({"logits": change(wanted["logits"])}, wanted, {"input_ids": np.zeros((2, 9), np.int64)})
 
     assert message in refused.value.message
 
@@ -121,7 +121,7 @@ def test_padding_does_not_count() -> None:
     got = wanted.copy()
     got[0, 2] = 9
 
-    onnx_graph.compare({"last_hidden_state": got}, {"last_hidden_state": wanted}, {"attention_mask": mask})
+    compare({"last_hidden_state": got}, {"last_hidden_state": wanted}, {"attention_mask": mask})
 
 
 def test_checkpoint_that_does_not_load_is_refused(tmp_path: Path) -> None:

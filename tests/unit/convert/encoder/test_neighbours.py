@@ -10,8 +10,7 @@ import pytest
 from conch.backends.base.arrays import Array
 from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs
 from conch.convert.encoder.conversion import missed_tolerances
-from conch.convert.encoder.evaluate import TokenBatch
-from conch.convert.encoder.neighbours import Neighbours, alone, neighbours
+from conch.convert.encoder.evaluate import Neighbours, TokenBatch, alone, neighbours
 
 BATCH = TokenBatch((0, 1), {"input_ids": np.array([[5, 6, 0], [7, 8, 9]]),
                             "attention_mask": np.array([[1, 1, 0], [1, 1, 1]])})  # fmt: skip

@@ -11,8 +11,9 @@ import onnx
 import pytest
 from transformers import BertConfig
 
-from conch.convert.encoder import export, network, onnx_graph, optimise, variants
-from conch.convert.encoder.network import ReferenceNetwork
+from conch.convert.encoder import export, network, variants
+from conch.convert.encoder.export import optimise
+from conch.convert.encoder.network import ReferenceNetwork, open_session, run, verify_graph
 from conch.core.errors import ConchError
 from tests.convert_checkpoints import encoder
 
@@ -33,7 +34,7 @@ def similarity(path: Path, loaded: ReferenceNetwork) -> float:
     """The cosine between a graph's answer and torch's."""
     arrays = loaded.example(3, 21, seed=9)
     one, other = (
-        onnx_graph.run(onnx_graph.session(path), arrays)["last_hidden_state"],
+        run(open_session(path), arrays)["last_hidden_state"],
         loaded.run(arrays)["last_hidden_state"],
     )
     return float((one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other))
@@ -42,20 +43,20 @@ def similarity(path: Path, loaded: ReferenceNetwork) -> float:
 def test_attention_is_fused_and_normalisation_is_not(exported: tuple[ReferenceNetwork, Path], tmp_path: Path) -> None:
     loaded, plain = exported
 
-    assert optimise.optimise(plain, loaded, tmp_path / "fused.onnx") == ""
+    assert optimise(plain, loaded, tmp_path / "fused.onnx") == ""
 
     found = operators(tmp_path / "fused.onnx")
     assert (found["Attention"], found["InstanceNormalization"], found["SkipLayerNormalization"]) == (2, 4, 0)
-    onnx_graph.verify(tmp_path / "fused.onnx", loaded)
+    verify_graph(tmp_path / "fused.onnx", loaded)
 
 
 def test_fused_normalisation_is_kept_for_a_gpu(
     exported: tuple[ReferenceNetwork, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, plain = exported
-    monkeypatch.setattr(optimise, "on_gpu", lambda: True)
+    monkeypatch.setattr(export, "on_gpu", lambda: True)
 
-    assert optimise.optimise(plain, loaded, tmp_path / "fused.onnx") == ""
+    assert optimise(plain, loaded, tmp_path / "fused.onnx") == ""
 
     assert operators(tmp_path / "fused.onnx")["SkipLayerNormalization"] == 4
 
@@ -68,9 +69,9 @@ def test_fused_graph_that_disagrees_is_not_used(
     def wrong(node: Any, ones: str, zeros: str) -> list[Any]:
         return [onnx.helper.make_node("Identity", [node.input[0]], [node.output[0]])]
 
-    monkeypatch.setattr(optimise, "parts", wrong)
+    monkeypatch.setattr(export, "parts", wrong)
 
-    assert optimise.optimise(plain, loaded, tmp_path / "fused.onnx") == ""
+    assert optimise(plain, loaded, tmp_path / "fused.onnx") == ""
 
     assert operators(tmp_path / "fused.onnx")["SkipLayerNormalization"] == 4
 
@@ -83,16 +84,16 @@ def test_graph_that_the_optimiser_cannot_read_stays_plain(
     def fails(plain: Path, network: ReferenceNetwork) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(optimise, "fused", fails)
+    monkeypatch.setattr(export, "fused", fails)
 
-    assert optimise.optimise(plain, loaded, tmp_path / "fused.onnx") == "AssertionError"
+    assert optimise(plain, loaded, tmp_path / "fused.onnx") == "AssertionError"
 
     assert (tmp_path / "fused.onnx").read_bytes() == plain.read_bytes()
 
 
 def test_dynamic_int8_covers_the_products(exported: tuple[ReferenceNetwork, Path], tmp_path: Path) -> None:
     loaded, plain = exported
-    optimise.optimise(plain, loaded, tmp_path / "fused.onnx")
+    optimise(plain, loaded, tmp_path / "fused.onnx")
 
     variants.dynamic(tmp_path / "fused.onnx", tmp_path / "int8.onnx")
 
@@ -103,7 +104,7 @@ def test_dynamic_int8_covers_the_products(exported: tuple[ReferenceNetwork, Path
 
 def test_static_int8_has_fixed_scales(exported: tuple[ReferenceNetwork, Path], tmp_path: Path) -> None:
     loaded, plain = exported
-    optimise.optimise(plain, loaded, tmp_path / "fused.onnx")
+    optimise(plain, loaded, tmp_path / "fused.onnx")
     samples = [loaded.example(1, tokens, seed=tokens) for tokens in range(4, 20)]
 
     variants.static(tmp_path / "fused.onnx", samples, tmp_path / "int8.onnx")
@@ -122,7 +123,7 @@ def test_openvino_computes_the_same(exported: tuple[ReferenceNetwork, Path], tmp
     export.convert_graph(plain, loaded, tmp_path / "fp32.xml")
     export.convert_graph(plain, loaded, tmp_path / "fp16.xml", half=True)
 
-    export.verify(tmp_path / "fp32.xml", loaded)
+    export.verify_ir(tmp_path / "fp32.xml", loaded)
     assert (tmp_path / "fp16.bin").stat().st_size < 0.6 * (tmp_path / "fp32.bin").stat().st_size
 
 
@@ -138,7 +139,7 @@ def test_openvino_int8_is_calibrated(
     assert capfd.readouterr() == ("", "")
     assert "FakeQuantize" in (tmp_path / "int8.xml").read_text()
     with pytest.raises(ConchError, match="differs from torch by"):
-        export.verify(tmp_path / "int8.xml", loaded)
+        export.verify_ir(tmp_path / "int8.xml", loaded)
 
 
 @pytest.mark.parametrize(

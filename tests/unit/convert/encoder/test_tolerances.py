@@ -9,7 +9,7 @@ import pytest
 
 from conch.convert.encoder.agreement import OutputAgreement, TaskAgreement
 from conch.convert.encoder.conversion import TOLERANCES, missed_tolerances, together
-from conch.convert.encoder.neighbours import Neighbours
+from conch.convert.encoder.evaluate import Neighbours
 
 GOOD = OutputAgreement(cosine_min=0.99999, cosine_mean=1.0, max_difference=1e-5, argmax=None, width=384)
 TASK = TaskAgreement("same label", 1.0, 0.0, -0.04, 0.0, 99)

@@ -12,7 +12,7 @@ from transformers import BertConfig
 from conch.backends.base.arrays import Array
 from conch.convert.encoder import export, variants
 from conch.convert.encoder.network import ReferenceNetwork
-from conch.convert.variant import BuiltVariant, FailedVariant
+from conch.convert.verdict import BuiltVariant, FailedVariant
 from conch.core.errors import Code, ConchError, internal
 from tests.convert_checkpoints import encoder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conch.checkpoints.folder import Checkpoint
 from conch.config import pbtxt
-from conch.convert.layout.huggingface import checkpoint_files, huggingface_config, quoted
+from conch.convert.layout import checkpoint_files, huggingface_config, quoted
 
 
 def test_files_of_a_checkpoint_are_tokenizer_configuration_modules_and_one_kind_of_weights(

@@ -11,7 +11,7 @@ from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.pooling import Pooling, PoolingPlan
-from conch.convert.layout.triton import standalone
+from conch.convert.layout import standalone
 from conch.core.errors import ConchError
 from tests.unit.convert.layout.onnx_encoders import graph
 

@@ -20,7 +20,7 @@ from conch.checks.repository import check
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig
 from conch.convert.encoder.evaluate import padded
-from conch.convert.layout.triton import TEMPLATE, Trio
+from conch.convert.layout import TEMPLATE, Trio
 from conch.core.errors import ConchError
 from tests.text_checkpoints import TEXTS
 from tests.unit.convert.layout.onnx_encoders import graph

@@ -14,8 +14,7 @@ from math import exp
 from typing import Any
 
 from conch.measure.analyze.results import Candidate, ModelFigures, Point
-from conch.measure.analyze.search.overrides import at, merged
-from conch.measure.analyze.search.space import DELAY
+from conch.measure.analyze.search.space import DELAY, at, merged
 from conch.measure.perf.server.resources import ResourceFigures
 
 

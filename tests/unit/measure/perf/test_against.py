@@ -12,7 +12,7 @@ import pytest
 
 from conch.cli import main
 from conch.measure.perf.against import THROUGHPUT, ComparedFigure, Comparison, compare
-from conch.measure.perf.figures.latency import figures_of
+from conch.measure.perf.figures import figures_of
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.senders.records import RECORD
 from tests.unit.measure.perf.known_server import KnownServer, running

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from conch.measure.perf.breakdown import TimeSpent, breakdown
-from conch.measure.perf.figures.latency import LatencyFigures, WindowFigures
+from conch.measure.perf.breakdown import StageTotals, TimeSpent, breakdown, totals_of
+from conch.measure.perf.figures import LatencyFigures, WindowFigures
 from conch.measure.perf.measured import Measured
-from conch.measure.perf.server.stages import StageTotals, totals_of
 from conch.measure.perf.server.statistics import ServerFigures, Stage
 
 NONE = StageTotals({}, 0.0)

@@ -10,15 +10,13 @@ import pytest
 
 from conch.machine.facts import MachineFacts
 from conch.machine.interference import Interference
-from conch.measure.perf.figures.latency import WindowFigures
-from conch.measure.perf.level import LevelEnvironment, LevelRun
+from conch.measure.perf.figures import WindowFigures
+from conch.measure.perf.level import LevelEnvironment, LevelRun, WindowReading
 from conch.measure.perf.measured import MachineFigures, Measured
 from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.run import Observed, sum_up
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.senders.recording import Collected, Recording
-from conch.measure.perf.senders.records import RECORD, Outcome, Unfinished
-from conch.measure.perf.watching import WindowReading
+from conch.measure.perf.senders.records import RECORD, Collected, Outcome, Recording, Unfinished
 
 PLAN = PerfPlan("m", Address("h", 1), interval=1.0, warm_up=2.0)
 SECOND = 10**9

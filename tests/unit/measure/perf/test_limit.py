@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conch.measure.perf.figures.latency import figures_of
+from conch.measure.perf.figures import figures_of
 from conch.measure.perf.measured import Measured
-from conch.measure.perf.requests.grpc import MODEL_INFER
-from conch.measure.perf.requests.http import http_post
+from conch.measure.perf.requests.encoding import MODEL_INFER, http_post
 from conch.measure.perf.requests.payload import Payload
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.channels.events import read_generate

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.measure.perf.figures.latency import figures_of
+from conch.measure.perf.figures import figures_of
 from conch.measure.perf.inputs.data import DataOptions
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.plan import PerfPlan

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import ConchError
-from conch.measure.perf.figures.stability import Stability
+from conch.measure.perf.figures import Stability
 from conch.measure.perf.inputs.data import DataOptions, in_batches
 from conch.measure.perf.inputs.files import samples
 from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, read_model
 from conch.measure.perf.plan import Levels, read_address
-from conch.measure.perf.requests.form import RequestForm
-from conch.measure.perf.requests.grpc import infer_message
-from conch.measure.perf.requests.http import infer_request
+from conch.measure.perf.requests.encoding import RequestForm, infer_message, infer_request
 from conch.measure.perf.requests.shared_memory import MemoryLayout, SharedRegion
 from conch.measure.perf.senders.schedule import Constant, Intervals, Poisson, share_of
 from conch.measure.perf.server.statistics import differences

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conch.core.errors import ConchError
-from conch.measure.perf.figures.latency import LatencyFigures, WindowFigures
+from conch.measure.perf.figures import LatencyFigures, WindowFigures
 from conch.measure.perf.measured import LevelRecords, Measured
 from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.report import files
@@ -20,8 +20,7 @@ from conch.measure.perf.report.outputs import OutputFiles, Outputs, RequestLog, 
 from conch.measure.perf.report.stages import stages_of
 from conch.measure.perf.report.terminal import details, summary
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.senders.recording import Collected
-from conch.measure.perf.senders.records import RECORD, Outcome, Unfinished
+from conch.measure.perf.senders.records import RECORD, Collected, Outcome, Unfinished
 from conch.measure.perf.server.statistics import ServerFigures, Stage
 from tests.unit.measure.perf.known_server import KnownServer, running
 

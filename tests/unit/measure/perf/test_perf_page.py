@@ -10,8 +10,7 @@ import pytest
 from conch.cli import main
 from conch.machine.facts import MachineFacts
 from conch.machine.interference import Interference
-from conch.measure.perf.figures.generation import GenerationFigures
-from conch.measure.perf.figures.latency import LatencyFigures
+from conch.measure.perf.figures import GenerationFigures, LatencyFigures
 from conch.measure.perf.measured import MachineFigures
 from conch.measure.perf.report.distributions import LevelDistributions
 from conch.measure.perf.report.page import page

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.measure.perf.figures.latency import figures_of
+from conch.measure.perf.figures import figures_of
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.run import Measurement

@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 from conch.core.errors import ConchError
+from conch.measure.perf.level import MachineWatch
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.server.gpus import GpuReader, GpuSampler
-from conch.measure.perf.server.metrics import MetricsSampler, read_gauges
 from conch.measure.perf.server.processes import find_server
-from conch.measure.perf.server.sampling import Sampler
-from conch.measure.perf.watching import MachineWatch
+from conch.measure.perf.server.resources import GpuReader, GpuSampler, MetricsSampler, Sampler, read_gauges
 
 METRICS = """# HELP nv_gpu_utilization GPU utilization rate [0.0 - 1.0)
 # TYPE nv_gpu_utilization gauge
@@ -140,7 +138,7 @@ def test_metrics_that_are_not_there_are_missed_before_anything_is_sent() -> None
 
 
 def test_samples_are_those_of_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.measure.perf.server.sampling.monotonic_ns", count(100, 100).__next__)
+    monkeypatch.setattr("conch.measure.perf.server.resources.monotonic_ns", count(100, 100).__next__)
     numbers = count()
     with Sampler(numbers.__next__, 0.0) as sampler:
         while len(sampler.within([])) < 3:

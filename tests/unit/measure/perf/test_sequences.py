@@ -7,8 +7,7 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from conch.measure.perf.requests.payload import Payload
-from conch.measure.perf.requests.sequences import SequencePlan, SequenceSource, grpc_fields, json_fields
+from conch.measure.perf.requests.payload import Payload, SequencePlan, SequenceSource, grpc_fields, json_fields
 
 PAYLOADS = [Payload(json_fields(0), fields_at=0) for _ in range(5)]
 

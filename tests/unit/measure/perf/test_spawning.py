@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 from multiprocessing.connection import Connection
 
-from conch.measure.perf.spawning import start_process
+from conch.measure.perf.senders.generator import start_process
 
 
 def _tell(pipe: Connection) -> None:

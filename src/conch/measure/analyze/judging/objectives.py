@@ -1,4 +1,4 @@
-"""Scores a point under the goals, and measures by how much it violates the constraints.
+"""Scores a point under the goals, with the noise of the score, and measures how far it violates the constraints.
 
 Pure. A score is relative to a reference point: 1.2 means that the weighted geometric mean of the objectives is 1.2
 times as good. (An arithmetic mean of ratios would depend on which point is the denominator.)
@@ -6,15 +6,75 @@ times as good. (An arithmetic mean of ratios would depend on which point is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
+from typing import Any, Final
 
-from conch.measure.analyze.judging.goals import Constraint, Goals
-from conch.measure.analyze.judging.metrics import metric, value_of
-from conch.measure.analyze.judging.noise import tolerance
-from conch.measure.analyze.judging.wording import title
-from conch.measure.analyze.results import Point
+from conch.measure.analyze.judging.goals import Constraint, Goals, metric, title, value_of
+from conch.measure.analyze.results import ModelFigures, Point
+
+#: Figures that differ by less than this fraction are equal, even if windows agree better: the next run on the same
+#: machine may differ by as much.
+NOISE: Final = 0.02
+
+
+def standard_error(point: Point, model: str, metric: str) -> float:
+    """Return the relative standard error of a figure; cost is per inference, so its error is that of the throughput."""
+    known = point.models[model].noise if model in point.models else {}
+    return known.get("throughput" if metric == "cost" else metric, 0.0)
+
+
+def tolerance(point: Point, model: str, metric: str) -> float:
+    """Return the relative tolerance of a figure: two standard errors, at least ``NOISE``."""
+    return max(NOISE, 2 * standard_error(point, model, metric))
+
+
+def pooled(points: Sequence[Point]) -> Point:
+    """Pool the measurements of one candidate at one load: means of the figures, sums of the requests.
+
+    Uses the completed points if there are any, and of those the undisturbed ones if there are any.
+    """
+    points = [point for point in points if not point.stopped] or points
+    points = [point for point in points if not point.disturbed] or points
+    last = points[-1]
+    if len(points) == 1:
+        return last
+    resources = [point.resources for point in points if point.resources is not None]
+    return Point(
+        last.load,
+        {model: _pooled([point.models[model] for point in points]) for model in last.models},
+        max(resources, key=lambda used: used.memory, default=None),
+        disturbed=last.disturbed,
+        warnings=tuple(dict.fromkeys(warning for point in points for warning in point.warnings)),
+        stopped=last.stopped,
+    )
+
+
+def _pooled(parts: Sequence[ModelFigures]) -> ModelFigures:
+    answered = [part for part in parts if part.requests] or parts
+    return ModelFigures(
+        _mean(part.throughput for part in parts),
+        _mean(part.average for part in answered),
+        _means([part.percentiles for part in answered]),
+        _mean(part.client_send for part in answered),
+        _mean(part.client_wait for part in answered),
+        _means([part.stages for part in answered]),
+        sum(part.requests for part in parts),
+        sum(part.failed for part in parts),
+        {name: error / sqrt(len(parts)) for name, error in _means([part.noise for part in parts]).items()},
+    )
+
+
+def _means(parts: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
+    """The mean of each key that all parts have."""
+    return {key: _mean(part[key] for part in parts) for key in parts[0] if all(key in part for part in parts)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
 
 #: The fraction of requests that may fail at a valid point.
 FAILURES = 0.001
@@ -158,3 +218,37 @@ def acceptable(point: Point, goals: Goals) -> bool:
 def excess(point: Point, goals: Goals) -> float:
     """Return the total relative violation of the constraints; 0 if all are satisfied."""
     return sum(violation.excess for violation in violations(point, goals)) if valid(point) else inf
+
+
+# Called after every window of a measurement with a rival. Windows that agree lie within the fraction s (``conch perf
+# -s``, 10 %) of their mean. If s is taken as the standard deviation of a window, which is far too high, then the mean
+# of n windows and the mean of the rival's three are three standard errors apart when they differ by more than 3 s
+# sqrt(1/n + 1/3): 35 % after one window, 27 % after two. A point that is worse by more is not worse by accident. A
+# server that is still getting faster continues.
+
+
+#: The relative deviation of windows from their mean.
+STABILITY: Final = 0.1
+#: Number of windows of the rival.
+_RIVALS: Final = 3
+
+
+def hopeless(windows: Sequence[Point], rival: Point | None, goals: Goals, *, stability: float = STABILITY) -> bool:
+    """Return whether the point being measured is clearly worse than ``rival``, or clearly violates a constraint.
+
+    ``windows`` are its windows so far, each as a whole point; they have neither memory nor server stages, which are
+    ignored. Without a rival that satisfies the constraints the result is False, because the candidate nearest to the
+    constraints must be known.
+    """
+    if not windows or rival is None or not satisfied(rival, goals):
+        return False
+    if not all(map(valid, windows)) or _rising(windows, stability):
+        return False
+    margin = 3 * stability * sqrt(1 / len(windows) + 1 / _RIVALS)
+    worse = all(knows_objectives(window, goals) and score(window, rival, goals) < 1 - margin for window in windows)
+    return worse or all(excess_known(window, goals) > margin for window in windows)
+
+
+def _rising(windows: Sequence[Point], stability: float) -> bool:
+    """Return whether the last window is better than the first by more than windows differ."""
+    return len(windows) > 1 and windows[-1].throughput > windows[0].throughput * (1 + stability)

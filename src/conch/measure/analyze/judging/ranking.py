@@ -1,4 +1,4 @@
-"""Ranks the configurations.
+"""Ranks the configurations, compares the best ones in final rounds, and recommends one.
 
 Pure. Candidates are compared by their best points: points that satisfy the constraints come first, then undisturbed
 points, then higher scores. Scores within the noise of the best are tied; of the tied configurations, the simplest wins.
@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import hypot, sqrt
-from typing import Any
+from math import hypot, inf, sqrt
+from typing import Any, Final, Literal
 
 from conch.measure.analyze.judging.goals import Goals
-from conch.measure.analyze.judging.noise import NOISE, standard_error
-from conch.measure.analyze.judging.objectives import Violation, Worth, valid, violations, worth
+from conch.measure.analyze.judging.objectives import (
+    NOISE,
+    Violation,
+    Worth,
+    acceptable,
+    pooled,
+    score,
+    standard_error,
+    valid,
+    violations,
+    worth,
+)
 from conch.measure.analyze.results import CandidateResult, Point
+from conch.measure.perf.figures import Interval, ratio_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +178,166 @@ def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
             f"{better[0].name} may be better than {winner.name}, but its measurement was disturbed: measure it again"
             " (--repeat-disturbed)."
         )
+
+
+# Points of a search are minutes apart, and a shared machine becomes faster or slower in that time. The points of one
+# round are measured one right after the other, so their ratio is reliable.
+
+
+#: Number of undisturbed rounds that suffices; with fewer, the disturbed rounds count too.
+ENOUGH: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRound:
+    """The winner at its best load, and the default at its own best load and, if different, at the winner's."""
+
+    winner: Point
+    defaults: tuple[Point, ...]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes used the machine during the round."""
+        return any(point.disturbed for point in (self.winner, *self.defaults))
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRounds:
+    """The rounds of the candidate ``name``, the best one at the end of the search."""
+
+    name: str
+    rounds: Sequence[FinalRound]
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultComparison:
+    """The ratio of the winner to the default: the mean over the rounds, and its 95 % interval.
+
+    ``interval`` is None for a single round. ``winner`` and ``default`` are the pooled points; the default's is at its
+    better load. ``kept``: the winner violates no constraint by more than noise. ``unrivalled``: the default violates
+    one by more than noise at every load. ``disturbed``: disturbed rounds are included.
+    """
+
+    ratio: float
+    interval: Interval | None
+    winner: Point
+    default: Point
+    kept: bool = True
+    unrivalled: bool = False
+    disturbed: bool = False
+
+    @property
+    def better(self) -> bool:
+        """Whether the winner is better by more than the noise."""
+        return self.kept and self.interval is not None and (self.unrivalled or self.interval.low > 1.0)
+
+    @property
+    def worse(self) -> bool:
+        """Whether the default is better by more than the noise."""
+        return not self.unrivalled and self.interval is not None and self.interval.high < 1.0
+
+
+def compare(final: FinalRounds | None, ranking: Ranking, goals: Goals) -> DefaultComparison | None:
+    """Compare the ranking's winner with the default under ``goals``.
+
+    None if the rounds measured another candidate or load, or if no round has responses on both sides.
+    """
+    winner = ranking.winner
+    if final is None or winner is None or final.name != winner.name:
+        return None
+    if any(final_round.winner.load != winner.point.load for final_round in final.rounds):
+        return None
+    quiet = [final_round for final_round in final.rounds if not final_round.disturbed]
+    counted = quiet if len(quiet) >= ENOUGH else list(final.rounds)
+    counted = [
+        final_round
+        for final_round in counted
+        if all(0.0 < score(final_round.winner, point, goals) < inf for point in final_round.defaults)
+    ]
+    if not counted:
+        return None
+    best = pooled([final_round.winner for final_round in counted])
+    defaults = [pooled(points) for points in zip(*(final_round.defaults for final_round in counted), strict=True)]
+    keeping = [number for number, point in enumerate(defaults) if acceptable(point, goals)]
+    rivals = keeping or range(len(defaults))
+    rival = min(rivals, key=lambda number: score(best, defaults[number], goals))
+    ratio, interval = ratio_interval(
+        [score(final_round.winner, final_round.defaults[rival], goals) for final_round in counted]
+    )
+    default_kept = ranking.default is not None and acceptable(ranking.default.point, goals)
+    return DefaultComparison(
+        ratio, interval, best, defaults[rival],
+        kept=acceptable(best, goals),
+        unrivalled=not keeping and not default_kept,
+        disturbed=any(final_round.disturbed for final_round in counted),
+    )  # fmt: skip
+
+
+# A configuration is recommended only if it was better than the default in the final rounds.
+
+
+#: ``use``: the winner is better. ``keep``: the default is as good, or better. ``unproven``: no evidence yet that the
+#: winner is better. ``none``: no configuration satisfies the constraints.
+Advice = Literal["use", "keep", "unproven", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The advice with its ranking and comparison.
+
+    ``reason`` is a sentence without a full stop that explains why the winner is not recommended; empty if it is.
+    """
+
+    advice: Advice
+    ranking: Ranking
+    comparison: DefaultComparison | None = None
+    reason: str = ""
+
+    @property
+    def winner(self) -> Ranked | None:
+        """The best candidate of the search, None if no configuration satisfies the constraints."""
+        return self.ranking.winner
+
+
+def recommend(
+    results: Sequence[CandidateResult], goals: Goals, final: FinalRounds | None, *, complete: bool
+) -> Recommendation:
+    """Make the recommendation of a search; ``complete`` is False if it was interrupted."""
+    ranking = rank(results, goals)
+    comparison = compare(final, ranking, goals)
+    advice, reason = _advice(ranking, comparison, complete=complete)
+    return Recommendation(advice, ranking, comparison, reason)
+
+
+def _advice(ranking: Ranking, comparison: DefaultComparison | None, *, complete: bool) -> tuple[Advice, str]:
+    winner = ranking.winner
+    if winner is None:
+        return "none", "no configuration keeps the constraints"
+    if winner is ranking.default:
+        if not complete:
+            return "unproven", "the search was interrupted"
+        if winner.point.disturbed or _limited(winner):
+            return "unproven", "other processes used the machine while it was measured"
+        return "keep", "the repository's configuration is the best"
+    if not complete:
+        return "unproven", f"the search was interrupted before {winner.name} was compared with the default"
+    if comparison is None:
+        return "unproven", f"{winner.name} was not compared with the default in final rounds"
+    if comparison.disturbed:
+        return "unproven", f"other processes used the machine while {winner.name} was compared with the default"
+    if ranking.default is not None and _limited(ranking.default):
+        return "unproven", "other processes used the machine during the search for the default's best load"
+    if not comparison.kept:
+        return "unproven", f"{winner.name} did not keep the constraints when it was measured again"
+    if comparison.interval is None:
+        return "unproven", f"one final round with {winner.name} gives no range (--final-rounds, --budget)"
+    if comparison.worse:
+        return "keep", f"in the final rounds the default was better than {winner.name}"
+    if not comparison.better:
+        return "keep", f"in the final rounds {winner.name} was not better than the default by more than the noise"
+    return "use", ""
+
+
+def _limited(default: Ranked) -> bool:
+    """Whether measurements above the default's best load were disturbed, so that its true best may be higher."""
+    return any(point.disturbed and point.load > default.point.load for point in default.result.points)

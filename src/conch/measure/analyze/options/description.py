@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from conch.measure.analyze.judging.goals import Constraint, Price, WeightedObjective
-from conch.measure.analyze.judging.wording import bounds
+from conch.measure.analyze.judging.goals import Constraint, Price, WeightedObjective, bounds
 from conch.measure.analyze.options.models import ModelSettings
 
 #: Options that are given in milliseconds and stored in seconds.

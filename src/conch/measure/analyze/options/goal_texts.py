@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from conch.core.errors import ConchError, did_you_mean, invalid
-from conch.measure.analyze.judging.goals import Constraint, WeightedObjective
-from conch.measure.analyze.judging.metrics import ALIASES, KNOWN, MODEL_ANALYZERS, Figure, metric
+from conch.measure.analyze.judging.goals import (
+    ALIASES,
+    KNOWN,
+    MODEL_ANALYZERS,
+    Constraint,
+    Figure,
+    WeightedObjective,
+    metric,
+)
 from conch.measure.analyze.options.values import OptionProblem, positive, wrong
 
 _BOUND: Final = re.compile(r"\s*([A-Za-z_:. 0-9]+?)\s*(<=|>=|<|>)\s*([\d.]+)\s*([A-Za-z\u00b5\u03bc%/]*)\s*")

@@ -14,15 +14,15 @@ from conch.core.errors import ConchError
 from conch.machine.cores import usable_cores
 from conch.measure.analyze.journal import Journal, conditions
 from conch.measure.analyze.options.settings import AnalyzeSettings
-from conch.measure.analyze.profiling.plans import plan_of
+from conch.measure.analyze.profiling.measurement import plan_of
 from conch.measure.analyze.profiling.progress import ProfileObserver
 from conch.measure.analyze.profiling.search_run import SearchOutcome, SearchRun, changes_of
 from conch.measure.analyze.results import Candidate
-from conch.measure.analyze.search.model_facts import ModelFacts
 from conch.measure.analyze.search.searches import searches
+from conch.measure.analyze.search.space import ModelFacts
 from conch.measure.analyze.servers.base import AnalyzedServer, Configs, Overrides
 from conch.measure.analyze.servers.choice import open_server, repository_of
-from conch.measure.analyze.servers.copies import write_repository
+from conch.measure.analyze.servers.local import write_repository
 from conch.measure.perf.inputs.specs import read_model
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.server.api import ServerApi

@@ -17,13 +17,10 @@ from typing import Final
 from conch.core.errors import ConchError, invalid
 from conch.measure.analyze.journal import Journal
 from conch.measure.analyze.judging.goals import Goals
-from conch.measure.analyze.judging.objectives import unknown, valid
-from conch.measure.analyze.judging.pruning import hopeless
-from conch.measure.analyze.judging.recommendation import Recommendation, recommend
-from conch.measure.analyze.judging.rounds import FinalRounds
+from conch.measure.analyze.judging.objectives import hopeless, unknown, valid
+from conch.measure.analyze.judging.ranking import FinalRounds, Recommendation, recommend
 from conch.measure.analyze.options.settings import AnalyzeSettings
-from conch.measure.analyze.profiling.measurement import CandidateMeasurement
-from conch.measure.analyze.profiling.plans import plan_of
+from conch.measure.analyze.profiling.measurement import CandidateMeasurement, plan_of
 from conch.measure.analyze.profiling.progress import Costs, Pace, ProfileObserver, SearchProgress
 from conch.measure.analyze.results import Candidate, CandidateResult, Point
 from conch.measure.analyze.search.axis import axis_of
@@ -32,7 +29,7 @@ from conch.measure.analyze.search.strategies.choice import strategy_of
 from conch.measure.analyze.search.strategies.strategy import Trial
 from conch.measure.analyze.servers.base import AnalyzedServer, Configs, Overrides, ServerGone, ServerLost
 from conch.measure.analyze.servers.configurations import check_in_force, concise, with_ensembles
-from conch.measure.perf.figures.stability import WINDOWS
+from conch.measure.perf.figures import WINDOWS
 
 #: Maximum number of attempts for a disturbed point, and for a failing candidate.
 ATTEMPTS: Final = 2

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conch.measure.analyze.judging.recommendation import Advice
-from conch.measure.analyze.judging.rounds import DefaultComparison
+from conch.measure.analyze.judging.ranking import Advice, DefaultComparison
 from conch.measure.analyze.results import CandidateResult, LoadKind, ModelFigures, Point
 
 

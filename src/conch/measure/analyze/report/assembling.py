@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conch.measure.analyze.judging.goals import Goals
+from conch.measure.analyze.judging.goals import Goals, in_words
 from conch.measure.analyze.judging.objectives import satisfied
-from conch.measure.analyze.judging.ranking import Ranking
-from conch.measure.analyze.judging.recommendation import recommend
-from conch.measure.analyze.judging.wording import in_words
+from conch.measure.analyze.judging.ranking import Ranking, recommend
 from conch.measure.analyze.report.analysis import Analysis, Placed
 from conch.measure.analyze.results import Point
 from conch.measure.analyze.saved_results import Circumstances, SavedSearch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from conch.measure.analyze.judging.rounds import DefaultComparison
+from conch.measure.analyze.judging.ranking import DefaultComparison
 from conch.measure.analyze.report.analysis import Analysis, Placed, load_text, memory_of, slowest
 from conch.measure.analyze.report.traits import ConfigTraits, other_changes, traits_of
 from conch.measure.analyze.results import ModelFigures, Point

@@ -20,9 +20,21 @@ from conch.measure.analyze.judging.goals import Goals
 from conch.measure.analyze.options.settings import SWEPT, AnalyzeSettings
 from conch.measure.analyze.options.values import OptionProblem, wrong
 from conch.measure.analyze.search.axis import axis_of
-from conch.measure.analyze.search.model_facts import ModelFacts
-from conch.measure.analyze.search.overrides import Path, at, message, put
-from conch.measure.analyze.search.space import BATCH, DELAY, INSTANCES, OFF, PREFERRED, Dimension, SearchSpace, Shares
+from conch.measure.analyze.search.space import (
+    BATCH,
+    DELAY,
+    INSTANCES,
+    OFF,
+    PREFERRED,
+    Dimension,
+    ModelFacts,
+    Path,
+    SearchSpace,
+    Shares,
+    at,
+    message,
+    put,
+)
 
 # Automatic dimensions. Combinations that a model does not support are left out: batches if ``max_batch_size`` is 0,
 # dynamic batching of sequences, and batching of decoupled models.

@@ -1,22 +1,121 @@
 """The search space: the values to try of each model's configuration, and the resulting candidates.
 
 Pure. A choice has one index per dimension; :meth:`SearchSpace.candidate` converts it into a candidate. Choices that a
-server treats the same (:func:`conch.measure.analyze.search.equality.as_served`) give the same candidate.
+server treats the same (:func:`conch.measure.analyze.search.space.as_served`) give the same candidate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
-from math import prod
+from itertools import pairwise, product
+from math import inf, prod
 from typing import Any, Final
 
+from google.protobuf import json_format
+
+from conch.backends.table import BACKENDS, Backend, backend_of
+from conch.config.schema import ModelConfig
+from conch.core.errors import invalid
+from conch.machine.cores import pooled
 from conch.measure.analyze.results import DEFAULT, Candidate
-from conch.measure.analyze.search.equality import as_served
-from conch.measure.analyze.search.model_facts import ModelFacts
-from conch.measure.analyze.search.overrides import Path, difference, key, merged, put
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The facts about a model.
+
+    ``config`` is its completed configuration, as the server shows it for the unchanged repository. ``variants`` are the
+    usable variants in its ``conch.json``, and ``auto`` the default one. ``threads`` is the number of cores that its
+    server may use. Each request has ``request_batch`` inferences, and at most ``most_waiting`` inferences are in
+    flight.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    variants: Sequence[str] = ()
+    auto: str = ""
+    threads: int = 1
+    request_batch: int = 1
+    most_waiting: float = inf
+
+
+# Configurations are JSON as in ``GET /v2/models/M/config``.
+
+
+#: The path of a value: field names, map keys, and list indexes.
+Path = tuple[str | int, ...]
+
+
+def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply overrides to a configuration: messages are merged, lists and values replaced, None removes a field."""
+    result = deepcopy(dict(config))
+    for name, value in overrides.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            below = result.get(name)
+            result[name] = merged(below if isinstance(below, Mapping) else {}, value)
+        else:
+            result[name] = deepcopy(value)
+    return result
+
+
+def message(config: Mapping[str, Any]) -> ModelConfig:
+    """Convert a configuration to the message that ``conch.config`` checks; raises INVALID_ARG if it is invalid."""
+    try:
+        return json_format.ParseDict(dict(config), ModelConfig())
+    except json_format.ParseError as error:
+        raise invalid(f"not a model configuration: {error}") from None
+
+
+def at(config: Any, path: Path) -> Any:
+    """Return the value at a path; None if there is none."""
+    for step in path:
+        try:
+            config = config[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return config
+
+
+def put(config: dict[str, Any], path: Path, value: Any) -> None:
+    """Set the value at a path in place; missing messages, maps and list elements on the path are created."""
+    holder: Any = config
+    for step, below in pairwise(path):
+        empty: Any = [] if isinstance(below, int) else {}
+        if isinstance(step, int):
+            while len(holder) <= step:
+                holder.append({})
+        elif not isinstance(holder.get(step), list | dict):
+            holder[step] = empty
+        holder = holder[step]
+    if isinstance(path[-1], int):
+        while len(holder) <= path[-1]:
+            holder.append({})
+    holder[path[-1]] = value
+
+
+def difference(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overrides that turn ``config`` into ``wanted``."""
+    changes: dict[str, Any] = {name: None for name in config if name not in wanted}
+    for name, value in wanted.items():
+        before = config.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if below := difference(before, value):
+                changes[name] = below
+        elif name not in config or before != value:
+            changes[name] = deepcopy(value)
+    return changes
+
+
+def key(overrides: Mapping[str, Any]) -> str:
+    """Return a text that is the same for equal overrides only."""
+    return json.dumps(overrides, sort_keys=True)
+
 
 Choice = tuple[int, ...]
 
@@ -225,3 +324,100 @@ def _settle(config: dict[str, Any], *, batched: bool) -> None:
         batching.pop("max_queue_delay_microseconds", None)
     if most <= 1 and not batched and not batching:
         config.pop("dynamic_batching")
+
+
+# Follows ``conch.server.execution.scheduling`` (the scheduler of a model and the fields that it reads) and the
+# backends' use of threads. A Python model receives its configuration and may read any field, so only its scheduler
+# fields are compared.
+
+
+_PYTHON: Final = "python"
+_DELAY: Final = "max_queue_delay_microseconds"
+_PREFERRED: Final = "preferred_batch_size"
+#: The thread count of ONNX Runtime in a configuration, and the one in force as conch shows it.
+_THREADS: Final = "intra_op_thread_count"
+_RUNS_WITH: Final = "conch.machine.threads"
+
+
+def as_served(config: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
+    """Return the configuration without fields that have no effect, and with effective values for the others.
+
+    Configurations that become equal give the same responses with the same performance, under the requests that
+    ``facts`` describe.
+    """
+    served = deepcopy(dict(config))
+    served.pop("instance_group", None)
+    groups = [dict(group) for group in config.get("instance_group") or ()]
+    backend = _backend(config)
+    if backend is not None and backend.generates:
+        # A single engine per device forms its own batches.
+        served["instance_group"] = [group | {"count": 1} for group in groups]
+        served["max_batch_size"] = min(1, _number(config, "max_batch_size"))
+        _leave_out(served, _DELAY, _PREFERRED)
+        return served
+    if groups:
+        served["instance_group"] = groups
+    if not config.get("sequence_batching"):
+        _batch(served, facts, backend)
+    if _threads(config, facts) is not None and _threads(facts.config, facts) == _text(facts.config, _RUNS_WITH):
+        served["parameters"] = {**(served.get("parameters") or {}), _THREADS: {"string_value": _threads(config, facts)}}
+    return served
+
+
+def _backend(config: Mapping[str, Any]) -> Backend | None:
+    """Return the backend that runs the model; None if it is not one of conch's own."""
+    name = str(config.get("backend", ""))
+    parameters = {key: _text(config, key) for key in config.get("parameters") or {}}
+    return backend_of(name, parameters) if name in BACKENDS and not config.get("runtime") else None
+
+
+def _batch(served: dict[str, Any], facts: ModelFacts, backend: Backend | None) -> None:
+    """Replace the batching fields by their effective values, in place."""
+    batching, largest = served.get("dynamic_batching"), _number(served, "max_batch_size")
+    delay, preferred = _number(batching or {}, _DELAY), sorted(set((batching or {}).get(_PREFERRED) or ()))
+    if backend is not None and backend.prepares:
+        # The batcher by length only checks whether a delayed batch is large enough. It counts sequences; a request may
+        # have several.
+        preferred = preferred[-1:] if delay else []
+        reached: float = largest
+    elif preferred not in ([], [largest]):
+        reached = largest
+    elif delay:
+        # A delayed batch waits until it is full; if it never fills up, it waits for the whole delay.
+        reached = min(largest, facts.most_waiting + facts.request_batch)
+    else:
+        reached = min(largest // facts.request_batch * facts.request_batch, facts.most_waiting)
+    alone = batching is None or min(largest, reached) <= facts.request_batch
+    _leave_out(served, _DELAY, _PREFERRED)
+    if not alone:
+        kept = {_DELAY: delay or None, _PREFERRED: preferred if preferred != [largest] else None}
+        served["dynamic_batching"] = {**served.get("dynamic_batching", {}), **{k: v for k, v in kept.items() if v}}
+    if largest and not (backend is None or backend is BACKENDS[_PYTHON]):
+        served["max_batch_size"] = facts.request_batch if alone else reached
+
+
+def _leave_out(served: dict[str, Any], *names: str) -> None:
+    """Remove fields of ``dynamic_batching``, and the message itself if it becomes empty."""
+    batching = served.pop("dynamic_batching", None) or {}
+    if rest := {name: value for name, value in batching.items() if name not in names}:
+        served["dynamic_batching"] = rest
+
+
+def _threads(config: Mapping[str, Any], facts: ModelFacts) -> str | None:
+    """Return the size of the thread pool that ONNX Runtime instances share on the server's cores; None if unknown."""
+    groups = config.get("instance_group") or [{}]
+    text = _text(config, _THREADS) or "0"
+    if config.get("backend") != "onnxruntime" or len(groups) != 1 or groups[0].get("kind") != "KIND_CPU":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        return None
+    return str(int(text) or pooled(facts.threads, _number(groups[0], "count")))
+
+
+def _text(config: Mapping[str, Any], parameter: str) -> str:
+    value = (config.get("parameters") or {}).get(parameter)
+    return str(value.get("string_value", "")) if isinstance(value, Mapping) else ""
+
+
+def _number(of: Mapping[str, Any], name: str) -> int:
+    return int(of.get(name) or 0)

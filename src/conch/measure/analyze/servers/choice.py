@@ -9,8 +9,7 @@ from typing import Final
 
 from conch.core.errors import invalid
 from conch.measure.analyze.options.settings import AnalyzeSettings
-from conch.measure.analyze.servers.base import AnalyzedServer
-from conch.measure.analyze.servers.control import ControlClient
+from conch.measure.analyze.servers.base import AnalyzedServer, ControlClient
 from conch.measure.analyze.servers.local import LocalServer
 from conch.measure.analyze.servers.remote import RemoteServer
 from conch.measure.perf.plan import read_address

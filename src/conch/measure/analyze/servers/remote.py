@@ -13,8 +13,7 @@ import orjson
 from conch.config import render
 from conch.config.editing import merge
 from conch.core.errors import ConchError, internal, invalid
-from conch.measure.analyze.servers.base import Configs, Overrides, ServerGone, ServerLost
-from conch.measure.analyze.servers.control import ControlClient
+from conch.measure.analyze.servers.base import Configs, ControlClient, Overrides, ServerGone, ServerLost
 from conch.measure.perf.senders.channels.connecting import Address
 
 #: Interval between checks whether a server has returned (s).

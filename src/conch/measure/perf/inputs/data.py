@@ -14,8 +14,7 @@ import numpy as np
 
 from conch.core.errors import invalid
 from conch.core.tensors import ELEMENT_SIZE, format_shape, pack_bytes
-from conch.measure.perf.inputs.kinds import inputs_of
-from conch.measure.perf.inputs.specs import InputSpec, ModelSpec
+from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, inputs_of
 from conch.measure.texts.shapes import Mix
 
 #: Number of different generated samples: more than caches of small models hold, few enough for memory.

@@ -18,9 +18,8 @@ import numpy as np
 from conch.core.errors import ConchError, invalid
 from conch.core.tensors import ELEMENT_SIZE, format_shape, pack_bytes
 from conch.measure.perf.inputs.data import DataOptions, Sample, SampleSet, Value, made_up
-from conch.measure.perf.inputs.kinds import inputs_of
 from conch.measure.perf.inputs.natural import natural_samples
-from conch.measure.perf.inputs.specs import InputSpec, ModelSpec
+from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, inputs_of
 from conch.wire.json.tensor import from_json
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from conch.core.errors import invalid
 from conch.core.tensors import ELEMENT_SIZE, pack_bytes
 from conch.measure.perf.inputs.data import MOST_BYTES, DataOptions, Sample, SampleSet, Value, check_size, numbers
-from conch.measure.perf.inputs.kinds import Kind, inputs_of, kinds_of
-from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, check_batch_size
+from conch.measure.perf.inputs.specs import InputSpec, Kind, ModelSpec, check_batch_size, inputs_of, kinds_of
 from conch.measure.texts import builtin
 from conch.measure.texts.shapes import Mix, Shape
 

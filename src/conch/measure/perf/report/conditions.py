@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from conch.measure.perf.figures.confidence import Interval
+from conch.measure.perf.figures import Interval
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.server.resources import ResourceFigures
 from conch.measure.reports.numbers import duration, significant

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.measure.perf.figures.generation import token_times
+from conch.measure.perf.figures import token_times
 from conch.measure.perf.measured import LevelRecords
 from conch.measure.perf.senders.records import Outcome, ended_in
 

@@ -20,8 +20,7 @@ from conch.measure.perf.plan import PerfPlan
 from conch.measure.perf.report import files
 from conch.measure.perf.report.distributions import LevelDistributions
 from conch.measure.perf.report.page import page
-from conch.measure.perf.senders.recording import Collected
-from conch.measure.perf.senders.records import COLUMNS, Outcome, Records
+from conch.measure.perf.senders.records import COLUMNS, Collected, Outcome, Records
 from conch.measure.reports.writing import check_files, check_reports, write_page, write_whole
 
 # Times are nanoseconds since the start of the measurement, null for steps that the request did not reach.

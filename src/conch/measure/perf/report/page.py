@@ -8,8 +8,7 @@ from itertools import accumulate
 from typing import Final, Literal, TypeVar
 
 from conch import __version__
-from conch.measure.perf.figures.latency import LatencyFigures
-from conch.measure.perf.figures.stability import WINDOWS
+from conch.measure.perf.figures import WINDOWS, LatencyFigures
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.plan import PerfPlan
 from conch.measure.perf.report.distributions import LevelDistributions, Quantiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from conch.measure.perf.figures.latency import LatencyFigures
+from conch.measure.perf.figures import LatencyFigures
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.plan import PerfPlan
 from conch.measure.perf.server.statistics import ServerFigures

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from conch.machine.facts import MachineFacts
 from conch.measure.perf.breakdown import TimeSpent
-from conch.measure.perf.figures.generation import GenerationFigures
-from conch.measure.perf.figures.latency import LatencyFigures, WindowFigures
+from conch.measure.perf.figures import GenerationFigures, LatencyFigures, WindowFigures
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.plan import PerfPlan
 from conch.measure.perf.report import conditions

@@ -14,9 +14,11 @@ import os
 import resource
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from random import randrange
@@ -26,8 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.core.errors import internal
-from conch.measure.perf.requests.payload import Payloads
-from conch.measure.perf.requests.sequences import SequencePlan, SequenceSource
+from conch.measure.perf.requests.payload import Payloads, SequencePlan, SequenceSource
 from conch.measure.perf.senders.calls import CallChannel, Judge
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.channels.events import EventChannel, ReadEvent
@@ -36,10 +37,44 @@ from conch.measure.perf.senders.channels.http import HttpChannel, JudgedHttpChan
 from conch.measure.perf.senders.channels.rpc import Rpc
 from conch.measure.perf.senders.channels.stream import StreamChannel
 from conch.measure.perf.senders.load import ClosedLoad, OpenLoad, Sending
-from conch.measure.perf.senders.recording import Collected
-from conch.measure.perf.senders.records import RecordBuffer, Unfinished, join_events, read_events, read_records
+from conch.measure.perf.senders.records import (
+    Collected,
+    RecordBuffer,
+    Unfinished,
+    join_events,
+    read_events,
+    read_records,
+)
 from conch.measure.perf.senders.schedule import Schedule, share_of
-from conch.measure.perf.spawning import end_processes, start_process
+
+_CTRL_C: Final = {signal.SIGINT}
+#: How long a process may take to end (s).
+_END_SECONDS: Final = 5.0
+
+
+def start_process(process: SpawnProcess) -> None:
+    """Start a process with SIGINT blocked from its first instruction.
+
+    If the process ignored the signal itself, a signal during its imports would end it with a traceback.
+    """
+    resource_tracker.ensure_running()  # it would unblock the signal if it were started below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_processes(pipes: Sequence[Connection], processes: Sequence[SpawnProcess]) -> None:
+    """Close the pipes, at whose end the processes exit, and kill those that do not."""
+    for pipe in pipes:
+        pipe.close()
+    for process in processes:
+        process.join(_END_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+
 
 #: Timeout of a sending process for a reply (s); it replies between requests.
 _TIMEOUT: Final = 30.0

@@ -22,9 +22,8 @@ import hpack
 from conch.core.errors import internal
 from conch.http2 import frames
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.senders.generator import Generators, Traffic
+from conch.measure.perf.senders.generator import Generators, Traffic, end_processes, start_process
 from conch.measure.perf.senders.records import Outcome
-from conch.measure.perf.spawning import end_processes, start_process
 
 # The server implements HTTP/1.1 with one request at a time per connection, and unary gRPC calls over HTTP/2. It runs in
 # separate processes, which end when the pipe to their parent is closed.

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
 
-from conch.measure.perf.requests.payload import Payloads
-from conch.measure.perf.requests.sequences import SequenceSource
+from conch.measure.perf.requests.payload import Payloads, SequenceSource
 from conch.measure.perf.senders.calls import CallChannel, TimedCall
 from conch.measure.perf.senders.records import Outcome, RecordBuffer, Unfinished
 

@@ -1,9 +1,21 @@
-"""The resources that a server uses during a measurement."""
+"""The resources that a server uses during a measurement, sampled from its metrics and from NVML."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from statistics import fmean
+from threading import Event, Thread
+from time import monotonic_ns
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from conch.client.http import fetch
+from conch.core.errors import ConchError, invalid, unavailable
+from conch.machine.processes import family, process_times
+from conch.measure.perf.senders.records import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +50,184 @@ class MetricFigures:
 
     average: float
     largest: float
+
+
+Sample = TypeVar("Sample")
+
+
+class Sampler(Generic[Sample]):
+    """Calls ``read`` every ``interval`` seconds while the context is entered, and keeps the results."""
+
+    def __init__(self, read: Callable[[], Sample], interval: float) -> None:
+        self._read = read
+        self._interval = interval
+        self._samples: list[tuple[int, Sample]] = []
+        self._ended = Event()
+        self._thread = Thread(target=self._run, name="conch perf samples", daemon=True)
+
+    def __enter__(self) -> Sampler[Sample]:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def within(self, spans: Sequence[Span]) -> list[Sample]:
+        """Return the samples in ``spans``, or all samples if there are none."""
+        inside = [sample for moment, sample in self._samples if any(start < moment <= end for start, end in spans)]
+        return inside or [sample for _, sample in self._samples]
+
+    def _run(self) -> None:
+        while True:
+            sample = self._read()
+            self._samples.append((monotonic_ns(), sample))
+            if self._ended.wait(self._interval):
+                return
+
+
+#: The gauges that are read. perf_analyzer reads those of GPUs.
+GAUGES: Final = (
+    "nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes", "nv_gpu_power_usage",
+    "nv_cpu_utilization", "nv_cpu_memory_used_bytes",
+)  # fmt: skip
+_LINE: Final = re.compile(r"^(\w+(?:\{[^}]*\})?)\s+(\S+)")
+_SECONDS: Final = 5.0
+
+
+class MetricsSampler(Sampler[Mapping[str, float]]):
+    """Reads ``url`` every ``interval`` seconds while the context is entered.
+
+    Raises INVALID_ARG if none of the gauges is present. A later failure leaves a gap in the samples.
+    """
+
+    def __init__(self, url: str, interval: float) -> None:
+        super().__init__(self._read_or_nothing, interval)
+        self._url = with_scheme(url)
+        try:
+            gauges = self._scrape()
+        except ConchError as error:
+            raise invalid(f"no metrics at {self._url}: {error} (--metrics-url names another place)") from None
+        if not gauges:
+            raise invalid(f"{self._url} has no {GAUGES[0]}, nor any other of: {', '.join(GAUGES[1:])}")
+
+    def figures(self, spans: Sequence[Span]) -> dict[str, MetricFigures]:
+        """Return the average and maximum of each gauge, by name with labels, in the windows ``spans``."""
+        values: dict[str, list[float]] = {}
+        for sample in self.within(spans):
+            for name, value in sample.items():
+                values.setdefault(name, []).append(value)
+        return {name: MetricFigures(fmean(samples), max(samples)) for name, samples in values.items()}
+
+    def _scrape(self) -> Mapping[str, float]:
+        return read_gauges(read_page(self._url, _SECONDS))
+
+    def _read_or_nothing(self) -> Mapping[str, float]:
+        with suppress(ConchError):
+            return self._scrape()
+        return {}
+
+
+def with_scheme(url: str) -> str:
+    """Return the URL of a metrics page, with ``http`` as the default scheme."""
+    return url if "://" in url else f"http://{url}"
+
+
+def read_page(url: str, timeout: float) -> str:
+    """Return the text of a metrics page.  Raises ConchError."""
+    status, body = fetch(url, timeout)
+    if status != 200:
+        raise unavailable(f"HTTP status {status}")
+    return body.decode("utf-8", "replace")
+
+
+def read_gauges(text: str) -> dict[str, float]:
+    """Return the gauges in a text of the Prometheus format, by name with labels as written."""
+    gauges = {}
+    for line in text.splitlines():
+        sample = _LINE.match(line)
+        if sample and sample[1].partition("{")[0] in GAUGES:
+            gauges[sample[1]] = float(sample[2])
+    return gauges
+
+
+#: NVML averages utilization over a period between a sixth of a second and a second (s).
+_INTERVAL: Final = 0.25
+
+
+class GpuReading(NamedTuple):
+    """The state of a GPU: fraction of busy time, memory in use (bytes), power (W)."""
+
+    utilisation: float
+    memory: int
+    power: float
+
+
+class GpuReader:
+    """Reads all GPUs of this machine; there are none without the package or the driver."""
+
+    def __init__(self, load_nvml: Callable[[], Any] = lambda: import_module("pynvml")) -> None:
+        self._gpus: dict[str, Any] = {}
+        try:
+            self._nvml = nvml = load_nvml()
+            nvml.nvmlInit()
+            for number in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                uuid = nvml.nvmlDeviceGetUUID(handle)
+                self._gpus[uuid.decode() if isinstance(uuid, bytes) else uuid] = handle
+        except Exception:  # ImportError, or any error of pynvml for a missing driver
+            self._gpus = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._gpus)
+
+    def read(self) -> Mapping[str, GpuReading]:
+        """Return the state of every GPU by its UUID; unavailable values are 0."""
+        nvml, readings = self._nvml, {}
+        for uuid, gpu in self._gpus.items():
+            rates, memory = (
+                self._value(nvml.nvmlDeviceGetUtilizationRates, gpu),
+                self._value(nvml.nvmlDeviceGetMemoryInfo, gpu),
+            )
+            power = self._value(nvml.nvmlDeviceGetPowerUsage, gpu)
+            readings[uuid] = GpuReading(
+                rates.gpu / 100 if rates else 0.0, int(memory.used) if memory else 0, (power or 0) / 1000
+            )
+        return readings
+
+    def used_by(self, pids: Collection[int]) -> set[str]:
+        """Return the GPUs used by any of the processes; empty if the driver does not report it, as in containers."""
+        nvml = self._nvml
+        return {
+            uuid
+            for uuid, gpu in self._gpus.items()
+            if any(process.pid in pids for process in self._value(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ())
+        }
+
+    def _value(self, function: Callable[[Any], Any], gpu: Any) -> Any:
+        try:
+            return function(gpu)
+        except self._nvml.NVMLError:
+            return None
+
+
+class GpuSampler(Sampler[Mapping[str, GpuReading]]):
+    """Samples the GPUs while the context is entered."""
+
+    def __init__(self, reader: GpuReader) -> None:
+        super().__init__(reader.read, _INTERVAL)
+        self._reader = reader
+
+    def figures(self, spans: Sequence[Span], roots: Iterable[int]) -> dict[str, GpuFigures]:
+        """Return the figures in ``spans`` of the GPUs that ``roots`` and their children use, or of all if unknown."""
+        samples = self.within(spans)
+        used = self._reader.used_by(family(process_times(), roots))
+        names = [uuid for uuid in (samples[0] if samples else ()) if not used or uuid in used]
+        return {uuid: _figures([sample[uuid] for sample in samples]) for uuid in names}
+
+
+def _figures(readings: Sequence[GpuReading]) -> GpuFigures:
+    return GpuFigures(
+        fmean(reading.utilisation for reading in readings), max(reading.memory for reading in readings),
+        fmean(reading.power for reading in readings),
+    )  # fmt: skip

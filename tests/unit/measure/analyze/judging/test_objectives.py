@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
-from conch.measure.analyze.judging.metrics import value_of
-from conch.measure.analyze.judging.objectives import excess, score, violations
-from conch.measure.analyze.judging.pruning import hopeless
+from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective, value_of
+from conch.measure.analyze.judging.objectives import excess, hopeless, score, violations
 from conch.measure.analyze.results import Point
 from tests.unit.measure.analyze.points import figures, goals, point
 

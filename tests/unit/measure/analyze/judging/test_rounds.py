@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from conch.measure.analyze.judging.goals import Constraint, Goals, WeightedObjective
-from conch.measure.analyze.judging.ranking import rank
-from conch.measure.analyze.judging.recommendation import Recommendation, recommend
-from conch.measure.analyze.judging.rounds import DefaultComparison, FinalRound, FinalRounds, compare
+from conch.measure.analyze.judging.ranking import (
+    DefaultComparison,
+    FinalRound,
+    FinalRounds,
+    Recommendation,
+    compare,
+    rank,
+    recommend,
+)
 from conch.measure.analyze.results import Point
 from tests.unit.measure.analyze.points import goals, point, result
 

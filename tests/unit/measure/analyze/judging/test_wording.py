@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals, WeightedObjective
-from conch.measure.analyze.judging.wording import in_words
+from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals, WeightedObjective, in_words
 from tests.unit.measure.analyze.points import goals
 
 

@@ -19,7 +19,7 @@ from conch.measure.analyze.profiling import profile as profiling
 from conch.measure.analyze.profiling import search_run
 from conch.measure.analyze.profiling.profile import Profile
 from conch.measure.analyze.results import Candidate, Point
-from conch.measure.analyze.search.overrides import key, merged
+from conch.measure.analyze.search.space import key, merged
 from conch.measure.perf.senders.channels.connecting import Address
 from tests.unit.measure.analyze.configs import batching_model
 from tests.unit.measure.analyze.simulated import SharedServer, drawn_shape

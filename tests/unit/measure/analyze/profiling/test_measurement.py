@@ -9,8 +9,7 @@ import pytest
 from conch.machine.interference import Interference
 from conch.measure.analyze.profiling.measurement import WindowsSoFar, share_of_error
 from conch.measure.analyze.results import Point
-from conch.measure.perf.figures.confidence import mean_interval, student
-from conch.measure.perf.figures.latency import WindowFigures
+from conch.measure.perf.figures import WindowFigures, mean_interval, student
 
 QUIET, BUSY = Interference(), Interference(others=0.9)
 

@@ -16,7 +16,7 @@ from conch.measure.analyze.profiling import search_run
 from conch.measure.analyze.profiling.profile import Profile
 from conch.measure.analyze.profiling.search_run import SearchOutcome
 from conch.measure.analyze.results import Point
-from conch.measure.analyze.search.overrides import merged
+from conch.measure.analyze.search.space import merged
 from conch.measure.analyze.search.strategies.strategy import Trial
 from conch.measure.perf.senders.channels.connecting import Address
 from tests.unit.measure.analyze.configs import batching_model

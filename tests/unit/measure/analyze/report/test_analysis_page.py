@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from conch.measure.analyze.judging.recommendation import Advice
+from conch.measure.analyze.judging.ranking import Advice
 from conch.measure.analyze.report.page import page
 from conch.measure.reports.html import html
 from conch.measure.reports.page import Chart, Table

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from conch.measure.analyze.judging.rounds import DefaultComparison
+from conch.measure.analyze.judging.ranking import DefaultComparison
 from conch.measure.analyze.report import files, terminal
 from conch.measure.analyze.report.analysis import Analysis, Placed
 from conch.measure.analyze.report.columns import load_table, ranking_table
 from conch.measure.analyze.report.page import page
 from conch.measure.analyze.report.traits import ConfigTraits
 from conch.measure.analyze.report.words import doubts, headline, missing, reasons
-from conch.measure.perf.figures.confidence import Interval
+from conch.measure.perf.figures import Interval
 from conch.measure.reports.page import Tiles
 from tests.unit.measure.analyze.points import point
 from tests.unit.measure.analyze.report.analyses import analysis, candidate, nothing

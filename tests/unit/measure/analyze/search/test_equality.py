@@ -14,9 +14,7 @@ import pytest
 from conch.config.complete import normalise
 from conch.config.signature import signature
 from conch.core.inference import InferRequest
-from conch.measure.analyze.search.equality import as_served
-from conch.measure.analyze.search.model_facts import ModelFacts
-from conch.measure.analyze.search.overrides import key, message
+from conch.measure.analyze.search.space import ModelFacts, as_served, key, message
 from conch.server.execution.scheduling import make_scheduler
 from tests.unit.measure.analyze.configs import batching_model
 

@@ -11,12 +11,12 @@ import pytest
 
 from conch.measure.analyze.judging.goals import Constraint
 from conch.measure.analyze.judging.objectives import excess
-from conch.measure.analyze.judging.recommendation import Recommendation, recommend
+from conch.measure.analyze.judging.ranking import Recommendation, recommend
 from conch.measure.analyze.options.models import models
 from conch.measure.analyze.options.settings import AnalyzeSettings
 from conch.measure.analyze.results import Candidate
-from conch.measure.analyze.search.model_facts import ModelFacts
 from conch.measure.analyze.search.searches import Search, searches
+from conch.measure.analyze.search.space import ModelFacts
 from conch.measure.analyze.search.strategies.choice import strategy_of
 from tests.unit.measure.analyze.configs import batching_model
 from tests.unit.measure.analyze.simulated import SharedServer, SimulatedServer, Step, drawn_shape

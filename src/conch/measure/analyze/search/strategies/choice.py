@@ -16,9 +16,8 @@ from conch.measure.analyze.search.axis import axis_of
 from conch.measure.analyze.search.searches import Search
 from conch.measure.analyze.search.space import Choice
 from conch.measure.analyze.search.strategies.exploration import Exploration
-from conch.measure.analyze.search.strategies.loads import LoadClimb
 from conch.measure.analyze.search.strategies.stepwise import Steps, Stepwise
-from conch.measure.analyze.search.strategies.strategy import Strategy, Trial
+from conch.measure.analyze.search.strategies.strategy import LoadClimb, Strategy, Trial
 
 
 class FullSweep:
@@ -61,9 +60,9 @@ def candidates(exploration: Exploration) -> Iterator[Candidate]:
             yield candidate
 
 
-# Pure. Steps along each dimension double while they improve the result, as in a pattern search (Hooke and Jeeves,
-# 1961). If no neighbour is better, the widest unexplored gaps are tried, so that a dip does not end the search. Then
-# one dimension is traded for another, for cases such as memory that limits instances and batches together.
+# Steps along each dimension double while they improve the result, as in a pattern search (Hooke and Jeeves, 1961). If
+# no neighbour is better, the widest unexplored gaps are tried, so that a dip does not end the search. Then one
+# dimension is traded for another, for cases such as memory that limits instances and batches together.
 
 
 #: Lines with at most this many values are tried in full; gaps narrower than this part of a longer line stay.

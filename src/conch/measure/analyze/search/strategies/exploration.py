@@ -10,14 +10,20 @@ from math import inf, log
 from typing import Any, Final
 
 from conch.measure.analyze.judging.goals import Goals
-from conch.measure.analyze.judging.noise import pooled
-from conch.measure.analyze.judging.objectives import Worth, satisfied, score, undecided, valid, violations, worth
+from conch.measure.analyze.judging.objectives import (
+    Worth,
+    pooled,
+    satisfied,
+    score,
+    undecided,
+    valid,
+    violations,
+    worth,
+)
 from conch.measure.analyze.results import Candidate, CandidateResult, Point
 from conch.measure.analyze.search.axis import WAITING, LoadAxis
-from conch.measure.analyze.search.overrides import merged
-from conch.measure.analyze.search.space import Choice, SearchSpace
-from conch.measure.analyze.search.strategies.loads import FLAT, GROWTH
-from conch.measure.analyze.search.strategies.strategy import Trial
+from conch.measure.analyze.search.space import Choice, SearchSpace, merged
+from conch.measure.analyze.search.strategies.strategy import FLAT, GROWTH, Trial
 
 #: Maximum number of measurements of a point that misses a bound only by noise.
 _ATTEMPTS: Final = 3

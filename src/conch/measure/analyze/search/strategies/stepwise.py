@@ -6,8 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Final, TypeVar
 
 from conch.measure.analyze.judging.objectives import valid
-from conch.measure.analyze.judging.ranking import rank
-from conch.measure.analyze.judging.rounds import FinalRound, FinalRounds
+from conch.measure.analyze.judging.ranking import FinalRound, FinalRounds, rank
 from conch.measure.analyze.results import Candidate, CandidateResult, Point
 from conch.measure.analyze.search.strategies.exploration import Exploration
 from conch.measure.analyze.search.strategies.strategy import Trial

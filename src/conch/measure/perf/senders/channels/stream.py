@@ -13,7 +13,7 @@ from typing import Final
 from tritonclient.grpc import service_pb2
 
 from conch.http2 import frames
-from conch.measure.perf.requests.grpc import ID_SIZE
+from conch.measure.perf.requests.encoding import ID_SIZE
 from conch.measure.perf.senders.calls import Judge, TimedCall
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.channels.grpc import SHARED_BY, GrpcChannel
@@ -29,7 +29,7 @@ class StreamChannel(GrpcChannel):
     """A channel that sends requests in streams.
 
     ``decoupled`` is whether requests have any number of responses, the last of which is marked; otherwise each has one.
-    Payloads end with the request's id (:func:`conch.measure.perf.requests.grpc.stream_message`).
+    Payloads end with the request's id (:func:`conch.measure.perf.requests.encoding.stream_message`).
     """
 
     def __init__(

@@ -1,1 +1,0 @@
-"""Writes the model directories of a conversion to a folder that no server loads yet."""

@@ -1,1 +1,0 @@
-"""Computes figures and their confidence from the records of requests. Pure."""
