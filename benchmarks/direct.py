@@ -24,7 +24,7 @@ from benchmarks import converted, load
 from benchmarks.clock import Moments, Recorder, record_server
 from benchmarks.peers.servers import python_path
 from benchmarks.texts import SENTENCE
-from conch.backends.tasks.backend import HuggingFaceBackend
+from conch.backends.tasks.huggingface_backend import HuggingFaceBackend
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.workers.child.channel import Channel, Header

@@ -25,11 +25,10 @@ import numpy as np
 
 from benchmarks.generation import weights
 from benchmarks.generation.k_quants import ENCODERS, encode
-from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
-from conch.checkpoints.gguf.config import config_of
-from conch.checkpoints.gguf.reader import read_gguf
-from conch.checkpoints.tokenizers.gguf import open_gguf
+from conch.backends.generation.generation_backend import open_engine
+from conch.checkpoints.gguf import config_of, read_gguf
+from conch.checkpoints.tokenizers.open import open_gguf
 from conch.core.errors import ConchError
 from conch.core.sampling.parameters import SamplingParams
 

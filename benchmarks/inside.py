@@ -28,7 +28,7 @@ from benchmarks import converted
 from benchmarks.offline import Alone
 from benchmarks.peers.servers import python_path
 from conch.backends.base.arrays import Request
-from conch.backends.tasks.base import ExecutionWork
+from conch.backends.tasks.task import ExecutionWork
 from conch.core.tensors import WireTensor, pack_bytes
 from tests.servers import ConchServer
 

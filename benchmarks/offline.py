@@ -41,8 +41,8 @@ class Alone:
     """A variant in this process, with the code that the worker runs."""
 
     def __init__(self, folder: Path, variant: str, seconds: float) -> None:
-        from conch.backends.tasks.backend import make_task
-        from conch.backends.tasks.engines.choice import open_engine
+        from conch.backends.tasks.engines import open_engine
+        from conch.backends.tasks.huggingface_backend import make_task
         from conch.checkpoints.folder import Checkpoint
         from conch.checkpoints.options import Options
 
@@ -73,7 +73,7 @@ class Alone:
 
     def throughput(self, texts: Sequence[str]) -> tuple[float, float]:
         """Return texts per second for the engine alone and for all steps, each with its best budget."""
-        from conch.backends.tasks.base import ExecutionWork
+        from conch.backends.tasks.task import ExecutionWork
 
         ready = [self.prepared(text) for text in texts]
         engine, everything = [], []
@@ -94,7 +94,7 @@ class Alone:
 
     def steps(self) -> dict[str, float]:
         """Return the µs of each step for one text of 16 tokens, after a warm-up."""
-        from conch.backends.tasks.encoders.batch import PaddedBatch
+        from conch.backends.tasks.encoders.encoder_task import PaddedBatch
 
         one = self.prepared(SENTENCE)
         arrays = self.arrays([one])

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from conch.backends.base.arrays import DTYPES, Request, Result
-from conch.backends.tasks.backend import make_task
-from conch.backends.tasks.base import ExecutionWork, Task
+from conch.backends.tasks.huggingface_backend import make_task
+from conch.backends.tasks.task import ExecutionWork, Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError

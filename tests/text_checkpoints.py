@@ -14,9 +14,9 @@ from transformers import BertConfig, BertTokenizer, PreTrainedConfig, RobertaCon
 from transformers.models.auto import modeling_auto
 
 from conch.backends.base.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.backend import make_task
-from conch.backends.tasks.base import ExecutionWork, Task
-from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines import NetworkEngine
+from conch.backends.tasks.huggingface_backend import make_task
+from conch.backends.tasks.task import ExecutionWork, Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError

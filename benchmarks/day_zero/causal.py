@@ -18,13 +18,12 @@ import numpy as np
 from benchmarks.day_zero.greedy import generated
 from benchmarks.day_zero.outcome import Outcome
 from conch.backends.base.arrays import Request, Strings
-from conch.backends.base.likeness import greedy_difference
-from conch.backends.generation.backend import choose_engine, open_engine
-from conch.backends.generation.defaults import Defaults
+from conch.backends.base.verification import greedy_difference
 from conch.backends.generation.engine import EngineRequest
-from conch.backends.generation.limits import Limits
+from conch.backends.generation.generation_backend import choose_engine, open_engine
 from conch.backends.generation.options import ServingOptions, engine_spec
-from conch.backends.io_formats.text.interface import TextInterface
+from conch.backends.generation.sampling import Defaults, Limits
+from conch.backends.io_formats.text import TextInterface
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.task import task_of

@@ -16,8 +16,8 @@ from benchmarks.day_zero.causal import PROMPTS, TIE, TOKENS
 from benchmarks.day_zero.greedy import generated
 from benchmarks.day_zero.outcome import Outcome
 from conch.backends.base.arrays import Request
-from conch.backends.base.likeness import greedy_difference
-from conch.backends.tasks.text2text.task import Text2Text
+from conch.backends.base.verification import greedy_difference
+from conch.backends.tasks.text2text import Text2Text
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.task import task_of

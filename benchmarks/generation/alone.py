@@ -18,9 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.generation.trace import Load
-from conch.backends.generation.backend import choose_engine, open_engine
 from conch.backends.generation.engine import EngineRequest as Continued
 from conch.backends.generation.engine import GenerationEngine
+from conch.backends.generation.generation_backend import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options

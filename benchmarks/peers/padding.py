@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from conch.backends.base.backend import BackendBase
+from conch.backends.base.backend_base import BackendBase
 from conch.backends.huggingface import open_huggingface
 from conch.backends.table import BACKENDS, Backend
-from conch.backends.tasks.encoders import base
+from conch.backends.tasks.encoders import encoder_task
 from conch.server.execution import scheduling
 from conch.server.schedulers.batching import BatchDecision
 from conch.server.schedulers.queue import RequestQueue
@@ -54,7 +54,7 @@ def replace(module: ModuleType, name: str, value: Any) -> None:
 
 def open_padding(channel: Channel, init: Header) -> BackendBase:
     """conch's backend, whose tasks compute a batch in one run; what the worker calls to make it."""
-    replace(base, "runs", one_run)
+    replace(encoder_task, "runs", one_run)
     return open_huggingface(channel, init)
 
 

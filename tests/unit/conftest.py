@@ -16,7 +16,7 @@ settings.load_profile("any machine")
 #: ``extras``.
 NEED_EXTRAS: Final = (
     "measure/analyze/options/test_reading.py",
-    "backends/contracts",
+    "backends/io_formats",
     "backends/engines",
     "backends/generation/test_service.py",
     "backends/graphs",
@@ -24,7 +24,7 @@ NEED_EXTRAS: Final = (
     "backends/tasks",
     "benchmarks/test_client.py",
     "benchmarks/test_day_zero_checkpoints.py",
-    "checkpoints/gguf",
+    "checkpoints/test_gguf.py",
     "checkpoints/test_hub.py",
     "checkpoints/tokenizers",
     "convert/causal",

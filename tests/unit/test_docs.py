@@ -12,13 +12,13 @@ from typing import Any
 import click
 import pytest
 
-from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
-from conch.backends.graphs.onnxruntime.backend import PARAMETERS as ONNXRUNTIME_PARAMETERS
-from conch.backends.graphs.openvino.backend import PARAMETERS as OPENVINO_PARAMETERS
-from conch.backends.graphs.pytorch.backend import PARAMETERS as PYTORCH_PARAMETERS
-from conch.backends.io_formats.text.interface import INPUTS, OUTPUTS
-from conch.backends.tasks.backend import TASKS
-from conch.backends.tasks.parameters import TASK_PARAMETERS
+from conch.backends.generation.options import GENERATION_PARAMETERS
+from conch.backends.graphs.onnxruntime import PARAMETERS as ONNXRUNTIME_PARAMETERS
+from conch.backends.graphs.openvino import PARAMETERS as OPENVINO_PARAMETERS
+from conch.backends.graphs.pytorch import PARAMETERS as PYTORCH_PARAMETERS
+from conch.backends.huggingface import TASK_PARAMETERS
+from conch.backends.io_formats.text import INPUTS, OUTPUTS
+from conch.backends.tasks.huggingface_backend import TASKS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
 from conch.cli.convert import convert_command
 from conch.cli.perf import REFUSED, perf_command
@@ -92,7 +92,7 @@ def test_every_parameter_that_is_read_is_declared_and_every_declared_one_is_read
     read: set[str] = set()
     source = ROOT / "src" / "conch"
     for path in [*(source / "backends").rglob("*.py"), *(source / "checkpoints" / "tokenizers").glob("*.py")]:
-        if path.parent.name != "tensorrtllm":  # which reads names of its own
+        if path.stem != "tensorrtllm":  # which reads names of its own
             read |= set(re.findall(r"""options\.(?:text|integer|number|flag)\(\s*"(\w+)\"""", path.read_text()))
     known = declared((*TASK_PARAMETERS, *GENERATION_PARAMETERS)).keys()
     assert read - known == set()

@@ -58,7 +58,7 @@ _SAMPLING: Final = RequestParameters(frozenset(NAMES) | IGNORED | set(REFUSED))
 _TRITONS: Final = RequestParameters(others=True)
 
 BACKENDS: Final[dict[str, Backend]] = {
-    "python": Backend("conch.backends.python.backend:PythonBackend"),
+    "python": Backend("conch.backends.python.python_backend:PythonBackend"),
     "huggingface": Backend(
         "conch.backends.huggingface:open_huggingface",
         "conch.backends.huggingface:PARAMETERS",
@@ -77,27 +77,27 @@ BACKENDS: Final[dict[str, Backend]] = {
         by_row=True,
     ),
     "tensorrtllm": Backend(
-        "conch.backends.io_formats.tensorrtllm.backend:TensorRtLlmBackend",
-        "conch.backends.io_formats.tensorrtllm.backend:PARAMETERS",
+        "conch.backends.io_formats.tensorrtllm:TensorRtLlmBackend",
+        "conch.backends.io_formats.tensorrtllm:PARAMETERS",
         shared=True,
         generates=True,
         request_parameters=_TRITONS,
     ),
     "onnxruntime": Backend(
-        "conch.backends.graphs.onnxruntime.backend:OnnxRuntimeBackend",
-        "conch.backends.graphs.onnxruntime.backend:PARAMETERS",
+        "conch.backends.graphs.onnxruntime:OnnxRuntimeBackend",
+        "conch.backends.graphs.onnxruntime:PARAMETERS",
         shared=True,
         request_parameters=_TRITONS,
     ),
     "openvino": Backend(
-        "conch.backends.graphs.openvino.backend:OpenVinoBackend",
-        "conch.backends.graphs.openvino.backend:PARAMETERS",
+        "conch.backends.graphs.openvino:OpenVinoBackend",
+        "conch.backends.graphs.openvino:PARAMETERS",
         shared=True,
         request_parameters=_TRITONS,
     ),
     "pytorch": Backend(
-        "conch.backends.graphs.pytorch.backend:PyTorchBackend",
-        "conch.backends.graphs.pytorch.backend:PARAMETERS",
+        "conch.backends.graphs.pytorch:PyTorchBackend",
+        "conch.backends.graphs.pytorch:PARAMETERS",
         shared=True,
         request_parameters=_TRITONS,
     ),

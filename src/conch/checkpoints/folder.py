@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.checkpoints import files, hub
-from conch.checkpoints.by_shape import Companion
-from conch.checkpoints.gguf.blocks import openvino_problem
-from conch.checkpoints.gguf.config import config_of
-from conch.checkpoints.gguf.reader import GgufFile, read_gguf
-from conch.checkpoints.manifest import Manifest, Variant
+from conch.checkpoints.gguf import GgufFile, config_of, openvino_problem, read_gguf
+from conch.checkpoints.hub import counted
+from conch.checkpoints.manifest import Companion, Manifest, Variant
 from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
-from conch.checkpoints.trust import counted
 from conch.config.reading import read_json, read_small
 from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION

@@ -1,6 +1,7 @@
 """``conch.json``, the manifest of a converted model: its source, variants with measurements, and file hashes.
 
-``conch convert`` writes it; the backend reads and verifies it when the model is loaded.
+``conch convert`` writes it; the backend reads and verifies it when the model is loaded. ``by_shape`` selects between
+two variants by the shape of a batch: the backend loads both and runs the faster one for each shape.
 """
 
 from __future__ import annotations
@@ -8,17 +9,139 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatch
+from functools import cached_property
+from math import exp, log
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from conch.checkpoints.by_shape import Companion, Gain
-from conch.checkpoints.contrasts import Contrasts
 from conch.config.reading import open_regular, read_json
 from conch.core.errors import ConchError, invalid
+from conch.core.lengths import on_grid
+
+#: The minimum gain for which the other variant runs; smaller gains are within the variation of measurements.
+LEAST_GAIN: Final = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The speedup of a variant over ``auto`` for ``batch`` sequences of ``tokens`` tokens each.
+
+    It is 1 if the difference is within the variation of the measurements.
+    """
+
+    batch: int
+    tokens: int
+    gain: float
+
+
+@dataclass(frozen=True)
+class Companion:
+    """The variant that is loaded in addition to ``auto`` and runs the shapes for which it is faster.
+
+    ``gains`` has a gain for each combination of measured batch size and length. ``overall`` is the speedup of both
+    variants together over ``auto`` alone. ``memory_bytes`` is the resident memory of a process with both (0: not
+    measured). ``agreement`` compares the outputs of the two variants: ``cosine_min`` and ``argmax``, None if not
+    meaningful. Raises ValueError if ``gains`` is not a complete table.
+    """
+
+    variant: str
+    gains: tuple[Gain, ...]
+    overall: float = 1.0
+    memory_bytes: int = 0
+    agreement: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._table.at(1, 1)
+
+    def faster_at(self, rows: int, tokens: int) -> bool:
+        """Whether this variant is the faster one for ``rows`` sequences of ``tokens`` tokens.
+
+        Rounds the shape up to the padding grid, so that the choice does not depend on whether an engine pads.
+        """
+        return self._table.at(*on_grid(rows, tokens)) >= LEAST_GAIN
+
+    @cached_property
+    def _table(self) -> ShapeTable:
+        return ShapeTable({(gain.batch, gain.tokens): gain.gain for gain in self.gains})
+
+
+class ShapeTable:
+    """A table of positive numbers by batch size and tokens, with interpolation.
+
+    Raises ValueError unless each combination of batch size and length has a number, and all sizes are at least 1.
+    """
+
+    def __init__(self, values: Mapping[tuple[int, int], float]) -> None:
+        if min((side for shape in values for side in shape), default=1) < 1:
+            raise ValueError("a table by shape needs a number for batch sizes and lengths of 1 at least")
+        self._logs = {shape: log(value) for shape, value in values.items()}
+        self._batches = sorted({batch for batch, _ in values})
+        self._lengths = sorted({tokens for _, tokens in values})
+        if not values or len(values) != len(self._batches) * len(self._lengths):
+            raise ValueError("a table by shape needs a number for each batch size with each length")
+
+    def at(self, rows: int, tokens: int) -> float:
+        """Return the number at a shape: interpolated on logarithmic scales, or the nearest number outside the table."""
+        (top, bottom, down), (left, right, across) = _between(self._batches, rows), _between(self._lengths, tokens)
+        above, below = (
+            self._logs[batch, left] * (1 - across) + self._logs[batch, right] * across for batch in (top, bottom)
+        )
+        return exp(above * (1 - down) + below * down)
+
+
+def _between(measured: Sequence[int], value: int) -> tuple[int, int, float]:
+    """Return the two measured values around ``value``, and its relative position between them from 0 to 1."""
+    above = bisect_right(measured, value)
+    if above == 0 or above == len(measured):
+        nearest = measured[max(0, above - 1)]
+        return nearest, nearest, 0.0
+    low, high = measured[above - 1], measured[above]
+    return low, high, log(value / low) / log(high / low)
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A text with descriptions of the checkpoint's and the variant's output.
+
+    ``cosine`` is the similarity of the two outputs, None if not meaningful.
+    """
+
+    text: str
+    reference: str
+    variant: str
+    difference: float
+    cosine: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contrasts:
+    """The differences of a variant.
+
+    ``differences`` is a sorted sample of a few hundred values, of texts or tokens, with the original distribution;
+    ``measure`` describes them. ``worst`` has the texts with the largest differences, the worst first.
+    """
+
+    measure: str
+    differences: tuple[float, ...]
+    worst: tuple[Contrast, ...]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Contrasts:
+        """Parse the contrasts of a manifest. Raises built-in exceptions for an invalid structure."""
+        worst = tuple(
+            Contrast(
+                str(entry["text"]), str(entry["reference"]), str(entry["variant"]), float(entry["difference"]),
+                None if entry.get("cosine") is None else float(entry["cosine"]),
+            )
+            for entry in document["worst"]
+        )  # fmt: skip
+        return cls(str(document["measure"]), tuple(map(float, document["differences"])), worst)
+
 
 FILENAME: Final = "conch.json"
 FORMAT: Final = 1

@@ -13,9 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.checkpoints.contrasts import Contrast, Contrasts
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.manifest import Contrast, Contrasts, Manifest
 from conch.convert.footprint import Opening
 from conch.convert.layout import checkpoint_files, write_huggingface
 from conch.convert.measure import Run

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Final
 
-from conch.backends.base.weights import example_ids, require_tensors
+from conch.backends.base.verification import example_ids, require_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import ConchError, invalid
 

@@ -16,10 +16,8 @@ from platform import python_version
 from typing import Any, Final
 
 from conch import __version__
-from conch.checkpoints.by_shape import Companion, Gain
-from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Latency, Manifest, Source, Variant, hashes
+from conch.checkpoints.manifest import Companion, Contrasts, Gain, Latency, Manifest, Source, Variant, hashes
 from conch.convert.causal.conversion import CausalConversion
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder.conversion import EncoderConversion

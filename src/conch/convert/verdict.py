@@ -11,8 +11,7 @@ from math import exp, fsum, log
 from pathlib import Path
 from typing import Final
 
-from conch.checkpoints.by_shape import Companion, ShapeTable
-from conch.checkpoints.manifest import Latency, Manifest, Variant
+from conch.checkpoints.manifest import Companion, Latency, Manifest, ShapeTable, Variant
 from conch.convert.measure import speed_up
 from conch.core.errors import invalid
 from conch.core.lengths import CPU_TOKENS, runs

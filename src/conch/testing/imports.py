@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 from conch.backends.python import pb_utils, runtime
 from conch.backends.python.runtime import Runtime
 
-#: The modules that ``conch.backends.python.backend.prepare`` installs.
+#: The modules that ``conch.backends.python.python_backend.prepare`` installs.
 _INTERFACE: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 
 

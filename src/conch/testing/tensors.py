@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.python import strings
-from conch.backends.python.datatypes import DATATYPE
+from conch.backends.python.tensor import DATATYPE, encode_strings
 from conch.client.values import encode_inputs
 from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
@@ -39,5 +38,5 @@ def to_tensor(name: str, value: Any) -> WireTensor:
     datatype = DATATYPE.get(array.dtype)
     if datatype is None:
         raise TypeError(f"tensor '{name}': no model takes arrays of dtype {array.dtype}")
-    data = strings.encode(array) if datatype == "BYTES" else array.tobytes()
+    data = encode_strings(array) if datatype == "BYTES" else array.tobytes()
     return WireTensor(name, datatype, array.shape, data)

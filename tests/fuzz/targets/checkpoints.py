@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.gguf.config import config_of
-from conch.checkpoints.gguf.reader import read_gguf
+from conch.checkpoints.gguf import config_of, read_gguf
 from conch.checkpoints.manifest import Manifest
 from conch.core.errors import ConchError
 from tests.fuzz.target import target
 from tests.unit.checkpoints.folders import checkpoint
-from tests.unit.checkpoints.gguf.gguf_files import LLAMA, content
+from tests.unit.checkpoints.gguf_files import LLAMA, content
 
 _TOKENS: Final = (
     b'"model"', b'"task"', b'"engine"', b'"trust_remote_code"', b'"../"', b'"/etc/passwd"', b'"~"', b"{", b"}", b"[",

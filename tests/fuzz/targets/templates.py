@@ -6,7 +6,7 @@ import contextlib
 from typing import Any, Final
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.checkpoints.tokenizers.chat_limits import MAX_TEXT
+from conch.checkpoints.tokenizers.chat_sandbox import MAX_TEXT
 from conch.core.errors import ConchError
 from tests.fuzz.target import target
 from tests.unit.checkpoints.tokenizers.chat_templates import TEMPLATES

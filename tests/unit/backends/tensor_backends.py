@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.base.backend import BackendBase
+from conch.backends.base.backend_base import BackendBase
 
 
 class Log:

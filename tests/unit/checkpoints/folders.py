@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.gguf.reader import read_gguf
+from conch.checkpoints.gguf import read_gguf
 from conch.checkpoints.options import Options
 
 #: A file of safetensors that holds nothing.

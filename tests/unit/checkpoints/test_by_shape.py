@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.checkpoints.by_shape import Companion, Gain, ShapeTable
+from conch.checkpoints.manifest import Companion, Gain, ShapeTable
 from conch.core.lengths import on_grid
 
 

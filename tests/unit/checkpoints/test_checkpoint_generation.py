@@ -12,7 +12,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import TEXT_ENGINES, Options
 from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.folders import checkpoint
-from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
+from tests.unit.checkpoints.gguf_files import LLAMA, write
 
 CAUSAL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 256}
 

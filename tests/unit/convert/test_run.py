@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from conch.backends.base.arrays import Array
-from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.choice import open_engine
+from conch.backends.tasks.engines import NetworkEngine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest
 from conch.checkpoints.options import Options

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -22,6 +21,7 @@ from conch.backends.generation.engine import (
     GenerationEngine,
     Progress,
     TokenLogprobs,
+    kv_token_bytes,
 )
 from conch.backends.generation.service import BROKEN
 from conch.core.errors import internal, invalid, one_line
@@ -90,7 +90,7 @@ class VllmEngine(GenerationEngine):
         self.vocabulary = int(config.model_config.get_vocab_size())
         self.block_tokens = int(config.cache_config.block_size or _BLOCK)
         self.cache_tokens = self.block_tokens * int(config.cache_config.num_gpu_blocks or 0)
-        self.token_bytes = token_bytes(spec.config, 4 if self.precision == "float32" else 2)
+        self.token_bytes = kv_token_bytes(spec.config, 4 if self.precision == "float32" else 2)
         self.adapters = tuple(spec.adapters)
         self.features = _FEATURES | ({Feature.LORA} if self.adapters else frozenset())
         self._adapters = {

@@ -7,9 +7,9 @@ To add an engine:
 1. Write a module or package in ``conch/backends/engines`` with ``open(spec: EngineSpec) -> GenerationEngine``. Import
    its library inside functions, so that it is not required for other engines.
 2. Add the name of the module to ``TEXT_ENGINES`` in ``conch/checkpoints/options.py``, with the kind of files that it
-   loads. This makes the name a value of the parameter ``engine``. Extend ``choose_engine`` (``backend.py`` in this
-   folder) for the cases in which it is the best choice. Add its library to pyproject.toml as an extra, and to the
-   modules that may be missing for mypy.
+   loads. This makes the name a value of the parameter ``engine``. Extend ``choose_engine``
+   (``generation_backend.py``) for the cases in which it is the best choice. Add its library to pyproject.toml as an
+   extra, and to the modules that may be missing for mypy.
 3. List its ``features``. Requests with sampling parameters that need other features are refused before they reach it.
 4. Test it like the other engines in ``tests/unit/backends/engines`` (same tokens as transformers alone and in a busy
    batch, cancellation, finish reasons, usage), and add it to docs/generation.md (the table of engines) and
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from conch.checkpoints.gguf.reader import GgufFile
+from conch.checkpoints.gguf import GgufFile
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
@@ -209,3 +209,15 @@ class GenerationEngine(ABC):
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing but memory)
         """Free all resources; called when no request is in flight."""
+
+
+def kv_token_bytes(config: Mapping[str, Any], value_bytes: int) -> int:
+    """Return the size of a token's keys and values in all layers (bytes), with ``value_bytes`` per number.
+
+    ``config`` is that of a text model. Without ``num_key_value_heads``, as many key heads as query heads are assumed.
+    """
+    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
+    hidden = int(config.get("hidden_size") or config.get("n_embd") or heads)
+    size = int(config.get("head_dim") or hidden // heads)
+    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 1)
+    return layers * int(config.get("num_key_value_heads") or heads) * size * 2 * value_bytes

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends.base.arrays import Array, Strings
-from conch.backends.base.backend import TensorBackend
+from conch.backends.base.backend_base import TensorBackend
 from conch.backends.graphs import signature
-from conch.backends.graphs.sequence_tensors import SequenceTensors
-from conch.backends.graphs.signature import GraphTensor
+from conch.backends.graphs.signature import GraphTensor, SequenceTensors
 from conch.core.errors import unavailable
 
 

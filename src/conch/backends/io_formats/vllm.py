@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.base.arrays import Request, Result
-from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.limits import UnknownAdapter
-from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
-from conch.backends.generation.options import ServingOptions
-from conch.backends.generation.request_state import ResponseBuilder
-from conch.backends.io_formats.text.backend import TextBackend
+from conch.backends.generation.options import GENERATION_PARAMETERS, ServingOptions
+from conch.backends.generation.sampling import Defaults, UnknownAdapter
+from conch.backends.generation.service import ResponseBuilder
+from conch.backends.io_formats.text import TextBackend
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.hub import is_checkpoint_folder
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
-from conch.checkpoints.trust import is_checkpoint_folder
 from conch.config.parameters import ParameterTable
 from conch.config.reading import read_json
 from conch.core.errors import Code, ConchError, invalid

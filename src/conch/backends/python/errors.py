@@ -84,7 +84,7 @@ def _places(error: BaseException) -> str:
     lines: list[str] = []
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module == f"{_OWN}.backend" or module.startswith("asyncio."):
+        if module == f"{_OWN}.python_backend" or module.startswith("asyncio."):
             break
         if not module.startswith(_OWN):
             lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")

@@ -1,7 +1,8 @@
-"""``pb_utils.Tensor``, with conversion to and from numpy and DLPack.
+"""``pb_utils.Tensor``, with conversion to and from numpy, DLPack and the wire format of BYTES.
 
-Input tensors share the memory of the received request; output tensors keep the model's array until they are sent. Runs
-in the worker of a Python model.
+Input tensors share the memory of the received request; output tensors keep the model's array until they are sent. The
+C structures of DLPack 0.x (the capsule ``dltensor``) are implemented with ctypes, so that they work with any version of
+numpy and any framework. Runs in the worker of a Python model.
 """
 
 from __future__ import annotations
@@ -10,20 +11,115 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from math import prod
+from struct import Struct
 from typing import Any
 
 import numpy as np
 
-from conch.backends.python import arguments, strings
-from conch.backends.python.datatypes import DATATYPE, DTYPE, NUMBER
+from conch.backends.python import arguments
 from conch.backends.python.errors import TritonModelException
 from conch.core.tensors import Buffer
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.lending import OutputLoan
 from conch.workers.child.packing import INLINE_LIMIT, Descriptor, Packer
 
-# DLPack: implements the C structures of DLPack 0.x (the capsule ``dltensor``) with ctypes, so that it works with any
-# version of numpy and any framework.
+#: By protocol name: the number of the configuration's enum, and the numpy type.
+NUMBER: dict[str, int] = {
+    "BOOL": 1, "UINT8": 2, "UINT16": 3, "UINT32": 4, "UINT64": 5, "INT8": 6, "INT16": 7, "INT32": 8, "INT64": 9,
+    "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14,
+}  # fmt: skip
+SCALAR: dict[str, Any] = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
+    "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
+    "FP16": np.float16, "FP32": np.float32, "FP64": np.float64, "BYTES": np.object_,
+}  # fmt: skip
+DTYPE = {name: np.dtype(scalar) for name, scalar in SCALAR.items()}
+DTYPE["BF16"] = np.dtype(np.uint16)  # as 16-bit values: numpy has no bfloat16
+DATATYPE = {np.dtype(scalar): name for name, scalar in SCALAR.items()}
+
+#: numpy types by the configuration's names; BF16 has none.
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    "TYPE_BOOL": bool,
+    **{f"TYPE_{name}": scalar for name, scalar in SCALAR.items() if name not in ("BOOL", "BYTES")},
+    "TYPE_STRING": np.object_,
+}
+_FROM_NUMBER = {NUMBER[name]: scalar for name, scalar in SCALAR.items()}
+_TO_NUMBER = {scalar: number for number, scalar in _FROM_NUMBER.items()}
+_TO_NUMBER[np.bytes_] = NUMBER["BYTES"]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """Return the numpy type for a number of the configuration's enum; None if there is none."""
+    return _FROM_NUMBER.get(data_type)
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """Return the number of the configuration's enum for a numpy type; None if there is none."""
+    return next((number for scalar, number in _TO_NUMBER.items() if data_type == scalar), None)
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """Return the numpy type for ``TYPE_…``. Raises KeyError if there is none."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+_LENGTH = Struct("<I")
+_unpack = _LENGTH.unpack_from
+_pack = _LENGTH.pack
+
+
+def decode_strings(data: Buffer | np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Decode to an object array of ``bytes``. Raises TritonModelException if data and shape do not match."""
+    raw = bytes(data)
+    elements: list[bytes] = []
+    at, end = 0, len(raw)
+    while at + 4 <= end:
+        start = at + 4
+        at = start + _unpack(raw, start - 4)[0]
+        elements.append(raw[start:at])
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    if at != end:
+        raise TritonModelException("The elements of a BYTES tensor do not fill its data.")
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise TritonModelException(
+            f"A BYTES tensor of shape {list(shape)} came with {len(elements)} elements."
+        ) from None
+
+
+def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
+    """Encode in row-major order: bytes unchanged, str as UTF-8, other objects as their ``str()``."""
+    parts: list[bytes] = []
+    for element in array.ravel().tolist():
+        if type(element) is not bytes:
+            element = bytes(element) if isinstance(element, bytes) else str(element).encode()
+        parts.append(_pack(len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
+    """Encode an array of objects or strings; returns () for an empty array, None for another kind of array."""
+    if not input_tensor.size:
+        return ()
+    if input_tensor.dtype.kind not in "OSU":
+        return None
+    return encode_strings(input_tensor)
+
+
+def deserialize_bytes_tensor(encoded_tensor: Buffer) -> np.ndarray[Any, Any]:
+    """Decode to a flat object array."""
+    elements = []
+    at = 0
+    while at < len(encoded_tensor):
+        (length,) = _unpack(encoded_tensor, at)
+        elements.append(Struct(f"<{length}s").unpack_from(encoded_tensor, at + 4)[0])
+        at += 4 + length
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array
 
 
 #: ``kDLCPU``, the device type of CPU memory; ``_PINNED`` is ``kDLCUDAHost``, page-locked CPU memory.
@@ -182,7 +278,7 @@ class Tensor:
         self._shape: Sequence[int] = numpy_array.shape
         self._data: Buffer | None = None
         if datatype == "BYTES":
-            self._data = strings.encode(numpy_array)
+            self._data = encode_strings(numpy_array)
         elif not numpy_array.flags.c_contiguous:
             numpy_array = numpy_array.copy(order="C")
         self._array: np.ndarray[Any, Any] | None = numpy_array
@@ -259,7 +355,7 @@ class Tensor:
     def _decode(self) -> np.ndarray[Any, Any]:
         data: Any = self._data
         if self._datatype == "BYTES":
-            return strings.decode(data, self._shape)
+            return decode_strings(data, self._shape)
         dtype = DTYPE[self._datatype]
         array = np.frombuffer(data, dtype) if len(data) else np.empty(0, dtype)
         if not array.flags.aligned:

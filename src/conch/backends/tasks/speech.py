@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks import media
-from conch.backends.tasks.base import (
+from conch.backends.tasks.task import (
     ExecutionWork,
     OpenEngine,
     PreparedRequest,
@@ -25,8 +25,14 @@ from conch.backends.tasks.base import (
     TaskDescription,
     library_failure,
 )
-from conch.backends.tasks.decoding import generation_arguments, generation_inputs, stop_when_cancelled
-from conch.backends.tasks.loading import device_of, load_pipeline, require_pipeline_tensors
+from conch.backends.tasks.transformers import (
+    device_of,
+    generation_arguments,
+    generation_inputs,
+    load_pipeline,
+    require_pipeline_tensors,
+    stop_when_cancelled,
+)
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, invalid, one_line

@@ -14,9 +14,9 @@ import numpy as np
 
 from conch.backends.base.arrays import Array, Request, Result
 from conch.backends.tasks import media
-from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
-from conch.backends.tasks.loading import loading
-from conch.backends.tasks.scores import apply, best_first, checked_top_k, default_function, mislabelled
+from conch.backends.tasks.classification import apply, best_first, checked_top_k, default_function, mislabelled
+from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
+from conch.backends.tasks.transformers import loading
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, invalid

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from conch.checkpoints.tokenizers.chat_limits import MAX_TEMPLATE, SECONDS, TooMuch, limited
 from conch.config.reading import read_small
 from conch.core.errors import ConchError, invalid, one_line
 from conch.machine import extras
 
 _logger = logging.getLogger(__name__)
 
+#: Default of the parameter ``chat_template_timeout`` (s of processor time).
+SECONDS: Final = 5.0
+#: The maximum number of characters in a template; real templates have tens of thousands.
+MAX_TEMPLATE: Final = 1 << 20
 #: Names of the reasoning in a message.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 #: Names of the default template and of the template for conversations with tools.
@@ -70,10 +73,14 @@ class ChatTemplate:
         compiled = self._template(variables.pop("chat_template", None), tools)
         if tools and not compiled.tools:
             raise invalid("input 'tools' would have no effect: the chat template of the model has no place for tools")
+        from conch.checkpoints.tokenizers.chat_sandbox import TooMuch, limited
+
         values = {"add_generation_prompt": True, "documents": None, **self.tokens, **variables}
         try:
             with limited(self.seconds):
                 return compiled.render(messages=[_plain(message) for message in messages], tools=tools, **values)
+        except TooMuch as error:
+            raise invalid(f"the chat template of the model cannot render these messages: {error}") from None
         except Exception as error:
             raise _refused(error) from None
 
@@ -170,7 +177,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 def _compile(text: str) -> _Compiled:
     import jinja2
 
-    from conch.checkpoints.tokenizers.chat_environment import environment
+    from conch.checkpoints.tokenizers.chat_sandbox import environment
 
     if len(text) > MAX_TEMPLATE:
         raise invalid(f"the chat template of the model has {len(text)} characters; at most {MAX_TEMPLATE} are read")
@@ -186,8 +193,6 @@ def _compile(text: str) -> _Compiled:
 
 
 def _refused(error: Exception) -> ConchError:
-    if isinstance(error, TooMuch):
-        return invalid(f"the chat template of the model cannot render these messages: {error}")
     # Errors that a template itself raises are messages for the client.
     if type(error).__name__ == "TemplateError":
         return invalid(f"messages do not fit the chat template of the model: {one_line(error)}")

@@ -1,12 +1,14 @@
 """Opens the tokenizer of a checkpoint: from tokenizer.json, from a GGUF file, or else through transformers.
 
 Used by workers when a model is loaded, and by ``conch convert``. ``tokenizers`` and transformers are imported only if a
-checkpoint needs them.
+checkpoint needs them. A GGUF file contains the vocabulary and the merges, but only the name of the rule that splits
+text before merging. The rules are defined in llama.cpp (``src/llama-vocab.cpp``), the source of the expressions and
+flags below. docs/decisions/0009 explains why transformers' reader is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -14,15 +16,214 @@ from typing import Any, Final
 import numpy as np
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
-from conch.checkpoints.tokenizers.chat_limits import SECONDS
+from conch.checkpoints.gguf import GgufFile
+from conch.checkpoints.tokenizers.chat import SECONDS, ChatTemplate, read_file, templates_of
 from conch.checkpoints.tokenizers.fast import FastTokenizer
-from conch.checkpoints.tokenizers.gguf import open_gguf
-from conch.checkpoints.tokenizers.special_tokens import ROLES, SpecialTokens, add_missing, texts_by_role
 from conch.checkpoints.tokenizers.stream import TextStream, open_stream
-from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation, refused
+from conch.checkpoints.tokenizers.tokenizer import (
+    ROLES,
+    SpecialTokens,
+    TextTokenizer,
+    Tokens,
+    Truncation,
+    add_missing,
+    put_around,
+    refused,
+    texts_by_role,
+)
 from conch.core.errors import ConchError, invalid, one_line
 from conch.machine import extras
+
+#: Token types in GGUF.
+_CONTROL: Final = 3
+_USER_DEFINED: Final = 4
+#: Metadata keys of tokens with a role.
+_ROLES: Final[Mapping[str, str]] = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+#: Metadata keys of the tokens that end a text, a turn, and a message to a tool.
+_ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TEMPLATE: Final = "tokenizer.chat_template"
+
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
+_QWEN2: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_WORD: Final = r"[^\r\n\p{L}\p{N}]?"
+_CODE_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN: Final = f"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\\p{{N}}{_CODE_TAIL}"
+_GPT4O: Final = f"{_WORD}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD}{_UPPER}+{_LOWER}*{_ENDING}|\\p{{N}}{{1,3}}{_CODE_TAIL}"
+_LLAMA3_NAMES: Final = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+)  # fmt: skip
+#: The expressions that split text before merging, applied in order, by ``tokenizer.ggml.pre``.
+_SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        (
+            "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "a.x-4.0",
+            "mellum", "exaone4",
+        ),
+        (_GPT2,),
+    ),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (r"\p{N}", _GPT2)
+    ),
+    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "hunyuan", "megrez", "kormo", "f2llmv2"), (_QWEN2,)),
+    "tekken": (_TEKKEN,),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie"), (_GPT4O,)),
+}  # fmt: skip
+#: Rules of models that use a piece of text as one token if the vocabulary has it, without applying merges. By default,
+#: their texts begin with a BOS token.
+_LIKE_LLAMA3: Final = frozenset({*_LLAMA3_NAMES, "tekken"})
+#: Rules of models that first normalise text to NFC.
+_COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
+
+
+def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, extra: str = "") -> FastTokenizer:
+    """Open the tokenizer of a GGUF file; ``templates`` replaces its chat templates.
+
+    ``extra`` is the pip extra of the engine. Raises INVALID_ARG for a file that cannot be read, UNSUPPORTED if
+    ``tokenizers`` is not installed.
+    """
+    path = file.path
+    tokens = file.texts("tokenizer.ggml.tokens")
+    if not tokens:
+        raise invalid(f"{path} has no tokenizer: tokenizer.ggml.tokens is missing")
+    kinds = file.numbers("tokenizer.ggml.token_type")
+    if kinds and len(kinds) != len(tokens):
+        raise invalid(f"{path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
+    ids = {role: id for role, key in _ROLES.items() if (id := _token(file, key, tokens)) is not None}
+    roles = {role: tokens[id] for role, id in ids.items()}
+    extras.require(str(path), "tokenizers", extra=extra)
+    from tokenizers import AddedToken
+
+    model = file.text("tokenizer.ggml.model")
+    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
+    if build is None:
+        raise invalid(f"{path} has a tokenizer of kind '{model}'; those of kind gpt2 and llama are read")
+    try:
+        fast = build(file, tokens, roles)
+    except ConchError:
+        raise
+    except Exception as error:
+        raise invalid(f"the tokenizer in {path} cannot be read: {one_line(error)}") from None
+    marked = [(text, kind) for text, kind in zip(tokens, kinds, strict=False) if kind in (_CONTROL, _USER_DEFINED)]
+    special = [AddedToken(text, special=True, normalized=False) for text, kind in marked if kind == _CONTROL]
+    fast.add_special_tokens([*special, *(AddedToken(text, special=True, normalized=False) for text in roles.values())])
+    fast.add_tokens([AddedToken(text, normalized=False) for text, kind in marked if kind == _USER_DEFINED])
+    begins = file.flag("tokenizer.ggml.add_bos_token", model == "llama" or _division(file) in _LIKE_LLAMA3)
+    ends = file.flag("tokenizer.ggml.add_eos_token")
+    put_around(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
+    special_ids = (id for id, token in fast.get_added_tokens_decoder().items() if token.special)
+    eos_ids = dict.fromkeys(id for key in _ENDS if (id := _token(file, key, tokens)) is not None)
+    # Not by looking up texts, because a vocabulary may contain the same text twice.
+    by_text = {roles[role]: id for role, id in ids.items()}
+    return FastTokenizer(
+        fast,
+        SpecialTokens.of(roles, by_text.get, special_ids, eos_ids=eos_ids),
+        ChatTemplate(_templates(file) if templates is None else templates, roles, str(path)),
+    )
+
+
+def _token(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
+    """Return the id of a token with a role, or None. Raises INVALID_ARG for an id outside the vocabulary."""
+    id = file.integer(f"tokenizer.ggml.{key}")
+    if id >= len(tokens):
+        raise invalid(f"{file.path}: tokenizer.ggml.{key} is {id}, and there are {len(tokens)} tokens")
+    return id if id >= 0 else None
+
+
+def _templates(file: GgufFile) -> dict[str, str]:
+    named = {key.removeprefix(f"{_TEMPLATE}."): key for key in file.metadata if key.startswith(f"{_TEMPLATE}.")}
+    templates = {name: file.text(key) for name, key in named.items()}
+    return ({"default": main} if (main := file.text(_TEMPLATE)) else {}) | templates
+
+
+def _division(file: GgufFile) -> str:
+    """Return the name of the rule that splits text; old GPT-2 files have no name and use GPT-2's rule."""
+    name = file.text("tokenizer.ggml.pre", "default")
+    return "gpt-2" if name == "default" and file.text("general.architecture") == "gpt2" else name
+
+
+def _byte_level(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    division = _division(file)
+    splits = _SPLITS.get(division)
+    if splits is None:
+        raise invalid(
+            f"{file.path} does not say how it divides text (tokenizer.ggml.pre): serve the original checkpoint"
+            if division == "default"
+            else f"{file.path} divides text by '{division}', which is not known here: serve the original checkpoint"
+        )
+    merges = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    tokenizer: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=division in _LIKE_LLAMA3))
+    if division in _COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    scores = file.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise invalid(f"{file.path}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+    # Gemma's runs of spaces are stored unescaped.
+    respelled = [token.replace(" ", "▁") if token.isspace() and " " in token else token for token in tokens]
+    vocabulary = {token: id for id, token in enumerate(respelled)}
+    ranks = scores
+    if file.text("general.architecture").startswith("gemma"):
+        ranks = [-id for id in range(len(tokens))]  # its scores do not rank its merges
+    merges = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
+    unknown = roles.get("unk_token")
+    tokenizer: Any = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=merges or merges_of(vocabulary, ranks),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaced = file.flag("tokenizer.ggml.add_space_prefix", True)
+    if spaced and file.text("general.architecture") == "phi3":
+        # Phi-3 prepends a space even to a text that begins with one; no metadata key specifies this.
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if spaced else "never", split=False)
+    chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*chain, decoders.Strip(" ", 1, 0)] if spaced else chain)
+    return tokenizer
+
+
+def merges_of(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Return the merges of a SentencePiece vocabulary: all pairs of tokens that form a token, best scores first."""
+    merges: list[tuple[float, int, int, str, str]] = []
+    for token, id in vocabulary.items():
+        for cut in range(1, len(token)):
+            first, second = token[:cut], token[cut:]
+            if first in vocabulary and second in vocabulary:
+                merges.append((-scores[id], vocabulary[first], vocabulary[second], first, second))
+    merges.sort()
+    return [(first, second) for *_, first, second in merges]
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    first, _, second = merge.partition(" ")
+    return first, second
 
 
 class SlowTokenizer(TextTokenizer):

@@ -197,7 +197,7 @@ class ServedGraph:
         import openvino_genai
 
         from conch.backends.engines.openvino import pipelines
-        from conch.backends.engines.openvino.precision import BLOCK, Precision
+        from conch.backends.engines.openvino.pipelines import BLOCK, Precision
 
         spec = spec_of(graph, precision, config, threads)
         with silence_libraries(), tempfile.TemporaryDirectory() as empty:
@@ -248,7 +248,7 @@ class ServedGraph:
     def _add(self, ids: Sequence[int], count: int, *, echo: bool = False) -> Any:
         import openvino
 
-        from conch.backends.engines.openvino.config import generation_config
+        from conch.backends.engines.openvino.generation_config import generation_config
 
         logprobs = 0 if echo else None
         config = generation_config(

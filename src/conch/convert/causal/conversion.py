@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.backends.engines.openvino import pipelines, vocabulary
-from conch.checkpoints.contrasts import Contrast, Contrasts
+from conch.backends.engines.openvino import pipelines
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.manifest import Contrast, Contrasts
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert import evidence, sentences
@@ -145,7 +145,7 @@ def write_tokenizer(
         with silence_libraries():
             trusted = checkpoint.options.trust_remote_code
             pipelines.write_tokenizer(checkpoint.directory, folder, trust_remote_code=trusted)
-            problem = vocabulary.misfit(folder, logits)
+            problem = pipelines.misfit(folder, logits)
             if problem:
                 raise internal(problem)
             verify(folder, tokenizer, texts[:COMPARED])

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.checkpoints.contrasts import Contrast, Contrasts
+from conch.checkpoints.manifest import Contrast, Contrasts
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.conversion import kept, shortened
 from conch.convert.encoder.agreement import SampleOutputs, answer_span, labels_of

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.base.arrays import Array
-from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.choice import open_engine
-from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
-from conch.checkpoints.contrasts import Contrasts
+from conch.backends.tasks.engines import NetworkEngine, OnnxRuntimeEngine, open_engine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.manifest import Contrasts, Manifest
 from conch.checkpoints.pooling import Pooling, PoolingPlan
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import open_tokenizer, original_tokenizer

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines import NetworkEngine
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs, compare

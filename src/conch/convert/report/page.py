@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from conch.checkpoints.contrasts import Contrasts
-from conch.checkpoints.manifest import Manifest, Variant
+from conch.checkpoints.manifest import Contrasts, Manifest, Variant
 from conch.convert.measure import by_shape, speed_up
 from conch.convert.plan import default_name
 from conch.convert.report import columns

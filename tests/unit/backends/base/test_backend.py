@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conch.backends.base.arrays import Array, Request, Result, Strings, array_of
-from conch.backends.base.backend import BatchBackend, TensorBackend
+from conch.backends.base.backend_base import BatchBackend, TensorBackend
 from conch.core.errors import ConchError, invalid
 from conch.core.tensors import WireTensor, pack_bytes, split_bytes
 from conch.workers.child.memory import RegionMap

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conch.backends.base.arrays import Request, Result, Strings
-from conch.backends.base.backend import RaggedBatches
+from conch.backends.base.backend_base import RaggedBatches
 from conch.core.errors import ConchError
 from conch.core.tensors import WireTensor, pack_bytes
 

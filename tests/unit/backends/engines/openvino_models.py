@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.backends.generation.generation_backend import open_engine
 
 VOCABULARY: Final = 160
 EOS: Final = 2

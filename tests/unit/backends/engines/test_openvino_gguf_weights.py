@@ -17,8 +17,7 @@ from openvino import opset13 as ops
 
 from benchmarks.generation.k_quants import ENCODERS, encode
 from conch.backends.engines.openvino.gguf_weights import correct
-from conch.checkpoints.gguf.blocks import Blocks, read_blocks
-from conch.checkpoints.gguf.reader import GgufFile, read_gguf
+from conch.checkpoints.gguf import Blocks, GgufFile, read_blocks, read_gguf
 from conch.core.errors import ConchError
 
 ROWS, COLUMNS = 8, 512

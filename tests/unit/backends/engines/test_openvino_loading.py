@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from conch.backends.engines.openvino.config import stop_tokens
-from conch.backends.engines.openvino.grammar import GrammarValidator
-from conch.backends.engines.openvino.precision import Precision, cache_blocks
-from conch.backends.generation.backend import open_engine
+from conch.backends.engines.openvino.generation_config import stop_tokens
+from conch.backends.engines.openvino.grammars import GrammarValidator
+from conch.backends.engines.openvino.pipelines import Precision, cache_blocks
 from conch.backends.generation.engine import EngineRequest, EngineSpec
-from conch.checkpoints.gguf.reader import read_gguf
+from conch.backends.generation.generation_backend import open_engine
+from conch.checkpoints.gguf import read_gguf
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure

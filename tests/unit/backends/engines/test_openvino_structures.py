@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.engines.openvino.structures import check_structure
+from conch.backends.engines.openvino.grammars import check_structure
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.structures import Structure
 

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conch.backends.engines.transformers import engine as engine_module
-from conch.backends.engines.transformers import loading
+from conch.backends.engines.transformers import network
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
-from conch.checkpoints.gguf.reader import GgufFile, read_gguf
+from conch.checkpoints.gguf import GgufFile, read_gguf
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
 from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
@@ -89,7 +89,7 @@ def test_arguments_go_to_transformers(folder: Path) -> None:
 def test_bfloat16_is_kept_where_the_cpu_multiplies_it(
     flags: str, stored: str, wanted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "cpu_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(network, "cpu_flags", lambda: frozenset(flags.split()))
     folder = write(tmp_path / "model", "llama")
     weights = load_file(folder / "model.safetensors")
     kind = getattr(torch, stored)
@@ -106,9 +106,9 @@ def test_a_closed_engine_frees_its_model(folder: Path, monkeypatch: pytest.Monke
     loaded: list[weakref.ref[Any]] = []
 
     def load(spec: EngineSpec) -> DecoderNetwork:
-        network = loading.load(spec)
-        loaded.append(weakref.ref(network.model))
-        return network
+        decoder = network.load(spec)
+        loaded.append(weakref.ref(decoder.model))
+        return decoder
 
     monkeypatch.setattr(engine_module, "load", load)
     engine = opened(folder)

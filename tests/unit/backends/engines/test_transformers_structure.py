@@ -20,7 +20,7 @@ from conch.backends.engines.transformers import structure as masks
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
-from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
+from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure

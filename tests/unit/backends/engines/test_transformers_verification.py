@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from conch.backends.base.likeness import VERIFIED_TOKENS
+from conch.backends.base.verification import VERIFIED_TOKENS
 from conch.backends.engines.transformers import engine as engine_module
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.core.errors import ConchError

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineRequest, EngineSpec
+from conch.backends.generation.generation_backend import open_engine
 from conch.backends.generation.service import BROKEN
-from conch.checkpoints.gguf.reader import GgufFile
+from conch.checkpoints.gguf import GgufFile
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature
 from conch.core.sampling.parameters import SamplingParams as Sampling

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 import transformers
 
-from conch.backends.generation.backend import open_engine
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.backends.generation.generation_backend import open_engine
 
 VOCABULARY: Final = 96
 _SIZES: Final[dict[str, Any]] = {

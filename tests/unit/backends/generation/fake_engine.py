@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
-from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
+from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from conch.core.errors import invalid
 from conch.core.sampling.parameters import Feature
 from conch.core.sampling.structures import Structure

@@ -7,9 +7,8 @@ from queue import Queue
 from typing import Any, Self
 
 from conch.backends.base.arrays import Request, Result
-from conch.backends.generation.backend import Contract
-from conch.backends.generation.request_state import RequestState
-from conch.backends.generation.service import GenerationService
+from conch.backends.generation.generation_backend import Contract
+from conch.backends.generation.service import GenerationService, RequestState
 from conch.core.errors import ConchError
 from conch.workers.child.packing import Packer
 from tests.unit.backends.generation.fake_engine import FakeEngine

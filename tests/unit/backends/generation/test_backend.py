@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from conch.backends.base.arrays import Request
-from conch.backends.generation import backend as generation
-from conch.backends.generation.backend import LONG_REQUEST, GenerationBackend
-from conch.backends.generation.request_state import RequestState, ResponseBuilder
+from conch.backends.generation import generation_backend
+from conch.backends.generation.generation_backend import LONG_REQUEST, GenerationBackend
+from conch.backends.generation.service import RequestState, ResponseBuilder
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
 from conch.core.tensors import WireTensor, pack_bytes
 from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
-from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
+from tests.unit.checkpoints.gguf_files import LLAMA, write
 
 
 class Service:
@@ -67,7 +67,7 @@ class Backend(GenerationBackend):
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
-    monkeypatch.setattr("conch.backends.generation.backend.BorrowingUnpacker", lambda payload, channel: None)
+    monkeypatch.setattr("conch.backends.generation.generation_backend.BorrowingUnpacker", lambda payload, channel: None)
     return Backend()
 
 
@@ -87,7 +87,7 @@ def test_an_engine_that_the_file_makes_necessary_is_told(
     told: list[str] = []
     opened: list[str] = []
     monkeypatch.setattr(backend, "warn_of", told.append)
-    monkeypatch.setattr(generation, "open_engine", lambda name, spec: opened.append(name) or FakeEngine())
+    monkeypatch.setattr(generation_backend, "open_engine", lambda name, spec: opened.append(name) or FakeEngine())
     write(tmp_path / "m.gguf", LLAMA, tensors=[("blk.0.ffn_up.weight", (256, 1), 8, 0)], data=2048)
     (tmp_path / "pirate").mkdir()
     checkpoint = Checkpoint.open(tmp_path, Options.from_values({"verify_on_load": False, **values}))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from conch.backends.generation.backend import choose_engine, open_engine
 from conch.backends.generation.engine import EngineSpec
+from conch.backends.generation.generation_backend import choose_engine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
-from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
+from tests.unit.checkpoints.gguf_files import LLAMA, write
 
 MATRIX = "blk.0.ffn_up.weight"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.backends.generation.limits import Limits
+from conch.backends.generation.sampling import Limits
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure

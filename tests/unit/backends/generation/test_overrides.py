@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.overrides import SamplingOverrides, read_document
+from conch.backends.generation.sampling import Defaults, SamplingOverrides, read_document
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.structures import Structure
 

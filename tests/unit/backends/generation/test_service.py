@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from conch.backends.base.arrays import DTYPES, Request, Result, Strings, wire_tensor
-from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.limits import Limits
-from conch.backends.generation.request_state import ResponseBuilder
-from conch.backends.generation.service import BROKEN
-from conch.backends.io_formats.text.interface import OUTPUTS, TextInterface
+from conch.backends.generation.sampling import Defaults, Limits
+from conch.backends.generation.service import BROKEN, ResponseBuilder
+from conch.backends.io_formats.text import OUTPUTS, TextInterface
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.core.errors import Code, ConchError
 from conch.core.tensors import WireTensor, pack_bytes

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from conch.backends.base.arrays import DTYPES, Strings
-from conch.backends.graphs.onnxruntime.backend import OnnxRuntimeBackend
+from conch.backends.graphs.onnxruntime import OnnxRuntimeBackend
 from conch.core.errors import Code, ConchError
 from tests import onnx_graphs
 from tests.unit.backends.tensor_backends import initialise, parameters, start, sums_at_once, tensor

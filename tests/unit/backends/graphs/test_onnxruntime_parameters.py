@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.graphs.onnxruntime.backend import session_settings
-from conch.backends.graphs.onnxruntime.session import SessionSettings
+from conch.backends.graphs.onnxruntime import SessionSettings, session_settings
 from conch.core.errors import ConchError
 from tests.unit.backends.tensor_backends import parameters
 

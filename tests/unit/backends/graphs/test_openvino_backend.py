@@ -12,8 +12,7 @@ import pytest
 from openvino import opset13 as ops
 
 from conch.backends.base.arrays import DTYPES, Strings
-from conch.backends.graphs.openvino.backend import OpenVinoBackend
-from conch.backends.graphs.openvino.compiled import CompileSettings
+from conch.backends.graphs.openvino import CompileSettings, OpenVinoBackend
 from conch.core.errors import Code, ConchError
 from tests import onnx_graphs
 from tests.unit.backends.tensor_backends import initialise, parameters, start, sums_at_once, tensor

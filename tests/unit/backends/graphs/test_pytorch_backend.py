@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conch.backends.base.arrays import DTYPES, Strings
-from conch.backends.graphs.pytorch.backend import PyTorchBackend, indices, torch_settings
+from conch.backends.graphs.pytorch import PyTorchBackend, indices, torch_settings
 from conch.core.errors import Code, ConchError
 from tests.torch_programs import (
     Accumulate,

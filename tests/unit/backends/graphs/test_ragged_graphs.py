@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from conch.backends.base.arrays import Request
-from conch.backends.graphs.onnxruntime.backend import OnnxRuntimeBackend
-from conch.backends.graphs.openvino.backend import OpenVinoBackend
-from conch.backends.graphs.pytorch.backend import PyTorchBackend
+from conch.backends.graphs.onnxruntime import OnnxRuntimeBackend
+from conch.backends.graphs.openvino import OpenVinoBackend
+from conch.backends.graphs.pytorch import PyTorchBackend
 from conch.core.tensors import WireTensor
 from tests import onnx_graphs
 from tests.torch_programs import Ragged, save_script

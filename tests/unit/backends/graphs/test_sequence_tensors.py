@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.graphs.sequence_tensors import SequenceTensors
-from conch.backends.graphs.signature import GraphTensor
+from conch.backends.graphs.signature import GraphTensor, SequenceTensors
 from conch.core.errors import ConchError
 
 INPUTS = tuple(GraphTensor(name, kind, (-1, 1)) for name, kind in (("x", "FP32"), ("ready", "BOOL"), ("in", "FP32")))

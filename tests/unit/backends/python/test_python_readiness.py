@@ -9,8 +9,8 @@ from tests.unit.backends.python.worker import LaunchWorker, Worker
 
 #: Asks without waiting in between, so that no test has to.
 HASTE = """
-from conch.backends.python import backend
-backend.PERIOD_SECONDS, backend.LIMIT_SECONDS = 0.001, {limit}
+from conch.backends.python import python_backend
+python_backend.PERIOD_SECONDS, python_backend.LIMIT_SECONDS = 0.001, {limit}
 class TritonPythonModel:
     said = "False"
     {is_ready}

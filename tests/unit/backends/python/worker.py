@@ -53,7 +53,7 @@ class Worker:
         self.send(
             {
                 "op": "init",
-                "backend": "conch.backends.python.backend:PythonBackend",
+                "backend": "conch.backends.python.python_backend:PythonBackend",
                 "model": {
                     "name": "m",
                     "version": "1",

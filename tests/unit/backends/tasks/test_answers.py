@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from conch.backends.tasks.base import ExecutionWork
+from conch.backends.tasks.task import ExecutionWork
 from conch.core.errors import ConchError
 from tests.text_checkpoints import TEXTS, answer, open_task, request, strings, write
 

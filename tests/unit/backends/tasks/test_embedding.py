@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoModel, AutoTokenizer, pipeline
 
 from conch.backends.base.arrays import Array, Result
-from conch.backends.tasks.backend import describe_task
+from conch.backends.tasks.huggingface_backend import describe_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError

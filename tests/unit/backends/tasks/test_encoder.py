@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from conch.backends.base.arrays import Request, Result
-from conch.backends.tasks.backend import make_task
-from conch.backends.tasks.base import ExecutionWork, PreparedRequest
-from conch.backends.tasks.encoders.base import EncoderTask, PaddedBatch
+from conch.backends.tasks.encoders.encoder_task import EncoderTask, PaddedBatch
+from conch.backends.tasks.huggingface_backend import make_task
+from conch.backends.tasks.task import ExecutionWork, PreparedRequest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import Tokens

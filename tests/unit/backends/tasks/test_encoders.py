@@ -9,7 +9,7 @@ import pytest
 from transformers import pipeline
 
 from conch.backends.base.arrays import Array, Strings
-from conch.backends.tasks.base import Task
+from conch.backends.tasks.task import Task
 from conch.core.errors import ConchError
 from tests.text_checkpoints import TEXTS, answer, open_task, request, strings, write
 

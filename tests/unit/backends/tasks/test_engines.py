@@ -21,12 +21,17 @@ from onnx import helper
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from conch.backends.base.arrays import Array
-from conch.backends.tasks.backend import make_task
-from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.choice import EnginesByShape, choose, open_engine
-from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
-from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngine
-from conch.backends.tasks.engines.torch import TorchEngine
+from conch.backends.tasks.engines import (
+    WORTH_COMPILING,
+    EnginesByShape,
+    NetworkEngine,
+    OnnxRuntimeEngine,
+    OpenVinoEngine,
+    TorchEngine,
+    choose,
+    open_engine,
+)
+from conch.backends.tasks.huggingface_backend import make_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
@@ -129,8 +134,8 @@ def test_neither_torch_nor_transformers_is_imported_for_a_graph(tmp_path: Path) 
     path = onnx_graphs.encoder(tmp_path / "model.onnx")
     program = (
         "import sys; from pathlib import Path\n"
-        "import conch.backends.tasks.engines.choice\n"
-        "from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine\n"
+        "import conch.backends.tasks.engines\n"
+        "from conch.backends.tasks.engines import OnnxRuntimeEngine\n"
         f"OnnxRuntimeEngine(Path({str(path)!r}))\n"
         "print({'torch', 'transformers', 'openvino', 'onnx'} & set(sys.modules))"
     )
@@ -276,7 +281,7 @@ def test_an_engine_without_a_graph_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_shape_that_is_asked_for_again_and_again_is_no_longer_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.backends.tasks.engines.openvino.CompiledGraph", MagicMock())
+    monkeypatch.setattr("conch.backends.tasks.engines.CompiledGraph", MagicMock())
     engine = OpenVinoEngine(Path("model.xml"))
     first = [engine.padded_shape(17, 16) for _ in range(WORTH_COMPILING)]
     assert set(first) == {(20, 16)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.backends.tasks.hypotheses import check_labels, hypotheses, max_labels
+from conch.backends.tasks.classification import check_labels, hypotheses, max_labels
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.tasks.backend import describe_task
+from conch.backends.tasks.huggingface_backend import describe_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError

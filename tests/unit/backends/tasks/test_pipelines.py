@@ -17,8 +17,8 @@ import transformers
 from PIL import Image
 
 from conch.backends.base.arrays import Result
-from conch.backends.tasks.backend import describe_task
-from conch.backends.tasks.pipelines.task import arguments, inputs_of
+from conch.backends.tasks.huggingface_backend import describe_task
+from conch.backends.tasks.pipeline import arguments, inputs_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
@@ -297,7 +297,7 @@ def test_cancelled_request_does_not_run(causal: Path) -> None:
 
 
 def answers_of(task: Any, *prepared: Any) -> list[Any]:
-    from conch.backends.tasks.base import ExecutionWork
+    from conch.backends.tasks.task import ExecutionWork
 
     return list(task.execute(prepared, ExecutionWork()))
 

@@ -3,8 +3,8 @@
 import threading
 
 from conch.backends.base.arrays import Request
-from conch.backends.tasks.backend import PreparedRequests
-from conch.backends.tasks.base import PreparedRequest
+from conch.backends.tasks.huggingface_backend import PreparedRequests
+from conch.backends.tasks.task import PreparedRequest
 
 
 def prepared(serial: int) -> tuple[Request, PreparedRequest]:

@@ -13,12 +13,10 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from conch.backends.base.arrays import Result
-from conch.backends.tasks.backend import make_task
-from conch.backends.tasks.base import ExecutionWork
-from conch.backends.tasks.encoders.base import EncoderTask
-from conch.backends.tasks.encoders.trial import Sharing
-from conch.backends.tasks.engines.choice import open_engine
-from conch.backends.tasks.engines.torch import TorchEngine
+from conch.backends.tasks.encoders.encoder_task import EncoderTask, Sharing
+from conch.backends.tasks.engines import TorchEngine, open_engine
+from conch.backends.tasks.huggingface_backend import make_task
+from conch.backends.tasks.task import ExecutionWork
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.encoder import network

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.tasks.base import TaskDescription
-from conch.backends.tasks.signature import complete_config
+from conch.backends.tasks.task import TaskDescription, complete_config
 from conch.core.errors import ConchError
 from conch.core.inference import TensorSpec
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from conch.backends.base.arrays import Result
-from conch.backends.tasks.base import ExecutionWork, Task
+from conch.backends.tasks.task import ExecutionWork, Task
 from conch.core.errors import Code, ConchError
 from tests import task_checkpoints
 from tests.task_checkpoints import RATE, sound_file, tone

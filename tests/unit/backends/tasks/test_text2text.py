@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from conch.backends.base.arrays import Result
-from conch.backends.tasks.base import ExecutionWork, Task
+from conch.backends.tasks.task import ExecutionWork, Task
 from conch.core.errors import Code, ConchError
 from tests import task_checkpoints
 from tests.task_requests import answers, ask, open_task, texts

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.day_zero.checkpoints import architectures, write
 from benchmarks.day_zero.seq2seq import compare_seq2seq
-from conch.backends.tasks.encoders.trial import Sharing
-from conch.backends.tasks.text2text import task
-from conch.backends.tasks.text2text.task import Text2Text
+from conch.backends.tasks import text2text
+from conch.backends.tasks.encoders.encoder_task import Sharing
+from conch.backends.tasks.text2text import Text2Text
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError
@@ -54,7 +54,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_texts_share_a_run_where_none_changes_the_other(
     t5: Path, monkeypatch: pytest.MonkeyPatch, sharing: Sharing, runs: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(task, "examine", lambda *given: sharing)
+    monkeypatch.setattr(text2text, "examine", lambda *given: sharing)
     assert opened(t5).runs([3, 7, 3, 2]) == runs
 
 
@@ -65,9 +65,9 @@ def test_model_that_answers_otherwise_in_a_batch_is_refused(t5: Path, monkeypatc
         answers = right(self, texts, generation, **arguments)
         return answers if len(texts) == 1 else [[token + 1 for token in answer] for answer in answers]
 
-    monkeypatch.setattr(task, "examine", lambda *given: Sharing.PADDED)
+    monkeypatch.setattr(text2text, "examine", lambda *given: Sharing.PADDED)
     monkeypatch.setattr(Text2Text, "write", wrong_together)
-    monkeypatch.setattr(task, "SLOW_STEP", float("inf"))  # compare on a busy machine, too
+    monkeypatch.setattr(text2text, "SLOW_STEP", float("inf"))  # compare on a busy machine, too
     with pytest.raises(ConchError, match=r"does not answer as transformers does: for a text of \d+ tokens among 3"):
         opened(t5)
     opened(t5, verify_on_load=False)

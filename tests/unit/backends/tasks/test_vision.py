@@ -13,8 +13,8 @@ import transformers
 from PIL import Image
 
 from conch.backends.base.arrays import Result
-from conch.backends.tasks.base import ExecutionWork, Task
-from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines import NetworkEngine
+from conch.backends.tasks.task import ExecutionWork, Task
 from conch.core.errors import Code, ConchError
 from tests import task_checkpoints
 from tests.task_checkpoints import image_file

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conch.backends.base.weights import require_tensors
-from conch.backends.tasks.backend import make_task
-from conch.backends.tasks.base import Task
-from conch.backends.tasks.engines.choice import open_engine
+from conch.backends.base.verification import require_tensors
+from conch.backends.tasks.engines import open_engine
+from conch.backends.tasks.huggingface_backend import make_task
+from conch.backends.tasks.task import Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.encoder import network

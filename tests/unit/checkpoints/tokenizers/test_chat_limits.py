@@ -11,7 +11,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers import chat_limits
+from conch.checkpoints.tokenizers import chat_sandbox
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.core.errors import Code, ConchError
@@ -53,7 +53,7 @@ def test_template_that_takes_too_long_is_stopped(template: str) -> None:
 
 def test_template_that_waits_for_the_processor_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread gets none of it: only other threads, and the clock, go on."""
-    monkeypatch.setattr(chat_limits, "thread_time", lambda: 1.0)
+    monkeypatch.setattr(chat_sandbox, "thread_time", lambda: 1.0)
     assert rendered("{% for a in range(999) %}{{ 'x' if a == 7 }}{% endfor %}", 1e-9) == "x"
 
 

@@ -13,11 +13,10 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
-from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.checkpoints.tokenizers.tokenizer import SpecialTokens, TextTokenizer
 from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.folders import bare
-from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
+from tests.unit.checkpoints.gguf_files import LLAMA, write
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"

@@ -13,7 +13,7 @@ pytest.importorskip("tokenizers")
 from tokenizers import AddedToken
 
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
+from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
 

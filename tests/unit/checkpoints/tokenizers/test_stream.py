@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
-from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.stream import ByteStream, PieceStream, TextStream, WindowStream
+from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace, unigram, wordpiece
 
 MADE: dict[str, Callable[[], Tokenizer]] = {

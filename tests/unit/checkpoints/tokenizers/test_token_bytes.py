@@ -11,9 +11,8 @@ pytest.importorskip("tokenizers")
 from tokenizers import decoders
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.checkpoints.tokenizers.fast import FastTokenizer
-from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
-from conch.checkpoints.tokenizers.token_bytes import token_bytes
+from conch.checkpoints.tokenizers.fast import FastTokenizer, token_bytes
+from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace
 

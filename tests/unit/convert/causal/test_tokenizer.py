@@ -19,11 +19,10 @@ from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
 from conch.backends.engines.openvino import pipelines
-from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit
-from conch.backends.generation.backend import open_engine
-from conch.backends.generation.defaults import Defaults
+from conch.backends.engines.openvino.pipelines import TOKENIZER, misfit
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
-from conch.backends.generation.overrides import SamplingOverrides, read_document
+from conch.backends.generation.generation_backend import open_engine
+from conch.backends.generation.sampling import Defaults, SamplingOverrides, read_document
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer

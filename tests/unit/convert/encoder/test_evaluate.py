@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conch.backends.base.arrays import Array
-from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder

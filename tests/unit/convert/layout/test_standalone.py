@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
+from conch.backends.tasks.engines import OnnxRuntimeEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.pooling import Pooling, PoolingPlan

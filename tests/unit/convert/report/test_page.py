@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from conch.checkpoints.by_shape import Companion, Gain
-from conch.checkpoints.contrasts import Contrast, Contrasts
-from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.manifest import Companion, Contrast, Contrasts, Gain, Manifest
 from conch.convert.report.page import page_of
 from conch.measure.reports.html import html
 from conch.measure.reports.page import Chart, Page, Section, Table, Tiles

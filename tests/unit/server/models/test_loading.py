@@ -328,7 +328,7 @@ async def test_worker_is_told_which_model_it_runs(tmp_path: Path) -> None:
     init = bench.processes[0].init
     assert init["model"]["filename"] == "other.py" and init["model"]["version"] == "1"
     assert json.loads(init["config"])["name"] == "m"
-    assert init["backend"] == "conch.backends.python.backend:PythonBackend"
+    assert init["backend"] == "conch.backends.python.python_backend:PythonBackend"
 
 
 def test_model_without_a_configuration_is_refused_where_nothing_is_completed(tmp_path: Path) -> None:

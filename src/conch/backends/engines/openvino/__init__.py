@@ -6,7 +6,7 @@ OpenVINO is imported when ``open`` is called, in a worker.
 from __future__ import annotations
 
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.checkpoints.gguf.blocks import openvino_problem
+from conch.checkpoints.gguf import openvino_problem
 from conch.core.errors import invalid
 from conch.machine import extras
 

@@ -14,11 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.engines.openvino.config import generation_config
-from conch.backends.engines.openvino.grammar import GrammarValidator
-from conch.backends.engines.openvino.pipelines import capabilities, pipeline, tokenizer
-from conch.backends.engines.openvino.precision import BLOCK, Precision, cache_blocks
-from conch.backends.engines.openvino.structures import check_structure
+from conch.backends.engines.openvino.generation_config import generation_config
+from conch.backends.engines.openvino.grammars import GrammarValidator, check_structure
+from conch.backends.engines.openvino.pipelines import BLOCK, Precision, cache_blocks, capabilities, pipeline, tokenizer
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,

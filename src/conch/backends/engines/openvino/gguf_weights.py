@@ -15,9 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch.backends.engines.openvino.config import reason
-from conch.checkpoints.gguf.blocks import DECODERS, Blocks, read_blocks
-from conch.checkpoints.gguf.reader import GgufFile, TensorInfo, type_name
+from conch.backends.engines.openvino.generation_config import reason
+from conch.checkpoints.gguf import DECODERS, Blocks, GgufFile, TensorInfo, read_blocks, type_name
 from conch.core.errors import ConchError, invalid
 
 #: A device that does not exist. GenAI writes the graph before it compiles it, so this skips the compilation.

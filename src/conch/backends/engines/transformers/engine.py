@@ -22,18 +22,22 @@ from typing import Any, Final
 import torch
 import transformers
 
-from conch.backends.base.likeness import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
+from conch.backends.base.verification import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
 from conch.backends.engines.transformers import structure
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
-from conch.backends.engines.transformers.beams import BeamSearch
-from conch.backends.engines.transformers.loading import context, load
-from conch.backends.engines.transformers.network import DecoderNetwork
-from conch.backends.engines.transformers.prefixes import BLOCK, Prefixes
+from conch.backends.engines.transformers.cache import BLOCK, Prefixes
+from conch.backends.engines.transformers.network import DecoderNetwork, context, load
 from conch.backends.engines.transformers.probe import probe_batch_support
-from conch.backends.engines.transformers.sampling import adjust, choose, generator, logprobs
+from conch.backends.engines.transformers.sampling import BeamSearch, adjust, choose, generator, logprobs
 from conch.backends.engines.transformers.structure import restrict
-from conch.backends.generation.cache import token_bytes
-from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
+from conch.backends.generation.engine import (
+    EngineRequest,
+    EngineSpec,
+    EngineUsage,
+    GenerationEngine,
+    Progress,
+    kv_token_bytes,
+)
 from conch.core.errors import invalid, one_line
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
@@ -185,7 +189,7 @@ class TransformersEngine(GenerationEngine):
         self.context = context(spec, config)
         self.vocabulary = int(config.vocab_size)
         self.cache_tokens = spec.cache_tokens
-        self.token_bytes = token_bytes(config.to_dict(), self._network.model.dtype.itemsize)
+        self.token_bytes = kv_token_bytes(config.to_dict(), self._network.model.dtype.itemsize)
         self.max_sequences = spec.max_sequences or (32 if spec.device == "cpu" else 64)
         self.adapters = tuple(spec.adapters)
         self.features = _ALWAYS | ({Feature.LORA} if self.adapters else frozenset())

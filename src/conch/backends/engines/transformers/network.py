@@ -1,12 +1,22 @@
-"""Runs a causal language model of transformers: from token ids and a cache to the next logits."""
+"""Loads a causal language model of transformers and runs it: from token ids and a cache to the next logits."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+import torch
+import transformers
+
+from conch.backends.base.verification import example_ids, require_tensors
 from conch.backends.engines.transformers.cache import PaddedCache
+from conch.backends.generation.engine import EngineSpec
+from conch.checkpoints.gguf import GgufFile, rope_scaling
+from conch.core.errors import ConchError, invalid, one_line
+from conch.machine.cores import cpu_flags
 
 Tensor = Any
 
@@ -59,3 +69,111 @@ class DecoderNetwork:
         )
         cache.advance(new)
         return output.logits[:, -1].float()
+
+
+_logger = logging.getLogger(__name__)
+
+#: CPU flags of bfloat16 multiplication; without them, bfloat16 is several times slower than float32.
+_NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
+#: The buffers with rotary frequencies; the frequencies of Gemma 3's sliding windows are in others and are not scaled.
+_FREQUENCIES: Final = ("inv_freq", "full_attention_inv_freq")
+#: The context (tokens) of a model with unlimited positions.
+_ENDLESS: Final = 2**31 - 1
+
+
+def load(spec: EngineSpec) -> DecoderNetwork:
+    """Load the model of a checkpoint, with its adapters, on its device. Raises INVALID_ARG if it cannot be loaded."""
+    transformers.utils.logging.disable_progress_bar()
+    device = torch.device("cpu" if spec.device == "cpu" else f"{spec.device}:{spec.device_id}")
+    try:
+        model = _model(spec).eval().to(device)
+    except ConchError:
+        raise
+    except Exception as error:
+        raise invalid(f"engine 'transformers' cannot load '{spec.source}': {one_line(error)}") from error
+    for name, path in spec.adapters.items():
+        if not (path / "adapter_config.json").is_file():
+            raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': it has no adapter_config.json")
+        try:
+            model.load_adapter(str(path), adapter_name=name)
+        except Exception as error:
+            raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': {one_line(error)}") from error
+    return DecoderNetwork(model.eval(), device, spec.adapters)
+
+
+def _model(spec: EngineSpec) -> Any:
+    arguments: dict[str, Any] = dict(spec.arguments)
+    if spec.gguf is not None:
+        arguments["gguf_file"] = str(spec.gguf.path.relative_to(spec.directory))
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        spec.directory,
+        dtype=_dtype(spec),
+        trust_remote_code=spec.trust_remote_code,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # require_tensors rejects those that affect outputs, by name
+        **arguments,
+    )
+    require_tensors(model, report, lambda: _scores(model), spec.source)
+    if spec.gguf is not None:
+        _scale_rotary_frequencies(model, spec.gguf)
+    return model
+
+
+def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
+    """Divide the rotary frequencies by the divisors in a GGUF file, which transformers 5 ignores.
+
+    Files of Llama 3 models have a tensor with a divisor for each frequency, others have one factor. Raises INVALID_ARG
+    for another kind of scaling.
+    """
+    (scaling, factor), tensor = rope_scaling(file), file.tensors.get("rope_freqs.weight")
+    if scaling not in ("none", "linear"):
+        raise invalid(
+            f"engine 'transformers' cannot load '{file.path}': transformers ignores its scaling of rotary frequencies, "
+            f"'{scaling}'"
+        )
+    divisors = torch.tensor(factor)
+    if tensor is not None:
+        divisors = factor * torch.from_numpy(np.fromfile(file.path, np.float32, tensor.size // 4, offset=tensor.offset))
+    elif scaling == "none":
+        return
+    rotary = [
+        buffer
+        for name, buffer in model.named_buffers()
+        if name.rpartition(".")[2] in _FREQUENCIES and divisors.shape in ((), buffer.shape)
+    ]
+    if not rotary:
+        raise invalid(
+            f"engine 'transformers' cannot load '{file.path}': its model has no rotary embedding with the frequencies "
+            "that it scales"
+        )
+    for frequencies in rotary:
+        frequencies /= divisors
+
+
+def _scores(model: Any) -> Any:
+    """Return the logits of an example text."""
+    with torch.inference_mode():
+        return model.eval()(input_ids=example_ids(model.config)).logits
+
+
+def _dtype(spec: EngineSpec) -> Any:
+    if spec.dtype != "auto":
+        return getattr(torch, spec.dtype)
+    if spec.device != "cpu":
+        return torch.float16 if spec.gguf is not None else "auto"
+    stored = spec.config.get("dtype") or spec.config.get("torch_dtype")
+    return torch.bfloat16 if stored == "bfloat16" and not _NATIVE.isdisjoint(cpu_flags()) else torch.float32
+
+
+def context(spec: EngineSpec, config: Any) -> int:
+    """Return the length limit of a sequence in tokens.
+
+    Raises INVALID_ARG for a context beyond the model's positions.
+    """
+    # XLNet's configuration uses -1 for no limit.
+    known = max(getattr(config, "max_position_embeddings", None) or 0, 0)
+    if known and spec.context > known:
+        raise invalid(f"max_model_len {spec.context} is more than the {known} positions of the model")
+    most = int(spec.context or known or _ENDLESS)
+    return min(most, spec.cache_tokens) if spec.cache_tokens else most

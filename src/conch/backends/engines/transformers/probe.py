@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from transformers import DynamicCache
 
+from conch.backends.engines.transformers.batch import OwnRows, PaddedRows
 from conch.backends.engines.transformers.network import DecoderNetwork
-from conch.backends.engines.transformers.rows import OwnRows, PaddedRows
 
 Tensor = Any
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from conch.backends.generation.engine import EngineSpec
-from conch.checkpoints.tokenizers.token_bytes import TokenBytes, token_bytes
+from conch.checkpoints.tokenizers.fast import TokenBytes, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.sampling.structures import Structure

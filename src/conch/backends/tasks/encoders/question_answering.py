@@ -14,10 +14,9 @@ import numpy as np
 from tokenizers import Encoding
 
 from conch.backends.base.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import EncodedRequest, EncoderTask, texts_of
-from conch.backends.tasks.encoders.batch import PaddedBatch
-from conch.backends.tasks.scores import checked_top_k
+from conch.backends.tasks.classification import checked_top_k
+from conch.backends.tasks.encoders.encoder_task import EncodedRequest, EncoderTask, PaddedBatch, texts_of
+from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder

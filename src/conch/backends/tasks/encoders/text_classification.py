@@ -1,4 +1,7 @@
-"""The task ``text-classification``: returns the labels of a text or pair of texts with their scores, best first."""
+"""The tasks ``text-classification``, ``text-ranking`` and ``zero-shot-classification``: classes of a text or a pair.
+
+Sources: transformers' pipelines, and sentence-transformers' CrossEncoder for the defaults of ``text-ranking``.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,36 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from conch.backends.base.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import PAIR, TEXT, EncodedRequest, EncoderTask, stacked, texts_of
-from conch.backends.tasks.encoders.batch import PaddedBatch
-from conch.backends.tasks.scores import (
+from conch.backends.tasks.classification import (
     FUNCTION,
     apply,
+    check_labels,
+    check_template,
     checked_function,
     checked_top_k,
     default_function,
+    hypotheses,
+    max_labels,
     mislabelled,
     ranked,
+    softmax,
 )
+from conch.backends.tasks.encoders.encoder_task import (
+    PAIR,
+    TEXT,
+    EncodedRequest,
+    EncoderTask,
+    PaddedBatch,
+    stacked,
+    texts_of,
+)
+from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
+from conch.core.errors import invalid, unsupported
 from conch.core.inference import TensorSpec
 
 
@@ -88,3 +106,139 @@ class TextClassification(EncoderTask):
         if "logits" in encoded.request.outputs:
             outputs["logits"] = stacked([logits for logits, _, _ in values])
         return Result(outputs)
+
+
+class Rerank(EncoderTask):
+    """Scores the relevance of ``text_pair`` (a document) to ``text_input`` (a query) in each row.
+
+    The default function is sigmoid for one class and none for several, unless the checkpoint names another.
+    """
+
+    head = "AutoModelForSequenceClassification"
+    pair = True
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, options, open_engine)
+        self.encoder.room(pair=True)
+        self.activation = activation(checkpoint)
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        if FUNCTION in options.extra:
+            checked_function(options.extra[FUNCTION])
+        classes = len(checkpoint.labels or ()) or 1
+        return TaskDescription(
+            (TEXT, PAIR, TensorSpec(FUNCTION, "BYTES", (1,), optional=True)),
+            (TensorSpec("score", "FP32", (classes,)), TensorSpec("logits", "FP32", (classes,))),
+        )
+
+    def prepare(self, request: Request) -> EncodedRequest:
+        queries = [text.strip() for text in texts_of(request, "text_input")]
+        documents = [text.strip() for text in texts_of(request, "text_pair")]
+        function = self.function(request) or self.activation
+        sequences, truncated = self.encoder.encode(queries, documents)
+        return EncodedRequest(request, sequences, truncated, function)
+
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
+        return outputs["logits"]
+
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        logits = stacked(values)
+        outputs: dict[str, Any] = {"score": apply(encoded.state, logits)}
+        if "logits" in encoded.request.outputs:
+            outputs["logits"] = logits
+        return Result(outputs)
+
+
+def activation(checkpoint: Checkpoint) -> str:
+    """Return the function of a CrossEncoder: from config.json, else by the number of classes.
+
+    Raises UNSUPPORTED for an unknown function in config.json.
+    """
+    config = checkpoint.config
+    settings = config.get("sentence_transformers")
+    named = settings.get("activation_fn") if isinstance(settings, dict) else None
+    named = named or config.get("sbert_ce_default_activation_function")
+    if not named:
+        return "sigmoid" if len(checkpoint.labels or ()) <= 1 else "none"
+    name = str(named).rpartition(".")[2]
+    try:
+        return {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}[name]
+    except KeyError:
+        raise unsupported(
+            f"'{checkpoint.source}' names the activation '{named}'; supported are Sigmoid, Identity and Softmax"
+        ) from None
+
+
+TEMPLATE = "This example is {}."
+
+
+class ZeroShotClassification(EncoderTask):
+    """Ranks the ``candidate_labels`` of each row, best first, by scoring a hypothesis about the text for each label."""
+
+    head = "AutoModelForSequenceClassification"
+    pair = True
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        entailment = [
+            index for index, label in enumerate(checkpoint.labels or ()) if label.lower().startswith("entail")
+        ]
+        if not entailment:
+            raise invalid(
+                f"zero-shot-classification needs a class named 'entailment', and '{checkpoint.source}' has "
+                f"{', '.join(checkpoint.labels or ()) or 'no classes'}: correct id2label in config.json"
+            )
+        super().__init__(checkpoint, options, open_engine)
+        self.encoder.room(pair=True)
+        self.entailment = entailment[0]
+        self.contradiction = -1 if self.entailment == 0 else 0
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        check_template(options.text("hypothesis_template", TEMPLATE))
+        max_labels(options)
+        options.flag("multi_label")
+        return TaskDescription(
+            (
+                TEXT,
+                TensorSpec("candidate_labels", "BYTES", (-1,)),
+                TensorSpec("hypothesis_template", "BYTES", (1,), optional=True),
+                TensorSpec("multi_label", "BOOL", (1,), optional=True),
+            ),
+            (TensorSpec("label", "BYTES", (-1,)), TensorSpec("score", "FP32", (-1,))),
+        )
+
+    def prepare(self, request: Request) -> EncodedRequest:
+        texts = texts_of(request, "text_input")
+        labels = request.texts("candidate_labels")
+        count = len(labels) // len(texts) if texts else 0
+        if not count or count * len(texts) != len(labels):
+            raise invalid(f"input 'candidate_labels' has {len(labels)} labels for {len(texts)} rows; each needs one")
+        template = str(self.option(request, "hypothesis_template", TEMPLATE))
+        multiple = self.flag(request, "multi_label") or count == 1
+        check_labels(count, max_labels(self.options))
+        about = [text for text in texts for _ in range(count)]
+        sequences, truncated = self.encoder.encode(
+            about,
+            hypotheses(template, labels, about),
+            names=("text_input", "candidate_labels"),
+            per_row=count,
+            truncation="first",
+        )
+        return EncodedRequest(request, sequences, truncated, (labels, count, multiple))
+
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
+        return outputs["logits"][:, [self.contradiction, self.entailment]]
+
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        labels, count, multiple = encoded.state
+        logits = stacked(values).reshape(-1, count, 2)
+        scores = softmax(logits)[..., 1] if multiple else softmax(logits[..., 1])
+        order = np.argsort(scores, axis=1)[:, ::-1]
+        at = order + np.arange(len(order))[:, None] * count
+        return Result(
+            {
+                "label": Strings(order.shape, [labels[index] for index in at.ravel().tolist()]),
+                "score": np.take_along_axis(scores, order, 1),
+            }
+        )

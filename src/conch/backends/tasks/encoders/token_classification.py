@@ -14,10 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, texts_of
-from conch.backends.tasks.encoders.batch import PaddedBatch
-from conch.backends.tasks.scores import mislabelled, softmax
+from conch.backends.tasks.classification import mislabelled, softmax
+from conch.backends.tasks.encoders.encoder_task import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
+from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens

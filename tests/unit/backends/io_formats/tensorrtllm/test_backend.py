@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conch.backends.generation import backend as generation
+from conch.backends.generation import generation_backend
 from conch.backends.generation.engine import EngineSpec
-from conch.backends.io_formats.tensorrtllm.backend import TensorRtLlmBackend
+from conch.backends.io_formats.tensorrtllm import TensorRtLlmBackend
 from conch.core.errors import ConchError
 from tests.unit.backends.generation.fake_engine import FakeEngine
 
@@ -66,7 +66,7 @@ def load(
         engine.name = name  # type: ignore[misc]
         return engine
 
-    monkeypatch.setattr(generation, "open_engine", open_engine)
+    monkeypatch.setattr(generation_backend, "open_engine", open_engine)
     channel = Channel()
     model = {"name": "tensorrt_llm", "version": "1", "version_directory": str(version)}
     init = {"model": model, "config": json.dumps(config), "log": {"info": True, "warning": True}}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from conch.backends.io_formats.tensorrtllm.backend import Parameters, checkpoint_path
-from conch.backends.io_formats.tensorrtllm.tensors import complete_config, unknown_inputs
+from conch.backends.io_formats.tensorrtllm import Parameters, checkpoint_path
+from conch.backends.io_formats.tensorrtllm_tensors import complete_config, unknown_inputs
 from conch.core.errors import ConchError
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from conch.backends.base.arrays import DTYPES, Request
 from conch.backends.generation.engine import Progress
-from conch.backends.generation.limits import Limits
-from conch.backends.io_formats.tensorrtllm.interface import TokenInterface
-from conch.backends.io_formats.tensorrtllm.responses import StopWords
+from conch.backends.generation.sampling import Limits
+from conch.backends.io_formats.tensorrtllm import TokenInterface
+from conch.backends.io_formats.tensorrtllm_tensors import StopWords
 from conch.core.errors import ConchError
 from conch.core.sampling.parameters import SamplingParams
 from conch.core.tensors import WireTensor, pack_bytes

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from conch.backends.io_formats.text.stops import StoppingText, StopStrings
+from conch.backends.io_formats.text import StoppingText, StopStrings
 
 
 def run(pieces: list[str], stops: list[str], *, included: bool = False) -> tuple[list[str], bool]:

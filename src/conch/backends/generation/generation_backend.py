@@ -1,0 +1,201 @@
+"""The base class of backends that generate text with an engine: each request joins the running batch.
+
+Runs in workers: two threads read the server's frames, a third one runs the service.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from time import monotonic_ns
+from typing import Any, Final, Protocol
+
+from conch.backends.base.arrays import Request
+from conch.backends.base.backend_base import BackendBase, versioned
+from conch.backends.generation.compilation import COMPILE_SECONDS
+from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.backends.generation.options import engine_spec
+from conch.backends.generation.service import GenerationService, RequestState, ResponseBuilder
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.core.errors import cancelled, invalid
+from conch.workers.child.borrowing import BorrowingUnpacker
+from conch.workers.child.channel import Channel, Header
+
+
+def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
+    """Return the value of the parameter ``engine``, or for ``auto`` the best engine for the files and the device.
+
+    ``Checkpoint.open`` has checked the parameter.
+    """
+    if checkpoint.options.engine != "auto":
+        return checkpoint.options.engine
+    if checkpoint.variant is not None and checkpoint.variant.engine == "openvino":
+        return "openvino"
+    if on_gpu:
+        return "vllm" if find_spec("vllm") is not None else "transformers"
+    if checkpoint.gguf is not None:
+        return "transformers" if checkpoint.openvino_problem else "openvino"
+    return "openvino" if checkpoint.graph_file("openvino") is not None else "transformers"
+
+
+def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:
+    """Load a model on the engine ``conch.backends.engines.<name>``.
+
+    Raises INVALID_ARG for a model that the engine cannot load, and UNSUPPORTED if its library is not installed.
+    """
+    module: Any = import_module(f"conch.backends.engines.{name}")
+    engine: GenerationEngine = module.open(spec)
+    return engine
+
+
+#: Prompts of different lengths for the comparison with transformers at load.
+_EXAMPLES: Final = ("The station", "Where is the nearest library? It is near the")
+#: Size above which a request takes long to read (bytes).
+LONG_REQUEST: Final = 1 << 16
+
+
+def _runtime_facts(engine: GenerationEngine, spec: EngineSpec, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return facts about the running model, by name."""
+    variant = checkpoint.variant.name if checkpoint.variant is not None and spec.gguf is None else ""
+    limits = {
+        "threads": spec.threads if spec.device == "cpu" else 0,
+        "max_sequences": engine.max_sequences,
+        "max_length": engine.context,
+        "kv_cache_tokens": engine.cache_tokens,
+    }
+    return {
+        "engine": versioned(engine.name, engine.library or engine.name),
+        **({"precision": engine.precision} if engine.precision else {}),
+        **({"variant": variant} if variant else {}),
+        **{name: str(limit) for name, limit in limits.items() if limit},
+    }
+
+
+class Contract(Protocol):
+    """The interface of an I/O format: converts requests with its tensors to response builders."""
+
+    def response_builder(self, request: Request) -> ResponseBuilder:
+        """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+
+
+class GenerationBackend(BackendBase):
+    """One language model on one device: two threads check and tokenize requests, and the service runs the engine.
+
+    While one thread reads a long text, the other handles further frames, which may concern the same request. ``slots``
+    is the maximum number of requests that the server sends to the worker at a time.
+    """
+
+    slots: int
+    _contract: Contract
+    _service: GenerationService
+
+    def __init__(self, channel: Channel, init: Header) -> None:
+        super().__init__(channel, init)
+        self.threads = 2
+        self._lock = threading.Lock()
+        self._compile_seconds = COMPILE_SECONDS
+        self._cancelled: dict[int, bool] = {}  # by serial number, for requests that are being read
+        # Progress bars and hints for programmers do not belong in a server's log.
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may have several responses."""
+        return bool((self.config.get("model_transaction_policy") or {}).get("decoupled"))
+
+    def choose_engine(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> str:
+        """Return the name of the engine for a checkpoint on the device of ``instance``."""
+        return choose_engine(checkpoint, instance["kind"] == "GPU")
+
+    def open_engine(
+        self,
+        checkpoint: Checkpoint,
+        instance: Mapping[str, Any],
+        tokenizer: TextTokenizer,
+        arguments: Callable[[str], Mapping[str, Any]],
+    ) -> GenerationEngine:
+        """Choose an engine and load a checkpoint; ``arguments`` returns the library's own arguments for an engine name.
+
+        Raises INVALID_ARG for a model that cannot be loaded or whose output differs from that of transformers, and
+        UNSUPPORTED if the engine's library is not installed.
+        """
+        self.dependencies = checkpoint.dependencies
+        name = self.choose_engine(checkpoint, instance)
+        chosen = checkpoint.options.engine == "auto" and instance["kind"] != "GPU"
+        if chosen and name == "transformers" and (problem := checkpoint.openvino_problem):
+            self.warn_of(f"engine 'transformers' serves it, since {problem}")
+        spec = engine_spec(checkpoint, instance, tokenizer, arguments=arguments(name))
+        self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)
+        if self._compile_seconds <= 0:
+            raise invalid(f"parameter 'structured_output_timeout' is {self._compile_seconds:g}; it must be more than 0")
+        engine = open_engine(name, spec)
+        if checkpoint.options.verify_on_load:
+            prompts = [tokenizer.encode(text) for text in _EXAMPLES]
+            engine.verify([prompt for prompt in prompts if prompt])
+        self.runtime_facts = _runtime_facts(engine, spec, checkpoint)
+        self.text_limit = checkpoint.options.text_limit(engine.context)
+        return engine
+
+    def serve(self, engine: GenerationEngine, contract: Contract, *, reserve: bool) -> None:
+        """Start the service that runs ``engine``."""
+        self._contract = contract
+        self.slots = engine.max_sequences
+        self._service = GenerationService(
+            engine,
+            self.channel,
+            self.pack,
+            reserve=reserve,
+            arriving=self._arriving,
+            compile_seconds=self._compile_seconds,
+        )
+        self._service.start()
+
+    def response_builder(self, request: Request) -> ResponseBuilder:
+        """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        return self._contract.response_builder(request)
+
+    def execute(self, header: Header, payload: bytearray) -> None:
+        unpacker = BorrowingUnpacker(payload, self.channel)
+        (fields,) = header["requests"]
+        request = self.receive(fields, unpacker)
+        serial = request.serial
+        self._cancelled[serial] = False
+        if request.size > LONG_REQUEST:
+            self.before_computing()
+        try:
+            builder = self.response_builder(request)
+        except BaseException:
+            with self._lock:
+                del self._cancelled[serial]
+            raise
+        state = RequestState(
+            request,
+            header["batch"],
+            builder,
+            arrived=fields.get("arrived") or monotonic_ns(),
+            priority=fields.get("priority", 0),
+            deadline=fields.get("deadline", 0),
+        )
+        with self._lock:
+            if self._cancelled.pop(serial):
+                raise cancelled("Request was cancelled")
+            self._service.submit(state)
+
+    def cancel(self, serial: int) -> None:
+        with self._lock:
+            if serial in self._cancelled:
+                self._cancelled[serial] = True
+            else:
+                self._service.cancel(serial)
+
+    def stop(self) -> None:
+        if hasattr(self, "_service"):
+            self._service.stop()
+
+    def _arriving(self) -> bool:
+        return bool(self._cancelled) or self.channel.pending()

@@ -1,1 +1,0 @@
-"""The backend ``onnxruntime``: runs an ONNX graph, tensors in, tensors out."""

@@ -1,0 +1,463 @@
+"""The I/O format ``text``: text in, text out. Its tensors, their meaning in a request, and its backend.
+
+Sources: Triton's vLLM backend for ``sampling_parameters`` and the outputs on request, the ensemble of the in-flight
+batcher for the one-value inputs. Runs in workers: the threads that read the server's frames read requests, the
+service's thread builds responses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.base.arrays import Array, Request, Result, Strings
+from conch.backends.base.backend_base import TRANSFORMERS
+from conch.backends.generation.engine import Progress, TokenLogprobs
+from conch.backends.generation.generation_backend import GenerationBackend
+from conch.backends.generation.options import ServingOptions
+from conch.backends.generation.sampling import Defaults, Limits, SamplingOverrides, read_document, refuse_unsupported
+from conch.backends.generation.service import ResponseBuilder
+from conch.backends.tasks.task import TaskDescription, complete_config
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.stream import TextStream
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.config.complete import CHAT_TEMPLATE
+from conch.core.errors import invalid
+from conch.core.inference import TensorSpec
+from conch.core.sampling import TEXT_GENERATION
+from conch.core.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
+from conch.core.sampling.structures import parsed
+from conch.machine.cores import openmp, usable_cores
+from conch.workers.child.channel import Channel, Header
+
+
+class StopStrings:
+    """The stop strings of a request, shared by all of its completions."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+        self._sorted = sorted(strings)
+        self._longest = max(len(string) for string in strings)
+
+    def search(self, text: str) -> tuple[int, int] | None:
+        """Return the start and end of the leftmost stop string in ``text``; None if there is none."""
+        match = None
+        for string in self._strings:
+            start = text.find(string)
+            if start >= 0 and (match is None or start < match[0]):
+                match = start, start + len(string)
+        return match
+
+    def partial_match(self, text: str) -> int:
+        """Return how many characters at the end of ``text`` may be the beginning of a stop string."""
+        for count in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[len(text) - count :]
+            # In sorted order, the strings that begin with ``end`` follow it.
+            place = bisect_left(self._sorted, end)
+            if place < len(self._sorted) and self._sorted[place].startswith(end):
+                return count
+        return 0
+
+
+class StoppingText:
+    """The text of a completion, released as soon as it cannot be part of a stop string."""
+
+    __slots__ = ("_included", "_pending", "_stops", "stopped")
+
+    def __init__(self, stops: StopStrings | None, *, included: bool = False) -> None:
+        self._stops = stops
+        self._included = included  # whether the stop string is part of the text
+        self._pending = ""
+        #: Whether a stop string has been found, which ends the text.
+        self.stopped = False
+
+    def add(self, piece: str) -> str:
+        """Add text; return the text that is released."""
+        if self._stops is None or not piece:
+            return piece
+        text = self._pending + piece
+        match = self._stops.search(text)
+        if match is not None:
+            self.stopped = True
+            self._pending = ""
+            start, end = match
+            return text[: end if self._included else start]
+        count = self._stops.partial_match(text)
+        self._pending = text[len(text) - count :]
+        return text[: len(text) - count]
+
+    def flush(self) -> str:
+        """Release the remaining text at the end of the completion."""
+        pending, self._pending = self._pending, ""
+        return pending
+
+
+#: Number of tokens at the end of a prompt that may affect the text of the first generated tokens.
+_CONTEXT: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TextOutputOptions:
+    """Options for the responses of a request; ``outputs`` are the requested outputs besides the text.
+
+    ``prefix`` precedes the text: the prompt, if the request asks for it. ``stream``: send a response at every step.
+    """
+
+    stream: bool = False
+    prefix: str = ""
+    stop: StopStrings | None = None
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    outputs: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A completion of a prompt.
+
+    ``text``, ``count`` (of tokens), ``tokens`` and ``logprobs`` have not been sent yet; ``total`` counts all tokens.
+    Stop strings have no effect in the first ``min_tokens`` tokens.
+    """
+
+    stream: TextStream
+    stopping: StoppingText
+    min_tokens: int
+    text: list[str] = field(default_factory=list)
+    count: int = 0
+    total: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    cumulative: float = 0.0
+    finish: str = ""
+
+
+class TextResponseBuilder(ResponseBuilder):
+    """Builds the responses of a request in the I/O format ``text``."""
+
+    def __init__(
+        self, prompts: Sequence[tuple[list[int], SamplingParams]], options: TextOutputOptions, tokenizer: TextTokenizer
+    ) -> None:
+        self.prompts = prompts
+        self._options = options
+        self._tokenizer = tokenizer
+        self._samples = [
+            _Sample(
+                tokenizer.stream(skip_special_tokens=options.skip_special_tokens, after=prompt[-_CONTEXT:]),
+                StoppingText(options.stop, included=options.include_stop),
+                sampling.min_tokens if sampling.beam_width == 1 else 0,
+                [options.prefix] if options.prefix else [],
+            )
+            for prompt, sampling in prompts
+            for _ in range(sampling.n)
+        ]
+
+    def add(self, index: int, progress: Progress) -> str:
+        sample, options = self._samples[index], self._options
+        tokens = progress.tokens
+        sample.count += len(tokens)
+        sample.total += len(tokens)
+        if "token_ids" in options.outputs:
+            sample.tokens.extend(tokens)
+        if progress.logprobs is not None:
+            sample.cumulative += sum(position.logprob for position in progress.logprobs)
+            if "logprobs" in options.outputs:
+                sample.logprobs += [
+                    self._described(token, logprobs) for token, logprobs in zip(tokens, progress.logprobs, strict=True)
+                ]
+        elif progress.cumulative_logprob is not None:
+            sample.cumulative = progress.cumulative_logprob
+        if progress.finish == "stop" and not options.include_stop:
+            tokens = tokens[:-1]  # the stop token is not part of the text
+        piece = sample.stream.add(tokens)
+        if progress.finish:
+            piece += sample.stream.flush()
+        text = sample.stopping.add(piece) if sample.total > sample.min_tokens else piece
+        if sample.stopping.stopped:
+            sample.finish = "stop"
+        elif progress.finish:
+            text += sample.stopping.flush()
+            sample.finish = progress.finish
+        if text:
+            sample.text.append(text)
+        return sample.finish
+
+    def responses(self, final: bool) -> Sequence[Result]:
+        options, samples = self._options, self._samples
+        if not final and (not options.stream or not any(sample.text for sample in samples)):
+            return ()
+        outputs: dict[str, Array | Strings] = {"text_output": _strings(["".join(sample.text) for sample in samples])}
+        if "finish_reason" in options.outputs:
+            outputs["finish_reason"] = _strings([sample.finish for sample in samples])
+        if "cumulative_logprob" in options.outputs:
+            outputs["cumulative_logprob"] = np.array([sample.cumulative for sample in samples], np.float32)
+        if "logprobs" in options.outputs:
+            outputs["logprobs"] = _strings([json.dumps(sample.logprobs or None) for sample in samples])
+        if "num_input_tokens" in options.outputs:
+            outputs["num_input_tokens"] = np.array([len(self.prompts[0][0])], np.uint32)
+        if "num_output_tokens" in options.outputs:
+            outputs["num_output_tokens"] = np.array([sample.count for sample in samples], np.uint32)
+        if "token_ids" in options.outputs:
+            outputs["token_ids"] = np.array([token for sample in samples for token in sample.tokens], np.int32)
+        for sample in samples:
+            sample.text, sample.tokens, sample.logprobs, sample.count = [], [], [], 0
+        return (Result(outputs),)
+
+    def _described(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+        """Return the logprobs of a position by token id, in vLLM's format: the sampled token comes first."""
+        described = {str(token): self._alternative(token, logprobs.logprob, logprobs.rank)}
+        for rank, (other, logprob) in enumerate(logprobs.top, 1):
+            described.setdefault(str(other), self._alternative(other, logprob, rank))
+        return described
+
+    def _alternative(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank or None, "decoded_token": self._tokenizer.piece(token)}
+
+
+def _strings(texts: list[str]) -> Strings:
+    return Strings((len(texts),), texts)
+
+
+#: Sampling parameters that are inputs: single values, and lists of words.
+_VALUES: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims == (1,))
+_WORDS: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims != (1,))
+#: Flag inputs, and the outputs that each of them requests.
+_RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "return_finish_reason": ("finish_reason",),
+    "return_cumulative_logprob": ("cumulative_logprob",),
+    "return_logprobs": ("logprobs",),
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+    "return_token_ids": ("token_ids",),
+    "return_log_probs": ("cumulative_logprob", "logprobs"),
+}
+#: Maximum number of ``bad_words``; each word is tokenized twice.
+_MOST_WORDS: Final = 4096
+_TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
+
+
+def _input_of(parameter: SamplingParameter) -> TensorSpec:
+    return TensorSpec(parameter.text_input, parameter.type.datatype, parameter.type.dims, optional=True)
+
+
+INPUTS: Final = (
+    *(TensorSpec(name, "BYTES", (1,), optional=True) for name in _TEXTS),
+    *(TensorSpec(name, "BOOL", (1,), optional=True) for name in ("stream", "exclude_input_in_output")),
+    *map(_input_of, _VALUES),
+    TensorSpec("pad_id", "INT32", (1,), optional=True),
+    *map(_input_of, _WORDS),
+    *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _RETURN_FLAGS),
+)
+OUTPUTS: Final = (
+    TensorSpec("text_output", "BYTES", (-1,)),
+    TensorSpec("finish_reason", "BYTES", (-1,)),
+    TensorSpec("cumulative_logprob", "FP32", (-1,)),
+    TensorSpec("logprobs", "BYTES", (-1,)),
+    TensorSpec("num_input_tokens", "UINT32", (1,)),
+    TensorSpec("num_output_tokens", "UINT32", (-1,)),
+    TensorSpec("token_ids", "INT32", (-1,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextInterface:
+    """Reads the requests of a model.
+
+    ``decoupled`` allows streaming of responses. ``truncate`` shortens prompts that exceed the context.
+    """
+
+    tokenizer: TextTokenizer
+    defaults: Defaults
+    limits: Limits
+    decoupled: bool
+    truncate: bool = False
+
+    def response_builder(self, request: Request) -> ResponseBuilder:
+        """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        overrides = _overrides(request)
+        stream = bool(request.option("stream", False))
+        if stream and not self.decoupled:
+            raise invalid("Streaming is only supported in decoupled mode.")
+        text, prompt = self._prompt(request)
+        chat = "messages" in request.inputs
+        exclude = request.option("exclude_input_in_output", stream or chat)
+        if stream and not exclude:
+            raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
+        prompt, sampling = self._sampling(overrides, prompt, chat)
+        options = TextOutputOptions(
+            stream=stream,
+            prefix="" if exclude else text,
+            stop=StopStrings(sampling.stop) if sampling.stop else None,
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            outputs=frozenset(
+                name for flag, names in _RETURN_FLAGS.items() if request.option(flag, False) for name in names
+            ),
+        )
+        if sampling.logprobs is None and not options.outputs.isdisjoint(("logprobs", "cumulative_logprob")):
+            sampling.logprobs = 0
+            self.limits.check_features(sampling)
+        # A beam search is one engine request; samples are one engine request each.
+        sequences = [sampling] if sampling.beam_width > 1 else [sampling.for_sample(i) for i in range(sampling.n)]
+        return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer)
+
+    def _prompt(self, request: Request) -> tuple[str, list[int]]:
+        """Return the prompt as text and as token ids. Raises INVALID_ARG if it is missing or empty."""
+        text = request.option("text_input")
+        messages = request.option("messages")
+        if (text is None) == (messages is None):
+            raise invalid(
+                "either 'text_input' or 'messages' must be given" + (", not both" if text is not None else "")
+            )
+        if text is not None:
+            prompt = self.tokenizer.encode(text)
+            if not prompt:
+                raise invalid("'text_input' is empty: there is nothing to continue")
+            return text, prompt
+        variables = _document(request, "chat_template_kwargs", dict) or {}
+        taken = {"self", "messages", "tools"} & set(variables)
+        if taken:
+            raise invalid(f"input 'chat_template_kwargs' must not have '{taken.pop()}'")
+        conversation = self.tokenizer.chat(
+            _document(request, "messages", list), tools=_document(request, "tools", list), **variables
+        )
+        prompt = self.tokenizer.encode(conversation, special_tokens=False)
+        if not prompt:
+            raise invalid("the chat template makes an empty text of 'messages': there is nothing to continue")
+        return conversation, prompt
+
+    def _sampling(
+        self, overrides: SamplingOverrides, prompt: list[int], chat: bool
+    ) -> tuple[list[int], SamplingParams]:
+        """Return the prompt, truncated if allowed, and its sampling parameters. Raises as :meth:`Limits.check` does."""
+        if (last := overrides.get("truncate_prompt_tokens")) is not None:
+            prompt = prompt[-last:]
+        if self.truncate:
+            answer = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
+            prompt = prompt[-max(self.limits.remaining(answer), 1) :]
+        sampling = self.defaults.sampling(overrides, self.limits.remaining(len(prompt)), chat=chat)
+        sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
+        self.limits.check(prompt, sampling)
+        return prompt, sampling
+
+    def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of each word, with and without a space before it.
+
+        Raises INVALID_ARG for too many words.
+        """
+        if len(words) > _MOST_WORDS:
+            raise invalid(f"'bad_words' has {len(words)} words; at most {_MOST_WORDS} are allowed")
+        forms = [
+            tuple(self.tokenizer.encode(form, special_tokens=False)) for word in words for form in (word, f" {word}")
+        ]
+        return tuple(dict.fromkeys(form for form in forms if form))
+
+
+def _overrides(request: Request) -> SamplingOverrides:
+    """Collect the sampling parameters of a request from its inputs and its JSON document, or else its parameters."""
+    overrides = SamplingOverrides()
+    document = request.option("sampling_parameters")
+    if document is not None:
+        read_document(overrides, document, "sampling_parameters")
+    else:
+        for name, value in request.parameters.items():
+            if not overrides.set(name, value, f"parameter '{name}'"):
+                refuse_unsupported(name, value)
+    for name in (parameter.text_input for parameter in _VALUES):
+        if name in request.inputs:
+            overrides.set(name, request.option(name), f"input '{name}'")
+    for name in (parameter.text_input for parameter in _WORDS):
+        if name in request.inputs:
+            overrides.set(name, request.texts(name), f"input '{name}'")
+    overrides.check()
+    return overrides
+
+
+def _document(request: Request, name: str, kind: type) -> Any:
+    """Return the value of a JSON input; None if it is absent. Raises INVALID_ARG if it is not of ``kind``."""
+    text = request.option(name)
+    if text is None:
+        return None
+    document = parsed(f"input '{name}'", text)
+    if not isinstance(document, kind):
+        raise invalid(f"input '{name}' must be a JSON {'list' if kind is list else 'object'}")
+    return document
+
+
+def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration (JSON object) with missing tensors, ``decoupled`` and task filled in.
+
+    Requests have no batch dimension, because each joins the running batch. Raises INVALID_ARG for tensors that such a
+    model does not have, and for a ``max_batch_size`` above 0.
+    """
+    if int(config.get("max_batch_size") or 0) > 0:
+        raise invalid(
+            f"model '{config.get('name', '')}' has max_batch_size {config['max_batch_size']}, but a text model takes "
+            "requests one by one into a running batch: set max_batch_size to 0 and, to bound that batch, "
+            "parameter 'max_num_seqs'"
+        )
+    completed = complete_config(config, TaskDescription(INPUTS, OUTPUTS, max_batch_size=0))
+    policy = dict(config.get("model_transaction_policy") or {})
+    if "model_transaction_policy" not in config:
+        policy["decoupled"] = True
+    completed["model_transaction_policy"] = policy
+    parameters = dict(config.get("parameters") or {})
+    parameters.setdefault("task", {"string_value": TEXT_GENERATION})
+    completed["parameters"] = parameters
+    return completed
+
+
+class TextBackend(GenerationBackend):
+    """A text generation checkpoint with the I/O format ``text``."""
+
+    def __init__(self, channel: Channel, init: Header, checkpoint: Checkpoint | None = None) -> None:
+        super().__init__(channel, init)
+        self._checkpoint = checkpoint or self.open_checkpoint()
+
+    def open_checkpoint(self) -> Checkpoint:
+        """Open the checkpoint that the configuration names. Raises INVALID_ARG."""
+        return Checkpoint.open(Path(self.model["version_directory"]), Options.from_config(self.config))
+
+    def complete(self) -> str:
+        return json.dumps(complete_text_config(self.config))
+
+    def defaults(self, generation: Mapping[str, Any], settings: ServingOptions) -> Defaults:
+        """Return the default sampling parameters; ``generation`` is generation_config.json."""
+        return Defaults.of_checkpoint(generation, settings.max_tokens)
+
+    def arguments(self, engine: str) -> Mapping[str, Any]:
+        """Return arguments that are passed unchanged to the library of the named engine."""
+        return {}
+
+    def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
+        """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
+        if self.choose_engine(self._checkpoint, instance) != "transformers":
+            return (), {}
+        return TRANSFORMERS, openmp(self._checkpoint.options.threads or usable_cores(), 1)
+
+    def load(self, instance: Mapping[str, Any]) -> None:
+        checkpoint = self._checkpoint
+        self.warn_of(checkpoint.warning)
+        os.environ.update(self.preloads(instance)[1])
+        settings = ServingOptions.from_checkpoint(checkpoint)
+        tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
+        tokenizer.template.require_library(checkpoint.extra)
+        engine = self.open_engine(checkpoint, instance, tokenizer, self.arguments)
+        self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
+        contract = TextInterface(
+            tokenizer,
+            self.defaults(checkpoint.json("generation_config.json") or {}, settings),
+            Limits(engine),
+            decoupled=self.decoupled,
+            truncate=settings.truncate,
+        )
+        self.serve(engine, contract, reserve=settings.reserve)
+        del self._checkpoint  # frees the vocabulary of a GGUF file, tens of megabytes

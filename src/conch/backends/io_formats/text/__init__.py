@@ -1,1 +1,0 @@
-"""The I/O format ``text``: text in, text out."""

@@ -1,0 +1,447 @@
+"""The engines that run a task's network, arrays in, arrays out: ``torch``, ``onnxruntime`` and ``openvino``.
+
+``open_engine`` selects the engine for a checkpoint. Libraries are imported when an engine is opened.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.base.arrays import DTYPES, Array, Strings
+from conch.backends.base.verification import require_tensors
+from conch.backends.graphs.graph import Graph
+from conch.backends.graphs.onnxruntime import CPU, CUDA, TENSORRT, Session, SessionSettings
+from conch.backends.graphs.openvino import CompiledGraph, CompileSettings
+from conch.backends.graphs.signature import GraphTensor
+from conch.checkpoints.files import engines_of
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.core.errors import Code, ConchError, internal, invalid, one_line, unsupported
+from conch.core.lengths import on_grid
+from conch.machine import extras
+from conch.machine.cores import divided, pooled, usable_cores
+
+
+class NetworkEngine(ABC):
+    """A loaded network. Several threads, one per instance, may call ``run`` concurrently.
+
+    ``inputs`` are its input names (``input_ids``, ``attention_mask``, ``token_type_ids``, ``pixel_values`` …) and
+    ``outputs`` its output names (``logits``, ``last_hidden_state``, ``start_logits``, ``end_logits`` …), as in
+    transformers. ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``;
+    ``variant`` is the name of a converted variant in ``conch.json``.
+    """
+
+    name: str
+    device: str = "cpu"
+    precision: str
+    variant: str = ""
+    #: A problem found when the engine was opened, as a sentence; empty if there is none.
+    warning: str = ""
+    inputs: frozenset[str]
+    outputs: tuple[str, ...]
+
+    @property
+    def parts(self) -> Sequence[NetworkEngine]:
+        """The underlying engines: the engine itself, or the engines that it selects from."""
+        return (self,)
+
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
+        """Return the shape to which ``[rows, length]`` is padded; larger if new shapes slow the engine down."""
+        return rows, length
+
+    def require_outputs(self, names: Collection[str], source: str) -> None:
+        """Raise UNSUPPORTED unless the network has all outputs ``names``; ``source`` is the checkpoint."""
+        if not set(names) <= set(self.outputs):
+            raise unsupported(
+                f"'{source}' gives {', '.join(self.outputs)}; the task needs {' and '.join(names)}: export it with the "
+                "head of the task, or set parameter 'task' to what it was exported for"
+            )
+
+    def require_tensors(self, arrays: Mapping[str, Array]) -> None:
+        """Raise INVALID_ARG if the outputs for ``arrays`` depend on weights that the checkpoint lacks.
+
+        Does nothing by default, because an exported graph contains all of its weights.
+        """
+        return None
+
+    def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return transformers' outputs for ``arrays``, the complete output of a tokenizer or processor.
+
+        Empty for engines that do not run transformers' networks.
+        """
+        return {}
+
+    @abstractmethod
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute FP32 outputs from INT64 arrays of ``[sequences, length]``, or FP32 pixels.
+
+        Arrays that are not in ``inputs`` are ignored.
+        """
+
+
+#: The only input that a task may omit; all tokens then have type 0.
+_ZEROS = "token_type_ids"
+
+
+class GraphEngine(NetworkEngine):
+    """Runs ``graph``, which computes in ``precision``, on ``device``.
+
+    Raises UNSUPPORTED for a graph with an input type that has no numpy type.
+    """
+
+    def __init__(self, graph: Graph, precision: str, device: str = "cpu") -> None:
+        self._graph = graph
+        self._dtypes = {tensor.name: _dtype(tensor) for tensor in graph.inputs}
+        self.inputs = frozenset(self._dtypes)
+        self.outputs = tuple(tensor.name for tensor in graph.outputs)
+        self.precision = precision
+        self.device = device
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        values = self._graph.infer(self.outputs, self._feeds(arrays))
+        return {
+            tensor.name: _fp32(tensor, value)
+            for tensor, value in zip(self._graph.outputs, values, strict=True)
+            if not isinstance(value, Strings)
+        }
+
+    def _feeds(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the graph's inputs from ``arrays``, cast to its types. Raises INTERNAL if an input is missing."""
+        feeds = {}
+        for name, dtype in self._dtypes.items():
+            array = arrays.get(name)
+            if array is None:
+                if name != _ZEROS or "input_ids" not in arrays:
+                    raise internal(
+                        f"the graph takes '{name}', which the task does not give; it gives {', '.join(arrays)}"
+                    )
+                array = np.zeros(arrays["input_ids"].shape, dtype)
+            feeds[name] = array if array.dtype == dtype else array.astype(dtype)
+        return feeds
+
+
+def _dtype(tensor: GraphTensor) -> np.dtype[np.generic]:
+    if tensor.datatype not in DTYPES or tensor.datatype == "BF16":
+        raise unsupported(f"the graph's input '{tensor.name}' is {tensor.datatype}, which tasks do not make")
+    return DTYPES[tensor.datatype]
+
+
+def _fp32(tensor: GraphTensor, value: Array) -> Array:
+    if tensor.datatype == "BF16":  # the upper half of an FP32
+        return (value.astype(np.uint32) << 16).view(np.float32)
+    return value if value.dtype == np.float32 else value.astype(np.float32)
+
+
+class OnnxRuntimeEngine(GraphEngine):
+    """A graph for ``instances`` concurrent threads that share ``threads`` cores (0: all usable cores).
+
+    ``device`` is ``cpu`` or ``cuda``. With ``tensorrt``, TensorRT builds the supported parts of the graph on first use,
+    in the engine's precision, and CUDA runs the rest. Raises the errors of :class:`Session`.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        precision: str = "fp32",
+        threads: int = 0,
+        instances: int = 1,
+        device: str = "cpu",
+        device_id: int = 0,
+        tensorrt: bool = False,
+    ) -> None:
+        size = pooled(threads or usable_cores(), instances)
+        providers = [(CPU, {})] if device == "cpu" else _on_gpu(device_id, precision if tensorrt else "")
+        super().__init__(Session(path, SessionSettings(threads=size, providers=providers)), precision, device)
+
+
+def _on_gpu(device_id: int, tensorrt: str) -> Sequence[tuple[str, dict[str, str]]]:
+    device = {"device_id": str(device_id)}
+    providers = [(CUDA, device), (CPU, {})]
+    if tensorrt:
+        precision = {f"trt_{tensorrt}_enable": "1"} if tensorrt in ("fp16", "bf16", "int8") else {}
+        providers.insert(0, (TENSORRT, {**device, **precision}))
+    return providers
+
+
+#: The number of requests for a shape after which it is not padded, and the maximum number of shapes that are counted.
+WORTH_COMPILING: Final = 32
+MOST_SHAPES: Final = 512
+
+
+class OpenVinoEngine(GraphEngine):
+    """A graph for ``instances`` concurrent threads that share ``threads`` cores (0: all usable cores).
+
+    ``precision`` is that of the arithmetic (see :class:`CompileSettings`). In OpenVINO, the first run of a new shape
+    takes 15 ms, or up to 40 ms with several sequences; later runs take 2 ms. ``padded_shape`` therefore rounds to a
+    small set of shapes, except for shapes that are requested often. Raises the errors of :class:`CompiledGraph`.
+    """
+
+    name = "openvino"
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        precision: str = "fp32",
+        threads: int = 0,
+        instances: int = 1,
+    ) -> None:
+        settings = CompileSettings(threads=threads or usable_cores(), instances=instances, precision=precision)
+        super().__init__(CompiledGraph(path, settings), precision)
+        self._requested: Counter[tuple[int, int]] = Counter()
+
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
+        exact = (rows, length)
+        rounded = on_grid(rows, length)
+        if exact == rounded or self._requested[exact] >= WORTH_COMPILING:
+            return exact
+        if len(self._requested) < MOST_SHAPES or exact in self._requested:
+            self._requested[exact] += 1
+        return rounded
+
+
+#: The outputs of each head, with transformers' names.
+_OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
+    "AutoModel": ("last_hidden_state",),
+    "AutoModelForTextEncoding": ("last_hidden_state",),
+    "AutoModelForQuestionAnswering": ("start_logits", "end_logits"),
+}
+_PRECISIONS: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class TorchEngine(NetworkEngine):
+    """The network of a checkpoint, loaded with transformers' class ``head``, for ``instances`` concurrent threads.
+
+    ``threads`` cores (0: all usable cores) are divided among the threads. ``dtype`` is ``float32``, ``bfloat16``,
+    ``float16`` or ``auto`` (FP32 on a CPU, the stored type on a GPU). Raises UNSUPPORTED if torch or transformers is
+    not installed, INVALID_ARG for a checkpoint that cannot be loaded.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        directory: Path,
+        head: str,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        device_id: int = 0,
+        threads: int = 0,
+        instances: int = 1,
+        trust_remote_code: bool = False,
+    ) -> None:
+        extras.require("engine 'torch'", "torch", "transformers")
+        import torch
+        import transformers
+
+        self._torch = torch
+        logging: Any = transformers.utils.logging
+        logging.disable_progress_bar()
+        self._directory = directory
+        if device == "cpu" and dtype == "auto":
+            dtype = "float32"
+        try:
+            network, self._report = getattr(transformers, head).from_pretrained(
+                directory,
+                dtype=dtype if dtype == "auto" else getattr(self._torch, dtype),
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # require_tensors rejects those that affect outputs, by name
+            )
+            self.device = device
+            self._device = self._torch.device("cpu" if device == "cpu" else f"{device}:{device_id}")
+            self._network = network.eval().to(self._device)
+        except Exception as error:
+            raise invalid(f"'{directory}' cannot be loaded as {head}: {one_line(error)}") from error
+        stored = str(self._network.dtype).removeprefix("torch.")
+        self.precision = _PRECISIONS.get(stored, stored)
+        # Networks number positions differently, so each computes its own.
+        self.inputs = frozenset(inspect.signature(self._network.forward).parameters) - {"position_ids"}
+        self.outputs = _OUTPUTS.get(head, ("logits",))
+        self._floats = self._network.dtype
+        self._threads = divided(threads or usable_cores(), instances)
+        self._thread = threading.local()
+
+    def require_tensors(self, arrays: Mapping[str, Array]) -> None:
+        require_tensors(self._network, self._report, lambda: self.run(arrays), self._directory)
+
+    def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return self.run(arrays)
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        torch = self._torch
+        if not hasattr(self._thread, "sized"):
+            # OpenMP keeps a pool, and its size, per calling thread.
+            torch.set_num_threads(self._threads)
+            self._thread.sized = True
+        with torch.inference_mode():
+            answer = self._network(**{name: self._tensor(arrays[name]) for name in arrays if name in self.inputs})
+            return {name: answer[name].float().cpu().numpy() for name in self.outputs}
+
+    def _tensor(self, array: Array) -> Any:
+        # PyTorch warns about read-only memory, so such arrays are copied; they are small.
+        tensor = self._torch.from_numpy(array if array.flags.writeable else np.array(array)).to(self._device)
+        return tensor.to(self._floats) if tensor.is_floating_point() else tensor
+
+
+#: The number of shapes whose engine is cached; selecting it again takes a few microseconds.
+_REMEMBERED: Final = 4096
+
+
+class EnginesByShape(NetworkEngine):
+    """An engine that runs ``other`` if ``other_at(rows, tokens)`` is true, else ``usual``.
+
+    The choice depends only on the shape, so the same batch always gets the same outputs. Name, precision and device are
+    those of ``usual``. Raises INVALID_ARG if the outputs of the two engines differ in name.
+    """
+
+    def __init__(self, usual: NetworkEngine, other: NetworkEngine, other_at: Callable[[int, int], bool]) -> None:
+        if set(usual.outputs) != set(other.outputs):
+            raise invalid(
+                f"variants '{usual.variant}' and '{other.variant}' of one model give {', '.join(usual.outputs)} and "
+                f"{', '.join(other.outputs)}: convert it again, or set parameter 'by_shape' to false"
+            )
+        self.name, self.device, self.precision, self.variant = usual.name, usual.device, usual.precision, usual.variant
+        self.inputs, self.outputs = usual.inputs | other.inputs, usual.outputs
+        self._usual, self._other = usual, other
+        self._at = lru_cache(_REMEMBERED)(lambda rows, tokens: other if other_at(rows, tokens) else usual)
+
+    @property
+    def parts(self) -> Sequence[NetworkEngine]:
+        return (self._usual, self._other)
+
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
+        return self._at(rows, length).padded_shape(rows, length)
+
+    def require_tensors(self, arrays: Mapping[str, Array]) -> None:
+        for engine in self.parts:
+            engine.require_tensors(arrays)
+
+    def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return self._usual.reference(arrays)
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        rows, tokens = arrays["input_ids"].shape
+        return self._at(rows, tokens).run(arrays)
+
+
+#: PyTorch dtypes by variant precision.
+_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+#: Precisions by PyTorch dtype.
+PRECISIONS: Final = {dtype: precision for precision, dtype in _DTYPES.items()}
+
+
+def open_engine(
+    checkpoint: Checkpoint,
+    options: Options,
+    *,
+    head: str,
+    device: str = "cpu",
+    device_id: int = 0,
+    instances: int = 1,
+) -> NetworkEngine:
+    """Open the engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` concurrent threads.
+
+    ``head`` is the class of transformers that loads the network; only torch uses it. The order of precedence is: the
+    variant or engine in the options, the verdict of ``conch convert`` (which may select between two variants by shape),
+    the files in the folder. A verdict is measured on a CPU, so on a GPU the checkpoint's own weights take precedence
+    over it. Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED if a library is missing.
+    If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
+    """
+    name, precision, graph = choose(checkpoint, options, device)
+    engine = _open(checkpoint, options, head, device, device_id, instances, name, precision, graph)
+    variant, companion = checkpoint.variant, checkpoint.companion
+    if variant is not None and (variant.engine, variant.precision) == (name, precision):
+        engine.variant = variant.name
+    if companion is None or checkpoint.manifest is None or device != "cpu":
+        return engine
+    beside = replace(checkpoint, variant=checkpoint.manifest.variant(companion.variant), manifest=None)
+    try:
+        other = open_engine(beside, options, head=head, instances=instances)
+    except ConchError as error:
+        if error.code is not Code.UNSUPPORTED:
+            raise
+        engine.warning = f"'{engine.variant}' runs for all shapes, as '{companion.variant}' cannot: {error.message}"
+        return engine
+    return EnginesByShape(engine, other, companion.faster_at)
+
+
+def _open(
+    checkpoint: Checkpoint,
+    options: Options,
+    head: str,
+    device: str,
+    device_id: int,
+    instances: int,
+    engine: str,
+    precision: str,
+    graph: Path | None,
+) -> NetworkEngine:
+    if engine == "torch":
+        from conch.backends.tasks.engines import TorchEngine
+
+        return TorchEngine(
+            checkpoint.directory,
+            head,
+            dtype=_DTYPES.get(precision, "auto"),
+            device=device,
+            device_id=device_id,
+            threads=options.threads,
+            instances=instances,
+            trust_remote_code=options.trust_remote_code,
+        )
+    if graph is None:
+        raise invalid(f"checkpoint {checkpoint.directory} has no graph for engine '{engine}': convert it, or use torch")
+    if engine == "openvino" and device != "cpu":
+        raise unsupported("engine 'openvino' runs on CPUs: set instance_group kind KIND_CPU, or another engine")
+    if graph.suffix == ".plan":
+        raise unsupported(f"'{graph.name}' is a serialised TensorRT engine: choose a variant that is an ONNX file")
+
+    if engine == "openvino":
+        from conch.backends.tasks.engines import OpenVinoEngine
+
+        return OpenVinoEngine(graph, precision=precision, threads=options.threads, instances=instances)
+    from conch.backends.tasks.engines import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(
+        graph,
+        precision=precision,
+        threads=options.threads,
+        instances=instances,
+        device=device,
+        device_id=device_id,
+        tensorrt=engine == "tensorrt",
+    )
+
+
+def choose(checkpoint: Checkpoint, options: Options, device: str = "cpu") -> tuple[str, str, Path | None]:
+    """Return the engine's name, its precision (empty if not specified) and the graph file (None without a graph)."""
+    present = engines_of(checkpoint.directory)
+    if device != "cpu" and not options.variant and options.engine == "auto" and "torch" in present:
+        return "torch", _requested_precision(options), None
+    variant = checkpoint.variant
+    if variant is not None:
+        graph = checkpoint.directory / variant.path if variant.path else None
+        return variant.engine, variant.precision, graph
+    engine = checkpoint.engine
+    return engine, _requested_precision(options) if engine == "torch" else "fp32", checkpoint.graph_file(engine)
+
+
+def _requested_precision(options: Options) -> str:
+    """Return the precision that the option ``dtype`` selects for torch; empty for others."""
+    return PRECISIONS.get(options.dtype, "")

@@ -1,1 +1,0 @@
-"""Engines that run the network of a task: arrays in, arrays out."""

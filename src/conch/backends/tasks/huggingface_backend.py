@@ -1,0 +1,246 @@
+"""The backend ``huggingface``: runs the task of a checkpoint on batches of requests.
+
+An idle thread prepares queued requests (``prepare``). The server then starts them by serial number, without sending
+their inputs again. The module of a task is imported on first use, so that a text classifier does not need an audio
+library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from time import monotonic_ns
+from typing import Any, Final
+
+from conch.backends.base.arrays import Request, Result, failure
+from conch.backends.base.backend_base import TRANSFORMERS, BatchBackend, versioned
+from conch.backends.tasks.engines import PRECISIONS, NetworkEngine, choose, open_engine
+from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription, complete_config
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.core.errors import ConchError, invalid
+from conch.machine.cores import openmp, usable_cores
+from conch.workers.child.borrowing import BorrowingUnpacker
+from conch.workers.child.channel import Channel, Header
+
+#: ``module:class`` by task name; all other tasks use ``OTHERS``.
+TASKS: Final[dict[str, str]] = {
+    "feature-extraction": "encoders.embedding:Embedding",
+    "text-classification": "encoders.text_classification:TextClassification",
+    "text-ranking": "encoders.text_classification:Rerank",
+    "zero-shot-classification": "encoders.text_classification:ZeroShotClassification",
+    "token-classification": "encoders.token_classification:TokenClassification",
+    "question-answering": "encoders.question_answering:QuestionAnswering",
+    "fill-mask": "encoders.fill_mask:FillMask",
+    "summarization": "text2text:Text2Text",
+    "translation": "text2text:Text2Text",
+    "text2text-generation": "text2text:Text2Text",
+    "automatic-speech-recognition": "speech:SpeechRecognition",
+    "image-classification": "vision:ImageClassification",
+}
+OTHERS: Final = "pipeline:PipelineTask"
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the class for a task name; ``translation_xx_to_yy`` counts as ``translation``."""
+    if name.startswith("translation_"):
+        name = "translation"
+    module, _, class_name = TASKS.get(name, OTHERS).partition(":")
+    task_type: type[Task] = getattr(import_module(f"conch.backends.tasks.{module}"), class_name)
+    return task_type
+
+
+def make_task(checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> Task:
+    """Create the task of a checkpoint, ready to serve. Raises the errors of the constructor of :class:`Task`."""
+    return task_class(checkpoint.task)(checkpoint, options, open_engine)
+
+
+def describe_task(checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    """Return the tensors of a checkpoint's task, for configurations without inputs and outputs."""
+    return task_class(checkpoint.task).describe(checkpoint, options)
+
+
+#: Size (bytes) above which decoding an input takes longer than waking another thread.
+LONG_BYTES: Final = 8192
+
+
+class HuggingFaceBackend(BatchBackend):
+    """One checkpoint on one device; its instances share the weights."""
+
+    def __init__(self, channel: Channel, init: Header, checkpoint: Checkpoint) -> None:
+        super().__init__(channel, init)
+        # Keep progress bars and advice for programmers out of the server log.
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        self._checkpoint = checkpoint
+        self._task: Task
+        self._waiting = PreparedRequests()
+        self._prepare_ns = 0
+
+    def complete(self) -> str:
+        return json.dumps(complete_config(self.config, describe_task(self._checkpoint, self._checkpoint.options)))
+
+    def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
+        """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
+        engine, _, _ = choose(self._checkpoint, self._checkpoint.options)
+        return (TRANSFORMERS, self._variables(instance)) if engine == "torch" else ((), {})
+
+    def _variables(self, instance: Mapping[str, Any]) -> dict[str, str]:
+        # For checkpoint code that runs PyTorch directly; conch's engines set their own thread counts.
+        return openmp(self._checkpoint.options.threads or usable_cores(), instance["count"])
+
+    def load(self, instance: Mapping[str, Any]) -> None:
+        if not self._batched:
+            raise invalid(
+                f"model '{self.model['name']}' has max_batch_size 0; backend 'huggingface' needs 1 at least, as the "
+                "tensors of its tasks have a batch dimension"
+            )
+        checkpoint = self._checkpoint
+        self.dependencies = checkpoint.dependencies
+        self.warn_of(checkpoint.warning)
+        cores = checkpoint.options.threads or usable_cores()
+        os.environ.update(self._variables(instance))
+        opener = EngineOpener(checkpoint, instance)
+        self._task = make_task(checkpoint, checkpoint.options, opener)
+        self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)
+        self.warn_of(opener.warning)
+        self.runtime_facts = opener.told
+        if not opener.on_gpu:
+            self.runtime_facts["threads"] = str(cores)
+        self.runtime_facts |= {name: str(limit) for name, limit in self._task.limits.items()}
+
+    def prepare(self, header: Header, payload: bytearray) -> None:
+        """Decode queued requests and report their lengths to the server."""
+        unpacker = BorrowingUnpacker(payload, self.channel)
+        lengths = []
+        for fields in header["requests"]:
+            request = self.receive(fields, unpacker)
+            if request.size > LONG_BYTES:
+                self.before_computing()
+            prepared = self._prepared(request)
+            self._waiting.add(request, prepared)
+            if isinstance(prepared, PreparedRequest):
+                lengths.append((request.serial, prepared.length, prepared.sequence_count))
+        self.channel.send({"op": "prepared", "lengths": lengths})
+
+    def receive(self, fields: Mapping[str, Any], unpacker: BorrowingUnpacker) -> Request:
+        if "inputs" not in fields:
+            return self._waiting.request(fields["serial"])
+        return super().receive(fields, unpacker)
+
+    def control(self, header: Header) -> bool:
+        if header["op"] == "drop":
+            self._waiting.drop(header["serial"])
+            return True
+        return super().control(header)
+
+    def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
+        if sum(request.size for request in requests) > LONG_BYTES:
+            self.before_computing()
+        begin = monotonic_ns()
+        ready = [self._waiting.take(request) or self._prepared(request) for request in requests]
+        spent, self._prepare_ns = self._prepare_ns, 0
+        work = ExecutionWork(prepare_ns=spent, waited_ns=monotonic_ns() - begin)
+        batch = [entry for entry in ready if isinstance(entry, PreparedRequest)]
+        self.before_computing()
+        answers = iter(self._task.execute(batch, work) if batch else ())
+        results = [entry if isinstance(entry, ConchError) else next(answers) for entry in ready]
+        return results, vars(work)
+
+    def _prepared(self, request: Request) -> PreparedRequest | ConchError:
+        begin = monotonic_ns()
+        try:
+            return self._task.prepare(request)
+        except BaseException as error:  # includes Rust panics; the rest of the batch still runs
+            return failure(error)
+        finally:
+            self._prepare_ns += monotonic_ns() - begin
+
+
+class EngineOpener:
+    """Opens the engine of a checkpoint for the instances of a worker, with the head that the task requests.
+
+    ``device`` is PyTorch's name of the device, such as ``cpu`` or ``cuda:0``.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> None:
+        self._checkpoint = checkpoint
+        self._instance = instance
+        self.on_gpu = instance["kind"] == "GPU"
+        self.device = f"cuda:{instance['device_id']}" if self.on_gpu else "cpu"
+        self._engine: NetworkEngine | None = None
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Runtime facts by name: engine, precision and variants.
+
+        A task that opens no engine runs its network in transformers, so the engine is ``torch``.
+        """
+        engine = self._engine
+        if engine is None:
+            facts = {"engine": versioned("torch")}
+            dtype = self._checkpoint.options.dtype
+            if dtype != "auto" or not self.on_gpu:
+                facts["precision"] = PRECISIONS.get(dtype, "fp32")
+            return facts
+        facts = {"engine": versioned(engine.name), "precision": engine.precision}
+        if engine.variant:
+            facts["variant"] = engine.variant
+        others = [part.variant for part in engine.parts if part.variant != engine.variant]
+        return {**facts, "by_shape": ", ".join(others)} if others else facts
+
+    @property
+    def warning(self) -> str:
+        """The warning from opening the engine; empty if there is none."""
+        return self._engine.warning if self._engine is not None else ""
+
+    def __call__(self, head: str) -> NetworkEngine:
+        engine = self._engine = open_engine(
+            self._checkpoint,
+            self._checkpoint.options,
+            head=head,
+            device="cuda" if self.on_gpu else "cpu",
+            device_id=self._instance["device_id"],
+            instances=self._instance["count"],
+        )
+        return engine
+
+
+class PreparedRequests:
+    """Prepared requests that have neither run nor been dropped.
+
+    Messages arrive in order, but several threads handle them. The thread that runs a request waits for the thread that
+    prepares it; a drop may arrive before preparation ends.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Request, PreparedRequest | ConchError]] = {}
+        self._dropped: set[int] = set()
+        self._changed = threading.Condition()
+
+    def add(self, request: Request, prepared: PreparedRequest | ConchError) -> None:
+        with self._changed:
+            if request.serial in self._dropped:
+                self._dropped.remove(request.serial)
+                return
+            self._known[request.serial] = request, prepared
+            self._changed.notify_all()
+
+    def drop(self, serial: int) -> None:
+        with self._changed:
+            if self._known.pop(serial, None) is None:
+                self._dropped.add(serial)
+
+    def request(self, serial: int) -> Request:
+        """Wait until the request with this serial number is prepared; return it without removing it."""
+        with self._changed:
+            self._changed.wait_for(lambda: serial in self._known)
+            return self._known[serial][0]
+
+    def take(self, request: Request) -> PreparedRequest | ConchError | None:
+        """Remove and return the prepared form of ``request``; None if it arrived together with its execution."""
+        known = self._known.pop(request.serial, None)
+        return known[1] if known is not None else None

@@ -1,1 +1,0 @@
-"""Tasks that run in transformers' own pipelines, row by row."""

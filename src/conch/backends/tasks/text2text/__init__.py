@@ -1,1 +1,0 @@
-"""Text-to-text tasks of encoder-decoder models: summarization, translation, text2text-generation."""

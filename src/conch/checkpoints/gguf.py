@@ -1,0 +1,467 @@
+"""GGUF files: reads their metadata and tensor locations, converts the metadata to a config.json, decodes matrices.
+
+Files are untrusted: all sizes are checked against the size of the file before memory is allocated. Sources: ggml's
+docs/gguf.md for the layout of files, its ggml-common.h for that of quantised matrices.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.config.reading import open_regular
+from conch.core.errors import ConchError, invalid
+
+_MAGIC: Final = b"GGUF"
+_LFS_POINTER: Final = b"version https://git-lfs"
+_VERSIONS: Final = (2, 3)
+_STRING: Final = 8
+_ARRAY: Final = 9
+_BOOL: Final = 7
+_FLOAT32: Final = 6
+#: Formats of ``struct`` by value type.
+_SCALARS: Final[Mapping[int, str]] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT32: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+#: ggml's tensor types: the name, the numbers per block and the bytes per block.
+_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+}  # fmt: skip
+_UNQUANTISED: Final = ("F32", "F16", "BF16")
+#: Limits that no model reaches, so that a malicious file takes seconds to read and not hours.
+_MOST_ENTRIES: Final = 100_000
+_MOST_TEXTS: Final = 8_000_000
+_MOST_DIMENSIONS: Final = 4
+_DEFAULT_ALIGNMENT: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """The location of a tensor: ``shape`` in numpy's order; ``offset`` in the file and ``size`` in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A parsed file: its ``metadata``, with lists of numbers as numpy arrays, and its ``tensors`` by name."""
+
+    path: Path
+    version: int
+    metadata: Mapping[str, Any] = field(repr=False)
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the file has a matrix of a type other than F32, F16 and BF16."""
+        return any(
+            type_name(tensor.type) not in _UNQUANTISED for tensor in self.tensors.values() if len(tensor.shape) > 1
+        )
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return a text in the metadata. Raises INVALID_ARG, naming the key, for another type."""
+        value: str = self._typed(key, default, str, "a text")
+        return value
+
+    def integer(self, key: str, default: int = -1) -> int:
+        """Return an integer in the metadata. Raises INVALID_ARG, naming the key, for another type."""
+        value: int = self._typed(key, default, int, "a whole number")
+        return value
+
+    def number(self, key: str, default: float = 0.0) -> float:
+        """Return a number in the metadata. Raises INVALID_ARG, naming the key, for another type."""
+        value = self.metadata.get(key, default)
+        if type(value) not in (int, float):
+            raise invalid(f"{self.path}: {key} must be a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return a boolean in the metadata. Raises INVALID_ARG, naming the key, for another type."""
+        value: bool = self._typed(key, default, bool, "true or false")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list of texts in the metadata, empty without one. Raises INVALID_ARG for another type."""
+        value: list[str] = self._typed(key, [], list, "a list of texts")
+        if value and not isinstance(value[0], str):
+            raise invalid(f"{self.path}: {key} must be a list of texts")
+        return value
+
+    def numbers(self, key: str) -> list[Any]:
+        """Return a list of numbers in the metadata, empty without one. Raises INVALID_ARG for another type."""
+        value = self.metadata.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, np.ndarray):
+            raise invalid(f"{self.path}: {key} must be a list of numbers")
+        return list(value.tolist())
+
+    def _typed(self, key: str, default: Any, kind: type, wanted: str) -> Any:
+        value = self.metadata.get(key, default)
+        if type(value) is not kind:
+            raise invalid(f"{self.path}: {key} must be {wanted}")
+        return value
+
+
+def type_name(kind: int) -> str:
+    """Return ggml's name for a tensor type."""
+    return _TYPES[kind][0]
+
+
+def block_bytes(kind: int) -> int:
+    """Return the size of a block of a tensor type (bytes)."""
+    return _TYPES[kind][2]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the metadata and tensor locations of a file. Raises INVALID_ARG if it is invalid or truncated."""
+    try:
+        return _read(path)
+    except OSError as error:
+        raise invalid(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _read(path: Path) -> GgufFile:
+    with open_regular(path) as file:
+        beginning = file.read(len(_LFS_POINTER))
+        if beginning == _LFS_POINTER:
+            raise invalid(f"{path} is a Git LFS pointer, not the weights: run 'git lfs pull' there")
+        if not beginning.startswith(_MAGIC):
+            raise invalid(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _Reader(path, content).read()
+
+
+class _Reader:
+    """Reads a file sequentially from its beginning."""
+
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self._path = path
+        self._content = content
+        self._size = len(content)
+        self._at = len(_MAGIC)
+        self._texts = 0
+
+    def read(self) -> GgufFile:
+        version = self._unpack("I")
+        if version not in _VERSIONS:
+            kind = f"version {version}" if version & 0xFFFF else "big-endian numbers"
+            raise invalid(f"{self._path} is a GGUF file with {kind}; versions 2 and 3, little-endian, are read")
+        tensors, entries = self._count("Q", 24), self._count("Q", 12)
+        if max(tensors, entries) > _MOST_ENTRIES:
+            raise self._wrong(f"it claims {tensors} tensors and {entries} values")
+        metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            key = self._text()
+            metadata[key] = self._value(self._unpack("I"))
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20:
+            raise self._wrong("general.alignment is not a reasonable number")
+        infos = [self._tensor() for _ in range(tensors)]
+        start = -(-self._at // alignment) * alignment
+        return GgufFile(self._path, version, metadata, self._placed(infos, start))
+
+    def _placed(self, infos: Sequence[TensorInfo], start: int) -> dict[str, TensorInfo]:
+        placed = {
+            info.name: TensorInfo(info.name, info.shape, info.type, start + info.offset, info.size) for info in infos
+        }
+        if len(placed) != len(infos):
+            raise self._wrong("two tensors have the same name")
+        end = max((tensor.offset + tensor.size for tensor in placed.values()), default=0)
+        if end > self._size:
+            raise invalid(f"{self._path} was cut off: it has {self._size} of {end} bytes")
+        return placed
+
+    def _tensor(self) -> TensorInfo:
+        name = self._text()
+        dimensions = self._unpack("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise self._wrong(f"tensor '{name[:100]}' has {dimensions} dimensions")
+        shape = tuple(self._unpack("Q") for _ in range(dimensions))
+        kind, offset = self._unpack("I"), self._unpack("Q")
+        if kind not in _TYPES:
+            raise invalid(f"{self._path}: tensor '{name[:100]}' is of type {kind}, which is not known here")
+        numbers = 1
+        for dimension in shape:
+            numbers *= dimension
+        _, block, width = _TYPES[kind]
+        if numbers % block:
+            raise self._wrong(f"tensor '{name[:100]}' has no whole number of blocks")
+        return TensorInfo(name, shape[::-1], kind, offset, numbers // block * width)
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            return self._list(self._unpack("I"))
+        if kind not in _SCALARS:
+            raise self._wrong(f"a value is of type {kind}")
+        value = self._unpack(_SCALARS[kind])
+        # The shortest decimal that rounds to the 32-bit float (1e-05), as in a config.json, not its exact value.
+        return float(str(np.float32(value))) if kind == _FLOAT32 else value
+
+    def _list(self, kind: int) -> Any:
+        if kind == _STRING:
+            count = self._count("Q", 8)
+            self._texts += count
+            if self._texts > _MOST_TEXTS:
+                raise self._wrong("it has more texts than any model")
+            return [self._text() for _ in range(count)]
+        if kind not in _SCALARS:
+            raise self._wrong("it has lists of lists" if kind == _ARRAY else f"a list is of type {kind}")
+        dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
+        count = self._count("Q", dtype.itemsize)
+        return np.frombuffer(self._taken(count * dtype.itemsize), dtype)
+
+    def _text(self) -> str:
+        return self._taken(self._count("Q", 1)).decode("utf-8", "replace")
+
+    def _count(self, form: str, width: int) -> int:
+        """Read a number of elements. Raises INVALID_ARG if the file is too short for ``width`` bytes per element."""
+        count: int = self._unpack(form)
+        if count * width > self._size - self._at:
+            raise self._cut()
+        return count
+
+    def _unpack(self, form: str) -> Any:
+        return struct.unpack(f"<{form}", self._taken(struct.calcsize(f"<{form}")))[0]
+
+    def _taken(self, size: int) -> bytes:
+        start, self._at = self._at, self._at + size
+        if self._at > self._size:
+            raise self._cut()
+        return self._content[start : self._at]
+
+    def _cut(self) -> ConchError:
+        return self._wrong("it was cut off, or claims more than it holds")
+
+    def _wrong(self, why: str) -> ConchError:
+        return invalid(f"{self._path} is not a GGUF file that can be read: {why}")
+
+
+#: Names of architectures in transformers, ``model_type`` and the class of the language model, by llama.cpp's name.
+_ARCHITECTURES: Final[Mapping[str, tuple[str, str]]] = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
+    "phi3": ("phi3", "Phi3ForCausalLM"),
+    "gemma": ("gemma", "GemmaForCausalLM"),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "gpt2": ("gpt2", "GPT2LMHeadModel"),
+    "falcon": ("falcon", "FalconForCausalLM"),
+    "starcoder2": ("starcoder2", "Starcoder2ForCausalLM"),
+    "stablelm": ("stablelm", "StableLmForCausalLM"),
+    "granite": ("granite", "GraniteForCausalLM"),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM"),
+    "cohere": ("cohere", "CohereForCausalLM"),
+    "command-r": ("cohere", "CohereForCausalLM"),
+    "mamba": ("mamba", "MambaForCausalLM"),
+}
+_INTEGERS: Final[Mapping[str, str]] = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "sliding_window": "attention.sliding_window",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+_NUMBERS: Final[Mapping[str, str]] = {
+    "rope_theta": "rope.freq_base",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+}
+_REQUIRED: Final = ("max_position_embeddings", "hidden_size", "num_hidden_layers")
+_TOKENS: Final[Mapping[str, str]] = {
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "pad_token_id": "padding_token_id",
+}
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """Return the content of config.json for the model in a GGUF file.
+
+    An unknown architecture keeps llama.cpp's name. Raises INVALID_ARG for a file without a model or without required
+    metadata.
+    """
+    name = file.text("general.architecture")
+    if not name:
+        raise invalid(f"{file.path} holds no model: general.architecture is missing")
+    if file.text("general.type", "model") != "model":
+        raise invalid(f"{file.path} holds no model but a '{file.text('general.type')}'")
+    model_type, architecture = _ARCHITECTURES.get(name, (name, ""))
+    config: dict[str, Any] = {"model_type": model_type, "architectures": [architecture] if architecture else []}
+    for key, theirs in _INTEGERS.items():
+        value = file.metadata.get(f"{name}.{theirs}")
+        if value is None:
+            continue
+        if not isinstance(value, int):
+            value = max(file.numbers(f"{name}.{theirs}"), default=0)  # one number per layer
+        config[key] = int(value)
+    for key, theirs in _NUMBERS.items():
+        value = file.metadata.get(f"{name}.{theirs}")
+        if isinstance(value, int | float):
+            config[key] = float(value)
+    for key in _REQUIRED:
+        if config.get(key, 0) <= 0:
+            raise invalid(f"{file.path}: {name}.{_INTEGERS[key]} is missing")
+    config["vocab_size"] = len(file.texts("tokenizer.ggml.tokens")) or file.integer(f"{name}.vocab_size", 0)
+    for key, theirs in _TOKENS.items():
+        if (id := file.integer(f"tokenizer.ggml.{theirs}")) >= 0:
+            config[key] = id
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    return config
+
+
+def rope_scaling(file: GgufFile) -> tuple[str, float]:
+    """Return the type of rotary frequency scaling (``none``, ``linear``, ``yarn``, ``longrope``) and its factor.
+
+    Source of the defaults: llama.cpp's llama-model.cpp.
+    """
+    name = file.text("general.architecture")
+    factor = file.number(f"{name}.rope.scaling.factor") or file.number(f"{name}.rope.scale_linear") or 1.0
+    kind = file.text(f"{name}.rope.scaling.type", "linear")
+    if any(tensor.startswith("rope_factors_") for tensor in file.tensors):
+        kind = "longrope"
+    return ("none", 1.0) if kind == "none" or (kind == "linear" and factor == 1) else (kind, factor)
+
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A quantised matrix with the values ``scales * numbers + minima``.
+
+    ``numbers`` is ``[rows, groups, size]``, with 4 or 8 ``bits`` per number; ``scales`` and ``minima`` are
+    ``[rows, groups]``.
+    """
+
+    numbers: Bytes
+    scales: Floats
+    minima: Floats
+    bits: int
+
+    def rows(self, order: Any) -> Blocks:
+        """Return the rows ``order``, in that order."""
+        return Blocks(self.numbers[order], self.scales[order], self.minima[order], self.bits)
+
+
+def read_blocks(rows: Bytes, kind: int) -> Blocks:
+    """Decode the bytes ``[rows, bytes]`` of a matrix whose type ``kind`` is in ``DECODERS``."""
+    decode = DECODERS[type_name(kind)]
+    numbers, scales, minima, bits = decode(np.ascontiguousarray(rows).reshape(len(rows), -1, block_bytes(kind)))
+    groups = (len(rows), -1)
+    return Blocks(
+        numbers.reshape(*groups, numbers.shape[-1]),
+        scales.astype(np.float32).reshape(groups),
+        minima.astype(np.float32).reshape(groups),
+        bits,
+    )
+
+
+def _half(blocks: Bytes, start: int) -> Floats:
+    """Return the 16-bit float at byte ``start`` of each block."""
+    return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(packed: Bytes, run: int) -> Bytes:
+    """Unpack 4-bit numbers: the low halves of ``run`` bytes, then the high halves of the same bytes."""
+    parts = packed.reshape(*packed.shape[:-1], -1, run)
+    return np.concatenate([parts & 15, parts >> 4], -1).reshape(*packed.shape[:-1], -1)
+
+
+def _q4_0(blocks: Bytes) -> tuple[Any, ...]:
+    scales = _half(blocks, 0)
+    return _nibbles(blocks[..., 2:], 16), scales, -8 * scales, 4
+
+
+def _q4_1(blocks: Bytes) -> tuple[Any, ...]:
+    return _nibbles(blocks[..., 4:], 16), _half(blocks, 0), _half(blocks, 2), 4
+
+
+def _q8_0(blocks: Bytes) -> tuple[Any, ...]:
+    scales = _half(blocks, 0)
+    return blocks[..., 2:] ^ 128, scales, -128 * scales, 8
+
+
+def _q4_k(blocks: Bytes) -> tuple[Any, ...]:
+    low, high, mixed = (blocks[..., start : start + 4] for start in (4, 8, 12))
+    scales = np.concatenate([low & 63, mixed & 15 | low >> 6 << 4], -1)
+    minima = np.concatenate([high & 63, mixed >> 4 | high >> 6 << 4], -1)
+    numbers = _nibbles(blocks[..., 16:], 32)
+    return numbers.reshape(*numbers.shape[:-1], 8, 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minima, 4
+
+
+def _q6_k(blocks: Bytes) -> tuple[Any, ...]:
+    numbers = _nibbles(blocks[..., :128], 64)
+    parts = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 32)
+    for place in range(4):
+        high = parts >> 2 * place & 3
+        numbers.reshape(*blocks.shape[:-1], 2, 4, 32)[..., place, :] |= high << 4
+    scales = _half(blocks, 208) * np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    return numbers.reshape(*numbers.shape[:-1], 16, 16), scales, -32 * scales, 8
+
+
+#: Decoders by type name.
+DECODERS: Final[Mapping[str, Callable[[Bytes], tuple[Any, ...]]]] = {
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
+}  # fmt: skip
+
+#: The values of ``model_type`` that OpenVINO GenAI 2026.4 supports in GGUF files, and the tensors that it reads.
+_MODELS: Final = ("llama", "qwen2", "qwen3")
+_TENSORS: Final = re.compile(
+    r"((token_embd|output|output_norm)|blk\.\d+\.(attn_(norm|[qkv]|[qk]_norm|output)|ffn_(norm|gate|up|down)))\.(weight|bias)"
+)
+
+
+def openvino_problem(file: GgufFile, model_type: str, adapters: bool) -> str:
+    """Return why engine ``openvino`` cannot serve a file with a model of this type; empty if it can.
+
+    With ``adapters``, the model also has LoRA adapters.
+    """
+    if adapters:
+        # GenAI does not find the layers of adapters in a graph that it builds from a GGUF file.
+        return "OpenVINO GenAI ignores LoRA adapters of a GGUF file"
+    if model_type not in _MODELS:
+        return f"OpenVINO GenAI reads GGUF files of {', '.join(_MODELS)}, not of '{model_type}'"
+    scaling, _ = rope_scaling(file)
+    if scaling != "none":
+        return f"OpenVINO GenAI ignores its scaling of rotary frequencies, '{scaling}'"
+    for tensor in file.tensors.values():
+        kind = type_name(tensor.type)
+        if not _TENSORS.fullmatch(tensor.name):
+            return f"OpenVINO GenAI ignores tensor '{tensor.name}'"
+        if kind not in ("F16", *DECODERS) and (kind != "F32" or len(tensor.shape) > 1):
+            shapes = "matrices" if kind == "F32" else "tensors"
+            return f"OpenVINO GenAI does not read {shapes} of type {kind}, such as '{tensor.name}'"
+    return ""

@@ -1,1 +1,0 @@
-"""GGUF files: metadata, tensors, and their conversion to a Hugging Face configuration."""

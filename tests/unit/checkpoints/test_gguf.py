@@ -1,0 +1,157 @@
+"""GGUF files: what they say, and one clear error for each that is wrong, cut off or hostile."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conch.checkpoints.gguf import GgufFile, TensorInfo, config_of, read_gguf
+from conch.core.errors import Code, ConchError
+from tests.unit.checkpoints.gguf_files import LLAMA, content, text, write
+
+TENSORS = [("token_embd.weight", (32, 8), 2, 0), ("output_norm.weight", (32,), 0, 160)]
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises(ConchError) as refused:
+        call()
+    assert refused.value.code is Code.INVALID_ARG and "\n" not in refused.value.message
+    return refused.value.message
+
+
+def test_everything_in_a_file_is_read(tmp_path: Path) -> None:
+    values = {"a": "日", "b": 7, "c": 0.1, "d": True, "e": ["x", "", "y"], "f": [1, -2], "g": [0.5]}
+    path = write(tmp_path / "m.gguf", values, tensors=TENSORS, data=160 + 128)
+    file = read_gguf(path)
+
+    assert (file.path, file.version) == (path, 3)
+    assert file.metadata["c"] == 0.1 and file.text("a") == "日" and file.integer("b") == 7 and file.flag("d")
+    assert (file.texts("e"), file.numbers("f"), file.numbers("g")) == (["x", "", "y"], [1, -2], [0.5])
+    assert (file.text("none"), file.integer("none"), file.texts("none"), file.numbers("none")) == ("", -1, [], [])
+    start = len(path.read_bytes()) - 288
+    assert file.tensors == {
+        "token_embd.weight": TensorInfo("token_embd.weight", (8, 32), 2, start, 8 * 18),
+        "output_norm.weight": TensorInfo("output_norm.weight", (32,), 0, start + 160, 128),
+    }
+
+
+@pytest.mark.parametrize(
+    ("types", "quantised"), [((0, 1, 30), False), ((1, 2), True), ((8, 0), True)], ids=["plain", "Q4_0", "Q8_0"]
+)
+def test_weights_are_quantised_where_a_matrix_is(tmp_path: Path, types: tuple[int, ...], quantised: bool) -> None:
+    tensors = [(str(kind), (32, 8), kind, 1024 * place) for place, kind in enumerate(types)]
+    vector = ("norm", (32,), 8, 1024 * len(types))
+    path = write(tmp_path / "m.gguf", {}, tensors=[*tensors, vector], data=1024 * (len(types) + 1))
+    assert read_gguf(path).quantised is quantised
+
+
+def test_configuration_is_in_the_terms_of_config_json(tmp_path: Path) -> None:
+    extra = {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.bos_token_id": 0}
+    assert config_of(read_gguf(write(tmp_path / "m.gguf", {**LLAMA, **extra}))) == {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 256,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-05,
+        "vocab_size": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("qwen2", "qwen2"), ("qwen3", "qwen3"), ("gemma3", "gemma3_text"), ("x", "x")]
+)
+def test_architectures_have_their_names_in_transformers(tmp_path: Path, theirs: str, ours: str) -> None:
+    values = {key.replace("llama.", f"{theirs}."): value for key, value in LLAMA.items()}
+    values |= {"general.architecture": theirs, f"{theirs}.feed_forward_length": [64, 96]}
+    config = config_of(read_gguf(write(tmp_path / "m.gguf", values)))
+    assert (config["model_type"], config["intermediate_size"]) == (ours, 96)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"general.architecture": None}, "holds no model: general.architecture is missing"),
+        ({"general.architecture": 3}, "general.architecture must be a text"),
+        ({"general.type": "adapter"}, "holds no model but a 'adapter'"),
+        ({"llama.context_length": None}, "llama.context_length is missing"),
+        ({"llama.block_count": "two"}, "llama.block_count must be a list of numbers"),
+        ({"tokenizer.ggml.tokens": [1]}, "tokenizer.ggml.tokens must be a list of texts"),
+    ],
+)
+def test_model_that_cannot_be_one_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    values = {key: value for key, value in {**LLAMA, **change}.items() if value is not None}
+    assert message in refusal(lambda: config_of(read_gguf(write(tmp_path / "m.gguf", values))))
+
+
+def head(tensors: int, values: int, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, values)
+
+
+HUGE = 2**63
+WRONG: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is not a GGUF file: it does not begin with 'GGUF'"),
+    "something else": (b"PK\x03\x04" * 9, "is not a GGUF file"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+    "no header": (b"GGUF\x03", "it was cut off"),
+    "old": (head(0, 0, 1), "is a GGUF file with version 1; versions 2 and 3, little-endian, are read"),
+    "big-endian": (b"GGUF" + struct.pack(">I", 3) + bytes(16), "is a GGUF file with big-endian numbers"),
+    "many tensors": (head(HUGE, 0), "it was cut off, or claims more than it holds"),
+    "many values": (head(0, HUGE), "it was cut off, or claims more than it holds"),
+    "long name": (head(0, 1) + struct.pack("<Q", HUGE) + bytes(64), "it was cut off, or claims more than it holds"),
+    "long list": (head(0, 1) + text("a") + struct.pack("<IIQ", 9, 10, HUGE), "claims more than it holds"),
+    "long list of texts": (head(0, 1) + text("a") + struct.pack("<IIQ", 9, 8, HUGE), "claims more than it holds"),
+    "lists of lists": (head(0, 1) + text("a") + struct.pack("<IIQ", 9, 9, 1) * 9, "it has lists of lists"),
+    "unknown value": (head(0, 1) + text("a") + struct.pack("<I", 77), "a value is of type 77"),
+    "alignment": (content({"general.alignment": 0}), "general.alignment is not a reasonable number"),
+    "dimensions": (content({}, [("w", (1,) * 9, 0, 0)]), "tensor 'w' has 9 dimensions"),
+    "tensor's type": (content({}, [("w", (1,), 99, 0)]), "tensor 'w' is of type 99, which is not known here"),
+    "blocks": (content({}, [("w", (33,), 2, 0)]), "tensor 'w' has no whole number of blocks"),
+    "same names": (content({}, [("w", (1,), 0, 0)] * 2, 4), "two tensors have the same name"),
+    "no weights": (content({}, [("w", (HUGE, HUGE), 0, 0)], 64), "was cut off: it has"),
+    "far away": (content({}, [("w", (1,), 0, 2**64 - 1)], 64), "was cut off: it has"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_file_is_refused(tmp_path: Path, kind: str) -> None:
+    data, message = WRONG[kind]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    refused = refusal(lambda: read_gguf(path))
+    assert refused.startswith(str(path)) and message in refused
+
+
+def test_every_cut_and_many_flipped_bytes_give_an_error_or_a_file(tmp_path: Path) -> None:
+    whole = content({**LLAMA, "tokenizer.ggml.tokens": ["a", "b", "c"]}, TENSORS, 288)
+    path = tmp_path / "m.gguf"
+    draw = random.Random(5)
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        refusal(lambda: read_gguf(path))
+    for _ in range(2000):
+        changed = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            changed[draw.randrange(len(whole) - 288)] = draw.randrange(256)
+        path.write_bytes(changed)
+        try:
+            assert isinstance(read_gguf(path), GgufFile)
+            config_of(read_gguf(path))
+        except ConchError as error:
+            assert error.code is Code.INVALID_ARG
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert refusal(lambda: read_gguf(tmp_path / "m.gguf")).endswith("cannot be read: No such file or directory")
