@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks import checkpoints
 from conch.cli import main
+from conch.repository.checks import checkpoints
 from tests.deploy.clouds import MODEL, PREPROCESSING, repository
 from tests.models import write
 

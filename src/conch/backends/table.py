@@ -51,6 +51,16 @@ class Backend:
     request_parameters: RequestParameters | None = None
     by_row: bool = False
 
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether the models may have sequence batching; those of checkpoints may not."""
+        return not (self.prepares or self.generates)
+
+
+def sequences_unsupported(model: str, backend: str) -> str:
+    """Return the error message for sequence batching with a backend that does not support it."""
+    return f"model '{model}' uses sequence batching, which backend '{backend}' does not support"
+
 
 #: Request parameters of backends that sample tokens; these backends refuse unsupported values themselves.
 _SAMPLING: Final = RequestParameters(frozenset(NAMES) | IGNORED | set(REFUSED))

@@ -11,7 +11,7 @@ import click
 from conch.cli import completion
 
 if TYPE_CHECKING:
-    from conch.checks.finding import Finding
+    from conch.repository.checks.finding import Finding
 
 
 @click.command("check")
@@ -43,8 +43,8 @@ def check_command(directories: tuple[str, ...], config_name: str | None, backend
     A repository may also be a URL, as for conch serve; its models are then downloaded.
     The exit status is 1 when there is an error.
     """
-    from conch.checks.repository import check
     from conch.repository.backends import BackendDirectories
+    from conch.repository.checks.repository import check
     from conch.repository.roots import read_place
 
     places = [read_place(directory) for directory in directories]

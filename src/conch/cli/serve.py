@@ -72,9 +72,9 @@ def _settings(texts: Mapping[str, Sequence[str]]) -> Settings:
 
 def _faults(settings: Settings, error: ConchError) -> list[str]:
     """What ``conch check`` says of the models that could not be loaded, which is more than Triton's errors say."""
-    from conch.checks.repository import check
     from conch.library.app import LoadFailed
     from conch.repository.backends import BackendDirectories
+    from conch.repository.checks.repository import check
     from conch.repository.stores.urls import is_url
 
     # Models in stores would be downloaded for this with all of their versions.

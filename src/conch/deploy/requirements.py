@@ -17,17 +17,17 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, is_hub_id, local_path, read_model_file
 from conch.checkpoints.options import Options, extra_of
 from conch.checkpoints.task import canonical
-from conch.checks.checkpoints import engine_problem
-from conch.checks.configuration import named_gpus
-from conch.checks.missing_imports import packages_of, packages_with
-from conch.checks.model import CheckedModel
-from conch.checks.repository import check
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.core.errors import invalid, not_found
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine.extras import PACKAGES
 from conch.machine.gpus import visible_gpus
+from conch.repository.checks.checkpoints import engine_problem
+from conch.repository.checks.configuration import named_gpus
+from conch.repository.checks.missing_imports import packages_of, packages_with
+from conch.repository.checks.model import CheckedModel
+from conch.repository.checks.repository import check
 from conch.repository.scan import ModelRepository
 
 #: Parameters that name a checkpoint, an engine's folder, a tokenizer or an environment.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from conch.backends.table import Backend, backend_of
+from conch.backends.table import Backend, backend_of, sequences_unsupported
 from conch.config.schema import InstanceGroup, ModelConfig, implementation, scheduler
 from conch.config.signature import parameters
 from conch.core.errors import invalid, unsupported
@@ -33,8 +33,8 @@ def make_scheduler(
     kind = scheduler(config)
     backend = backend_of(implementation(config), parameters(config))
     if kind == "sequence_batching":
-        if not takes_sequences(backend):
-            raise unsupported(no_sequences(config))
+        if not backend.takes_sequences:
+            raise unsupported(sequences_unsupported(config.name, config.backend))
         return SequenceScheduler(
             sequence_policy(
                 config,
@@ -77,19 +77,6 @@ def _make_batcher(config: ModelConfig, signature: ModelSignature, limit: int, ba
         signature,
         preferred=tuple(batching.preferred_batch_size),
         max_delay_us=batching.max_queue_delay_microseconds,
-    )
-
-
-def takes_sequences(backend: Backend) -> bool:
-    """Whether a backend supports sequence batching; backends for checkpoints do not."""
-    return not (backend.prepares or backend.generates)
-
-
-def no_sequences(config: ModelConfig) -> str:
-    """The error message for sequence batching with a backend that does not support it."""
-    return (
-        f"model '{config.name}' asks for sequence batching, which backend '{config.backend}' does not have: "
-        "its requests stand alone"
     )
 
 

@@ -16,12 +16,12 @@ from onnx import TensorProto, helper
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.inputs import open_encoder
-from conch.checks.repository import check
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig
 from conch.convert.encoder.evaluate import padded
 from conch.convert.layout import TEMPLATE, Trio
 from conch.core.errors import ConchError
+from conch.repository.checks.repository import check
 from tests.text_checkpoints import TEXTS
 from tests.unit.convert.layout.onnx_encoders import graph
 

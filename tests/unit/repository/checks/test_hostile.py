@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks.missing_imports import missing_modules
-from conch.checks.repository import check
+from conch.repository.checks.missing_imports import missing_modules
+from conch.repository.checks.repository import check
 
 GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 OUTPUT = 'output { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
@@ -95,7 +95,9 @@ def test_a_long_chain_of_calls_is_read(model: Path) -> None:
 
 
 def test_a_module_is_not_its_own_correction(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.checks.missing_imports.missing_modules", lambda python, names: frozenset(names))
+    monkeypatch.setattr(
+        "conch.repository.checks.missing_imports.missing_modules", lambda python, names: frozenset(names)
+    )
     (model / "1" / "model.py").write_text(f"import numpy\n{GOOD}")
     [line] = lines(model)
     assert "did you mean" not in line and sys.executable in line

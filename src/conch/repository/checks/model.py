@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conch.checks.finding import Finding
 from conch.config.pbtxt import locate
 from conch.config.problem import FieldPath, Problem
 from conch.config.reading import read_small
 from conch.config.schema import PYTHON_RUNTIME, ModelConfig, implementation, is_ensemble
+from conch.repository.checks.finding import Finding
 from conch.repository.model_files import ModelFiles
 from conch.repository.versions import select_versions
 

@@ -13,13 +13,6 @@ from tarfile import is_tarfile
 from typing import Any, Final
 
 from conch.backends.table import BACKENDS
-from conch.checks.checkpoints import check_checkpoints
-from conch.checks.configuration import check_backend, check_configuration, named_gpus
-from conch.checks.finding import Finding, line_of, with_fix
-from conch.checks.missing_imports import check_imports
-from conch.checks.model import CheckedModel, in_configuration
-from conch.checks.placement import check_contents, check_directory, check_placement
-from conch.checks.python_model import check_called_models, check_python_model, read_python_model
 from conch.config.parameters import ParameterTable
 from conch.config.problem import ConfigError, Problem
 from conch.config.reading import read_small
@@ -29,6 +22,13 @@ from conch.config.signature import parameters
 from conch.config.validate_ensemble import cycle_problem, member_problems, version_problem
 from conch.core.errors import ConchError, did_you_mean
 from conch.repository.backends import USUAL_PLACES, BackendDirectories
+from conch.repository.checks.checkpoints import check_checkpoints
+from conch.repository.checks.configuration import check_backend, check_configuration, named_gpus
+from conch.repository.checks.finding import Finding, line_of, with_fix
+from conch.repository.checks.missing_imports import check_imports
+from conch.repository.checks.model import CheckedModel, in_configuration
+from conch.repository.checks.placement import check_contents, check_directory, check_placement
+from conch.repository.checks.python_model import check_called_models, check_python_model, read_python_model
 from conch.repository.errors import PollError
 from conch.repository.model_files import ModelFiles, read_labels
 from conch.repository.roots import Place

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conch.checks import checkpoints
-from conch.checks.finding import Finding
-from conch.checks.repository import check
 from conch.cli.check import check_command
 from conch.repository.backends import BackendDirectories
+from conch.repository.checks import checkpoints
+from conch.repository.checks.finding import Finding
+from conch.repository.checks.repository import check
 
 GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 COMPLETE = GOOD + "    @staticmethod\n    def auto_complete_config(config): ...\n"
@@ -419,7 +419,7 @@ def test_no_library_that_runs_models_is_imported(tmp_path: Path) -> None:
     put(tmp_path, "n/config.pbtxt", f'backend: "onnxruntime"\n{IO}')
     put(tmp_path, "n/1/model.onnx")
     program = (
-        "import sys; from pathlib import Path; from conch.checks.repository import check;"
+        "import sys; from pathlib import Path; from conch.repository.checks.repository import check;"
         f"assert check([Path({str(tmp_path)!r})]);"
         "print(sorted({'torch', 'transformers', 'onnxruntime', 'openvino', 'huggingface_hub'} & sys.modules.keys()))"
     )

@@ -16,14 +16,14 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Final
 
-from conch.checks.finding import Finding
-from conch.checks.imports import UNREADABLE, Imported, changes_path, imports_of
-from conch.checks.model import CheckedModel
 from conch.config.reading import read_small
 from conch.config.schema import implementation
 from conch.config.signature import parameters
 from conch.core.errors import did_you_mean
 from conch.machine import extras
+from conch.repository.checks.finding import Finding
+from conch.repository.checks.imports import UNREADABLE, Imported, changes_path, imports_of
+from conch.repository.checks.model import CheckedModel
 
 # Only the interpreter that runs conch is started, and only to query its import finders: an environment may have come
 # with the model, so its interpreter could run arbitrary code.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conch.backends.table import BACKENDS, WAYS_OUT
-from conch.checks.finding import Finding
-from conch.checks.model import CheckedModel
+from conch.backends.table import BACKENDS, WAYS_OUT, sequences_unsupported
 from conch.config.effects import ineffective_problems
 from conch.config.problem import Problem
 from conch.config.remote import field_problems, is_remote
@@ -18,8 +16,9 @@ from conch.config.validate_scheduling import state_problems
 from conch.core.errors import did_you_mean
 from conch.machine.gpus import visible_gpus
 from conch.repository.backends import BackendDirectories
+from conch.repository.checks.finding import Finding
+from conch.repository.checks.model import CheckedModel
 from conch.repository.model_files import CONFIG_FILE
-from conch.server.execution.scheduling import no_sequences, takes_sequences
 
 
 def named_gpus(config: ModelConfig) -> list[int]:
@@ -103,8 +102,9 @@ def check_backend(model: CheckedModel, backends: BackendDirectories) -> Iterator
     """Yield errors for a backend or a scheduler that this server does not support."""
     config = model.config
     backend = BACKENDS.get(implementation(config))
-    if scheduler(config) == "sequence_batching" and backend is not None and not takes_sequences(backend):
-        yield model.finding(Problem(no_sequences(config), ("sequence_batching",), hint="dynamic_batching { }"))
+    if scheduler(config) == "sequence_batching" and backend is not None and not backend.takes_sequences:
+        message = sequences_unsupported(config.name, config.backend)
+        yield model.finding(Problem(message, ("sequence_batching",), hint="dynamic_batching { }"))
     try:
         for version in model.versions[:1]:
             backends.check(model.config, model.files.directory, version)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks import checkpoints, configuration
-from conch.checks.repository import check
+from conch.repository.checks import checkpoints, configuration
+from conch.repository.checks.repository import check
 
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 INPUT = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\n'
@@ -243,8 +243,8 @@ MISTAKES = {
     ),
     "sequences of a backend that has none": Mistake(
         {f"m/1/{name}": text for name, text in CHECKPOINT.items()} | {"m/config.pbtxt": "sequence_batching { }\n"},
-        "R/m/config.pbtxt:1: error: model 'm' asks for sequence batching, which backend 'huggingface' does not have: "
-        "its requests stand alone (fix: dynamic_batching { })",
+        "R/m/config.pbtxt:1: error: model 'm' uses sequence batching, which backend 'huggingface' does not support "
+        "(fix: dynamic_batching { })",
     ),
     "labels that are missing": Mistake(
         configured(f'{INPUT}output {{ name: "B" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }}\n'),

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from conch.checks.finding import Finding
 from conch.config.reading import read_json
 from conch.config.remote import is_remote
 from conch.core.errors import nearest
+from conch.repository.checks.finding import Finding
 from conch.repository.directory_kinds import is_checkpoint, is_model_directory, repository_problem
 from conch.repository.model_files import CONFIG_FILE, ModelFiles
 from conch.repository.scan import ModelRepository

@@ -9,10 +9,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, TypeVar
 
-from conch.checks.finding import Finding
-from conch.checks.imports import UNREADABLE
 from conch.config.reading import read_small
 from conch.core.errors import did_you_mean, nearest, one_line
+from conch.repository.checks.finding import Finding
+from conch.repository.checks.imports import UNREADABLE
 
 N = TypeVar("N", bound=ast.AST)
 

@@ -18,13 +18,13 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, is_hub_id, local_path
 from conch.checkpoints.options import Options
 from conch.checkpoints.task import canonical, misfit, suggested_task
-from conch.checks.finding import Finding, line_of, with_fix
-from conch.checks.model import CheckedModel
 from conch.config.reading import read_small
 from conch.config.signature import parameters
 from conch.core.errors import ConchError
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine import extras
+from conch.repository.checks.finding import Finding, line_of, with_fix
+from conch.repository.checks.model import CheckedModel
 
 #: The modules that each engine needs.
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
