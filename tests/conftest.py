@@ -38,6 +38,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server_kind", kinds, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what starts the real Triton with models or flags of its own, unless ``--server=triton`` asks for it.
+
+    It takes seconds for each start, and responds as it did when the test was written, because its version is fixed.
+    """
+    if config.getoption("server") == "triton":
+        return
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        own_server = "start" in getattr(item, "fixturenames", ()) and "start" not in parameters
+        if own_server and parameters.get("server_kind") == "triton":
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_older_is_collected() -> None:
     """Keep the garbage collector to what the tests of a module make.

@@ -91,6 +91,7 @@ def test_serving_measures_both_servers() -> None:
         assert number(conch) > 0 and number(triton) > 0 and number(ratio) > 0
 
 
+@pytest.mark.slow
 def test_features_measures_both_servers() -> None:
     output = run("benchmarks.features", "--rounds", 1, "--seconds", 0.1, "--models", 1)
     (table,) = tables(output)
@@ -118,6 +119,7 @@ def test_remote_asks_directly_and_through_another_server() -> None:
     assert all(number(cell) > 0 for row in table[1:] for cell in row[1:3])
 
 
+@pytest.mark.slow
 def test_agreement_asks_both_tools() -> None:
     (table,) = tables(run("benchmarks.agreement", "--rounds", 1, "--seconds", 0.5, "--levels", 2))
     assert [row[:2] for row in table[1:]] == [["http", "2"], ["grpc", "2"]]
@@ -133,6 +135,7 @@ def test_layers_follow_requests_through_all_stages(protocol: str) -> None:
     assert number(table[-1][1]) > 0
 
 
+@pytest.mark.slow
 def test_huggingface_asks_all_servers(folder: Path) -> None:
     peers = list(text_columns.PEERS) if environment.installed() else ["padding"]
     options = ["--rounds", 1, "--seconds", 0.2, "--texts", 16, "--variants", VARIANT]
@@ -150,6 +153,7 @@ def test_huggingface_asks_all_servers(folder: Path) -> None:
     assert number(layers[-1][2]) > 0
 
 
+@pytest.mark.slow
 def test_direct_and_offline_are_programs_too(folder: Path) -> None:
     options = ["--converted", folder, "--variants", VARIANT, "--seconds", 0.1]
     (layers,) = tables(run("benchmarks.direct", *options))
@@ -161,6 +165,7 @@ def test_direct_and_offline_are_programs_too(folder: Path) -> None:
     assert all(number(row[1]) > 0 and number(row[2]) > 0 for row in shapes[1:])
 
 
+@pytest.mark.slow
 def test_generation_asks_all_servers() -> None:
     peers = [name for name in USUAL if (llama.PROGRAM.exists() if name == "llama.cpp" else environment.installed())]
     output = run("benchmarks.generation", "--quick", "--seconds", 0.5, "--conch", "gguf", "--peers", *peers)
@@ -174,7 +179,10 @@ def test_generation_asks_all_servers() -> None:
     assert number(alone[1][3]) > 0
 
 
-@pytest.mark.parametrize(("question", "architecture"), [("encoders", "roberta"), ("causal", "mistral:window")])
+@pytest.mark.parametrize(
+    ("question", "architecture"),
+    [("encoders", "roberta"), pytest.param("causal", "mistral:window", marks=pytest.mark.slow)],
+)
 def test_exporters_compare_one_architecture(question: str, architecture: str) -> None:
     options = ["--exporters", "conch", "--architectures", architecture]
     (table,) = tables(run("benchmarks.exporters", question, *options))
@@ -183,6 +191,7 @@ def test_exporters_compare_one_architecture(question: str, architecture: str) ->
     assert name == architecture and number(difference) < 1e-3
 
 
+@pytest.mark.slow
 def test_gguf_types_compares_an_engine_with_the_dequantised_file() -> None:
     output = run(
         "benchmarks.gguf_types", "--types", "Q4_K", "Q5_0", "--engines", "openvino", "--layers", 1, "--tokens", 2
@@ -204,6 +213,7 @@ def test_day_zero_compares_architectures_of_each_task(tmp_path: Path) -> None:
     assert len(results.read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_the_soak_answers_every_request_while_things_break() -> None:
     output = run("benchmarks.soak", "--minutes", 0.1, "--clients", 8)
     answered = re.search(r"([\d,]+) right answers \((.*)\)", output)
@@ -219,6 +229,7 @@ def test_sequences_lose_nothing_while_clients_give_up_and_workers_are_killed() -
     assert found and all(number(count.replace(",", "")) > 0 for count in found.groups()), output
 
 
+@pytest.mark.slow
 def test_exporters_are_timed(tmp_path: Path) -> None:
     architectures.write(tmp_path, "llama", "AutoModelForCausalLM", {**architectures.SIZES, **architectures.GROUPED})
     options = ["--causal", "--exporters", "conch", "--exports", 1, "--rounds", 1]
@@ -229,12 +240,14 @@ def test_exporters_are_timed(tmp_path: Path) -> None:
     assert len(figures) == 4 and all(float(milliseconds) > 0 for *_, milliseconds in figures), output
 
 
+@pytest.mark.slow
 def test_measurements_are_what_queueing_theory_expects() -> None:
     (table,) = tables(run("benchmarks.queueing", "--seconds", 0.5))
     assert len(table) == 1 + 8 + 3 + 2 + 2
     assert all(number(expected) >= 0 and number(measured) > 0 for _, _, expected, measured, _ in table[1:])
 
 
+@pytest.mark.slow
 def test_modes_of_the_analyzer_search_the_same_space() -> None:
     options = [
         "--model",
@@ -256,6 +269,7 @@ def test_modes_of_the_analyzer_search_the_same_space() -> None:
     assert all(number(row[1]) > 0 and number(row[6]) > 0 for row in table[1:])
 
 
+@pytest.mark.slow
 def test_the_tutorials_story_is_told_to_its_end(tmp_path: Path) -> None:
     output = run("benchmarks.tutorial_story", "--quick", "--output", tmp_path)
     steps = tables(output)[-1]

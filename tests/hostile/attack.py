@@ -60,8 +60,11 @@ class Outcome:
     kept: float
 
 
-def measure(attack: Attack, server: Server, *, settle: float = 10.0) -> Outcome:
-    """Run an attack during health requests; ``kept`` is the least memory within ``settle`` seconds after it."""
+def measure(attack: Attack, server: Server, *, enough: float = 4.0, settle: float = 10.0) -> Outcome:
+    """Run an attack during health requests.
+
+    ``kept`` is the least memory within ``settle`` seconds after it, or the first that is at most ``enough`` MiB.
+    """
     assert server.process is not None
     process = psutil.Process(server.process.pid)
     before = process.memory_info().rss
@@ -73,7 +76,7 @@ def measure(attack: Attack, server: Server, *, settle: float = 10.0) -> Outcome:
         seen = watch.stop()
         kept = process.memory_info().rss
         until = monotonic() + settle
-        while monotonic() < until and kept - before > 4 * MEBIBYTE:
+        while monotonic() < until and kept - before > enough * MEBIBYTE:
             sleep(0.05)
             kept = min(kept, process.memory_info().rss)
     return Outcome(seen.longest_wait, seconds, max(0, seen.peak - before) / MEBIBYTE, (kept - before) / MEBIBYTE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import ssl
@@ -96,19 +97,31 @@ class TritonServer:
             self.command, env=self.env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
 
-    def _kill(self) -> None:
-        """Kill the server and its stubs."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._running.pid, signal.SIGKILL)
-        self._running.wait()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._running.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._running.wait(5)
         self._kill()
+
+    def _kill(self) -> None:
+        """Kill the server and its stubs, and remove their shared memory.
+
+        The server would take three to four seconds to end on SIGTERM, most of which it sleeps.
+        """
+        memory = _python_memory(self._running.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._running.pid, signal.SIGKILL)
+        self._running.wait()
+        for path in memory:
+            path.unlink(missing_ok=True)
+
+
+def _python_memory(pid: int) -> set[Path]:
+    """Return the files of shared memory through which a server exchanges tensors with its Python models."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # the server has ended
+        return set()
+    return {Path(path) for path in re.findall(r"/dev/shm/triton_python_backend\S+", maps)}
 
 
 def perf_analyzer(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
