@@ -3,7 +3,8 @@
 # make test-fast                  unit tests that need no model library
 # make test-lowest                the same with the lowest versions that pyproject.toml declares
 # make test-newest                all tests with the newest versions of everything but PyTorch
-# make test                       all tests
+# make test                       all tests but those marked slow
+# make test-slow                  the others: run them before a release
 # make test-vllm                  the engine vllm on the real vLLM, on a CPU
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
@@ -25,21 +26,28 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRA
 # The tests start conch hundreds of times; where nothing keeps what Python compiles, each start takes a second more.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Four parts, two at a time, share the cores; what says how long others wait, and which configuration is the best, wants
-# the cores for itself.  Whatever is new in tests/ is in the last part, except tests/vllm, which needs vLLM.
+# Parts that two at a time share the cores, the longest first.  Tests that measure the waiting times of other clients run
+# alone.  A new folder in tests/ belongs to LAST_PART, a new file in a folder to the part that has the folder.
+ignore = $(patsubst %,--ignore=%,$(1))
 ALONE := tests/hostile/test_attacks.py tests/unit/measure/perf/test_queueing.py
-PAGE_ALONE := 'tests/docs/test_pages.py::test_a_page_works_as_written[docs/analyze.md]'
 MEASURING := tests/unit/measure/perf tests/e2e/analyze tests/e2e/test_perf_analyzer.py
+MODELS := $(patsubst %,tests/unit/%,backends checkpoints convert)
+TEXTS := $(patsubst %,tests/e2e/%,openai_api test_convert.py test_demo.py test_generation.py test_generation_fuzz.py \
+	test_huggingface.py test_huggingface_limits.py test_inflight_batcher.py)
 BENCHMARKS := tests/e2e/test_benchmarks.py
-UNIT_PART := tests/unit tests/fuzz $(patsubst %,--ignore=%,$(MEASURING))
-SERVER_PART := tests/e2e $(patsubst %,--ignore=%,$(MEASURING) $(BENCHMARKS))
-WAITING_PART := tests/conformance $(MEASURING) tests/hostile $(patsubst %,--ignore=%,$(ALONE))
-LAST_PART := $(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile vllm __pycache__),$(wildcard tests/*/)) \
-	$(BENCHMARKS) --deselect=$(PAGE_ALONE)
+CONFORMANCE_PART := tests/conformance
+MEASURING_PART := $(MEASURING) tests/hostile $(call ignore,$(ALONE))
+TEXTS_PART := $(TEXTS)
+SERVER_PART := tests/e2e $(call ignore,$(MEASURING) $(TEXTS) $(BENCHMARKS))
+MODELS_PART := $(MODELS)
+UNIT_PART := tests/unit tests/fuzz $(call ignore,$(MEASURING) $(MODELS))
+DEPLOY_PART := tests/deploy
+LAST_PART := $(BENCHMARKS) \
+	$(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile deploy vllm __pycache__),$(wildcard tests/*/))
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-fast test-lowest test-newest test-vllm announce fuzz simulate check bench soak docs wheel
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-vllm announce fuzz simulate check bench soak docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -48,12 +56,21 @@ test: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 ifdef ARGS
 	$(BIN)/pytest $(ARGS)
 else
-	@$(BIN)/python -m tests.side_by_side "$(UNIT_PART)" "$(WAITING_PART)" "$(LAST_PART)" "$(SERVER_PART)"; status=$$?; \
-		$(BIN)/pytest $(ALONE) $(PAGE_ALONE) && exit $$status
+	@$(BIN)/python -m tests.side_by_side "$(CONFORMANCE_PART)" "$(LAST_PART)" "$(TEXTS_PART)" "$(SERVER_PART)" \
+		"$(MEASURING_PART)" "$(DEPLOY_PART)" "$(MODELS_PART)" "$(UNIT_PART)"; status=$$?; \
+		$(BIN)/pytest $(ALONE) && exit $$status
 endif
 
+test-slow: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
+	$(BIN)/pytest tests -m slow --ignore=tests/vllm $(ARGS)
+
+FAST := $(patsubst %,tests/unit/%,backends measure)
 test-fast: $(STAMPS)/dev
+ifdef ARGS
 	$(BIN)/pytest tests/unit --core $(ARGS)
+else
+	@$(BIN)/python -m tests.side_by_side "$(FAST) --core" "tests/unit --core $(call ignore,$(FAST))"
+endif
 
 # A constraint on what is installed already would be ignored: an environment of its own.
 test-lowest:
@@ -97,7 +114,7 @@ wheel: $(STAMPS)/venv
 	$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --wheel-dir dist .
 
 announce:
-	@echo "All tests take 20 to 30 minutes on two cores (make test-fast: two), and 3 GB of disk."
+	@echo "All tests take 15 to 20 minutes on two cores (make test-fast: one), and 3 GB of disk."
 	@test -e $(STAMPS)/engines || echo "First, about 1 GB of packages and models is downloaded into $(VENV)."
 	@test -e .oracle/ready || echo "The tests that compare with the real Triton download it: 100 MB, into .oracle."
 

@@ -13,6 +13,8 @@ from tests.docs.walk import PageWalk
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+#: Its analysis needs a quiet machine for a minute; tests/e2e/analyze runs shorter ones.
+SLOW = {"analyze.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -26,7 +28,9 @@ def test_each_block_is_run_or_says_why_not(page: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else []) for page in PAGES], ids=NAMES
+)
 def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
     with PageWalk(str(page.relative_to(ROOT)), tmp_path) as walk:
         for step in steps(page):

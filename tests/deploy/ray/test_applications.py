@@ -86,6 +86,7 @@ def test_a_model_that_does_not_load_is_one_sentence(cluster: RayCluster, tmp_pat
     assert ended.stderr.startswith("cannot start a replica of 'broken': ") and "no such weights" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_sentence(cluster: RayCluster, tmp_path: Path, no_application: None) -> None:
     repository = build(tmp_path / "models", "where", group="ray")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -96,6 +97,7 @@ def test_a_port_that_is_taken_is_one_sentence(cluster: RayCluster, tmp_path: Pat
     assert f"cannot start the ingress: Socket '127.0.0.1:{port}' already in use" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_latency_and_throughput(
     cluster: RayCluster, no_application: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -194,6 +194,7 @@ def test_a_version_that_does_not_load_leaves_the_old_one(
     assert ask(next(iter(urls(said, "http").values())))["ANSWER"] == "second"
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_loses_nothing_that_can_be_repeated(
     cluster: RayCluster, served: Path, said: str, flags: tuple[str, ...]
 ) -> None:

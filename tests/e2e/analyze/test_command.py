@@ -24,7 +24,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_analysis_that_is_ended_says_how_to_go_on_and_shows_what_it_has(
     tmp_path: Path, ending: signal.Signals
 ) -> None:

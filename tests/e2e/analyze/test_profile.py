@@ -195,7 +195,7 @@ def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_f
     settings: AnalyzeSettings,
 ) -> None:
     remote = replace(
-        settings, triton_launch_mode="remote", perf_analyzer_timeout=6.0, run_config_search_max_model_batch_size=2
+        settings, triton_launch_mode="remote", perf_analyzer_timeout=2.0, run_config_search_max_model_batch_size=2
     )
     flags = ("--model-control-mode=explicit", "--load-model=waits")
     watching = Ending()

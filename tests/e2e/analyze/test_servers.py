@@ -96,7 +96,7 @@ def test_a_server_ends_with_an_analysis_that_is_killed(repository: ModelReposito
     assert len(started) > 2 and alive == []
 
 
-@pytest.fixture(scope="module", params=["conch", "triton"])
+@pytest.fixture(scope="module", params=["conch", pytest.param("triton", marks=pytest.mark.slow)])
 def running(request: pytest.FixtureRequest, repository: ModelRepository) -> Iterator[ConchServer | TritonServer]:
     flags = ("--model-control-mode=explicit", "--load-model=waits")
     if request.param == "conch":
