@@ -9,21 +9,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
-
-import click
+from typing import Any, Final
 
 DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
-from conch.cli.serve import serve_command  # noqa: E402
 from conch.measure.analyze.options import not_taken  # noqa: E402
 from conch.measure.analyze.options.reading import flag_of  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
-from conch.options import RENAMED  # noqa: E402
-from conch.settings import OPTIONS, Option, Range  # noqa: E402
+from conch.options.declaration import Option, by_section  # noqa: E402
+from conch.settings import OPTIONS, RENAMED  # noqa: E402
 from conch.telemetry import families, metrics, on_demand, traffic  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
 from tests.conformance import differences  # noqa: E402
@@ -31,13 +27,6 @@ from tests.conformance import differences  # noqa: E402
 _TABLE: Final = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 #: What would be a tag in Markdown: ``<name>`` and what belongs to it.
 _FORM: Final = re.compile(r"(\S*<\S*[^\s,.;:])")
-#: Flags without a value.
-_BARE: Final = {
-    flag.removeprefix("--")
-    for param in serve_command.params
-    if isinstance(param, click.Option) and param.is_flag
-    for flag in param.opts
-}
 Row = Iterable[str]
 
 
@@ -57,11 +46,11 @@ def _cell(text: str) -> str:
 
 
 def _flags() -> str:
-    """A section for each group of flags."""
+    """A section for each section of flags."""
     return "\n".join(
-        f"## {group}\n\n{_table(['flag', 'values', 'default', 'meaning'], map(_flag_row, options))}"
-        for group, options in groupby(OPTIONS.values(), key=lambda option: option.group)
-        if not group.startswith("Accepted")
+        f"## {section}\n\n{_table(['flag', 'values', 'default', 'meaning'], map(_flag_row, options))}"
+        for section, options in by_section(OPTIONS.values()).items()
+        if not section.startswith("Accepted")
     )
 
 
@@ -69,33 +58,23 @@ def _flag_row(option: Option) -> Row:
     help = option.help.removesuffix(".").removesuffix("; repeatable")
     if option.no_effect:
         help += f"; no effect, {option.no_effect}"
-    if option.flag in _BARE:
-        return [f"`--{option.flag}`", "none", "", help]
-    return [f"`--{option.flag}`", _values(option), _default(option), _FORM.sub(r"`\1`", help)]
+    default = f"`{option.default_text}`" if option.default_text else ""
+    return [f"`{option.flag}`", _values(option), default, _FORM.sub(r"`\1`", help)]
 
 
 def _values(option: Option) -> str:
-    kind = option.type
-    if get_origin(kind) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(kind))
-    bounds = next((part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Range)), None)
-    if bounds is not None:
-        return f"from {bounds.low}" if bounds.high >= 2**31 - 1 else f"{bounds.low} to {bounds.high}"
-    if option.repeatable:
-        return "text, repeatable"
-    return {bool: "`true`, `false`", float: "number"}.get(kind, "text")
-
-
-def _default(option: Option) -> str:
-    if option.default in ("", ()):
-        return ""
-    if isinstance(option.default, bool):
-        return f"`{str(option.default).lower()}`"
-    return f"`{option.default:g}`" if isinstance(option.default, float) else f"`{option.default}`"
+    if option.switch:
+        return "none"
+    if option.values.known:
+        return ", ".join(f"`{value}`" for value in option.values.known)
+    if option.range is not None:
+        low, high, _ = option.range
+        return f"from {low}" if high >= 2**31 - 1 else f"{low} to {high}"
+    return "text, repeatable" if option.repeatable else "number" if option.kind is float else "text"
 
 
 def _accepted_flags() -> str:
-    return ", ".join(f"`--{option.flag}`" for option in OPTIONS.values() if option.group.startswith("Accepted")) + ".\n"
+    return ", ".join(f"`{option.flag}`" for option in OPTIONS.values() if option.section.startswith("Accepted")) + ".\n"
 
 
 def _renamed_flags() -> str:

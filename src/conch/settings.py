@@ -1,46 +1,26 @@
-"""All options of the server, each declared once: name, type, default, help.
+"""The options of the server: their declarations, and ``parse``, which reads their texts.
 
-The command line, the documentation and the server read these declarations. ``Settings`` holds the options of a server;
-it is validated on creation, so that contradictory settings cannot exist.
+``Settings`` holds the options of a server; it is validated on creation, so that contradictory settings cannot exist.
+The command line and the library call ``parse``. Errors have tritonserver's wording, preceded by the option's name.
 """
-# ruff: noqa: RUF009 (``option`` is ``dataclasses.field``, with names for its metadata)
+# ruff: noqa: RUF009 (``option`` is ``dataclasses.field``)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from conch.core.errors import invalid
 from conch.machine.logs import LogSettings
+from conch.options import declaration, triton_values
+from conch.options.declaration import DirectoryName, FileName, Option, Range, Reader, Values
+from conch.options.triton_values import Resource, Restriction, Setting
 
 #: The version of Triton that the server is compatible with, as reported in the server's metadata.
 SERVER_VERSION: Final = "2.51.0"
-
-
-class Setting(NamedTuple):
-    """``<scope>,<key>=<value>``: a setting of a backend, a cache or a trace mode; an empty scope means all."""
-
-    scope: str
-    key: str
-    value: str
-
-
-class Restriction(NamedTuple):
-    """Groups of endpoints that require ``header`` to have ``value``."""
-
-    apis: tuple[str, ...]
-    header: str
-    value: str
-
-
-class Resource(NamedTuple):
-    """The amount of a rate limiter's resource on a device; device -1 means every device."""
-
-    name: str
-    amount: int
-    device: int
 
 
 class Listener(NamedTuple):
@@ -53,13 +33,6 @@ class Listener(NamedTuple):
     port: int
 
 
-class Range(NamedTuple):
-    """The allowed values of an integer option, inclusive."""
-
-    low: int
-    high: int
-
-
 Number = Annotated[int, Range(0, 2**63 - 1)]
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Bytes = Annotated[int, Range(1, 2**63 - 1)]
@@ -70,21 +43,17 @@ RateLimit = Literal["off", "execution_count"]
 LogFormat = Literal["default", "ISO8601"]
 Compression = Literal["none", "low", "medium", "high"]
 
-
 #: Reasons for options that are checked but have no effect.
 _TRITONS: Final = "it is for tritonserver alone"
 
 
-def option(default: Any, group: str, help: str, *, common: bool = False, no_effect: str = "") -> Any:
-    """Declare an option; an option with a tuple as default is repeatable.
-
-    ``common`` options come first in the help. An option with ``no_effect`` is checked but ignored, for that reason.
-    """
-    return field(default=default, metadata={"group": group, "help": help, "common": common, "no_effect": no_effect})
+#: Declares an option whose value, even a Boolean, follows the flag, as tritonserver's do.
+option = partial(declaration.option, switch=False)
 
 
-def _ignored(default: Any = "") -> Any:
-    return option(default, "Accepted, without effect", "For tritonserver's command lines.", no_effect=_TRITONS)
+def _ignored(default: Any = "", read: Reader | None = None) -> Any:
+    help = "For tritonserver's command lines."
+    return option(default, "Accepted, without effect", help, read=read, no_effect=_TRITONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +61,29 @@ class Settings:
     """The server's options, with defaults for those not given. Raises INVALID_ARG for contradictory options."""
 
     # fmt: off
-    model_repository: tuple[str, ...] = option(
+    model_repository: tuple[DirectoryName, ...] = option(
         (), "Models", "Directory of models, or s3://, gs://, as:// or hf:// URL of one; repeatable.", common=True
     )
-    repository_cache_directory: str = option(
+    repository_cache_directory: DirectoryName = option(
         "", "Models", "Directory for copies of models from object stores; that of the user's cache by default."
     )
     model_control_mode: ControlMode = option(
         "none", "Models", "Load all (none), as files change (poll), on request (explicit), or when used (on-demand).",
         common=True,
     )
-    load_model: tuple[str, ...] = option((), "Models", "Model to load at startup, * for all; repeatable.", common=True)
+    load_model: tuple[Annotated[str, Values("models_to_load")], ...] = option(
+        (), "Models", "Model to load at startup, * for all; repeatable.", common=True
+    )
     model_load_overrides: LoadOverrides = option(
         "files", "Models", "What a client's load may bring: files (which run), a configuration, or its name alone."
     )
     repository_poll_secs: Count = option(15, "Models", "Seconds between two polls of the repository in poll mode.")
-    model_config_name: str = option("", "Models", "Take configs/<name>.pbtxt of models that have it.")
-    disable_auto_complete_config: bool = option(False, "Models", "Use configurations as written, complete nothing.")
+    model_config_name: Annotated[str, Values("configurations")] = option(
+        "", "Models", "Take configs/<name>.pbtxt of models that have it.", read=triton_values.not_empty
+    )
+    disable_auto_complete_config: bool = option(
+        False, "Models", "Use configurations as written, complete nothing.", switch=True
+    )
     model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")
     model_load_retry_count: Number = option(0, "Models", "Further attempts to load a model that failed.")
     check_memory_on_load: bool = option(
@@ -117,21 +92,28 @@ class Settings:
     model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
     max_warmup_bytes: Count = option(128 << 20, "Models", "Largest data of a warm-up sample, in bytes.")
     debug: str = option("", "Models", "Model whose one instance gets the terminal, so that breakpoint() stops there.")
-    backend_directory: str = option("", "Models", "Directory of Python-based backends, before the server's own.")
-    backend_config: tuple[Setting, ...] = option((), "Models", "[<backend>,]<setting>=<value>; repeatable.")
+    backend_directory: DirectoryName = option(
+        "", "Models", "Directory of Python-based backends, before the server's own."
+    )
+    backend_config: tuple[Setting, ...] = option(
+        (), "Models", "[<backend>,]<setting>=<value>; repeatable.", read=triton_values.setting("backend name")
+    )
     cache_config: tuple[Setting, ...] = option(
-        (), "Models", "<cache>,<setting>=<value> of local or redis, as local,size=1000000; repeatable."
+        (), "Models", "<cache>,<setting>=<value> of local or redis, as local,size=1000000; repeatable.",
+        read=triton_values.setting("cache name", scope_needed=True),
     )
     rate_limit: RateLimit = option(
         "off", "Models", "Let resources and priorities decide which instance runs next (execution_count), or not."
     )
     rate_limit_resource: tuple[Resource, ...] = option(
-        (), "Models", "<name>:<count>[:<device>] of a resource that instances share; repeatable."
+        (), "Models", "<name>:<count>[:<device>] of a resource that instances share; repeatable.",
+        read=triton_values.resource,
     )
 
     max_loaded_models: Number = option(0, "Load on demand", "Models loaded at the same time; 0 for any number.")
     memory_budget: str = option(
-        "80%", "Load on demand", "Memory for models: bytes, with a unit (8GiB), or a share of the machine's (50%)."
+        "80%", "Load on demand", "Memory for models: bytes, with a unit (8GiB), or a share of the machine's (50%).",
+        read=triton_values.size,
     )
     min_loaded_secs: Number = option(
         10, "Load on demand", "Seconds that a model in use keeps its place, at least as long as its load took."
@@ -198,13 +180,17 @@ class Settings:
     http_address: str = option("127.0.0.1", "HTTP", "Address to listen on, 0.0.0.0 for all.", common=True)
     http_port: Port = option(8000, "HTTP", "Port to listen on; 0 takes a free one.", common=True)
     reuse_http_port: bool = option(False, "HTTP", "Share the port with other servers that set this too.")
-    http_header_forward_pattern: str = option("", "HTTP", "Regular expression of headers to pass on as parameters.")
-    http_restricted_api: tuple[Restriction, ...] = option((), "HTTP", "<api>,...:<header>=<value>; repeatable.")
+    http_header_forward_pattern: str = option(
+        "", "HTTP", "Regular expression of headers to pass on as parameters.", read=triton_values.pattern
+    )
+    http_restricted_api: tuple[Restriction, ...] = option(
+        (), "HTTP", "<api>,...:<header>=<value>; repeatable.", read=triton_values.restriction("api")
+    )
     http_use_ssl: bool = option(False, "HTTP", "Encrypt with the server's certificate and key.")
     http_use_ssl_mutual: bool = option(False, "HTTP", "Ask clients for a certificate too.")
-    http_server_cert: str = option("", "HTTP", "PEM file of the server's certificate.")
-    http_server_key: str = option("", "HTTP", "PEM file of the server's key.")
-    http_root_cert: str = option("", "HTTP", "PEM file of the root certificate that clients are checked with.")
+    http_server_cert: FileName = option("", "HTTP", "PEM file of the server's certificate.")
+    http_server_key: FileName = option("", "HTTP", "PEM file of the server's key.")
+    http_root_cert: FileName = option("", "HTTP", "PEM file of the root certificate that clients are checked with.")
     http_allowed_host: tuple[str, ...] = option(
         (), "HTTP", "Host that requests may name and web pages may come from, * for any; repeatable."
     )
@@ -218,13 +204,17 @@ class Settings:
     grpc_address: str = option("127.0.0.1", "gRPC", "Address to listen on.", common=True)
     grpc_port: Port = option(8001, "gRPC", "Port to listen on; 0 takes a free one.", common=True)
     reuse_grpc_port: bool = option(False, "gRPC", "Share the port with other servers that set this too.")
-    grpc_header_forward_pattern: str = option("", "gRPC", "Regular expression of metadata to pass on as parameters.")
-    grpc_restricted_protocol: tuple[Restriction, ...] = option((), "gRPC", "<protocol>,...:<key>=<value>; repeatable.")
+    grpc_header_forward_pattern: str = option(
+        "", "gRPC", "Regular expression of metadata to pass on as parameters.", read=triton_values.pattern
+    )
+    grpc_restricted_protocol: tuple[Restriction, ...] = option(
+        (), "gRPC", "<protocol>,...:<key>=<value>; repeatable.", read=triton_values.restriction("protocol")
+    )
     grpc_use_ssl: bool = option(False, "gRPC", "Encrypt with the server's certificate and key.")
     grpc_use_ssl_mutual: bool = option(False, "gRPC", "Ask clients for a certificate too.")
-    grpc_server_cert: str = option("", "gRPC", "PEM file of the server's certificate.")
-    grpc_server_key: str = option("", "gRPC", "PEM file of the server's key.")
-    grpc_root_cert: str = option("", "gRPC", "PEM file of the root certificate that clients are checked with.")
+    grpc_server_cert: FileName = option("", "gRPC", "PEM file of the server's certificate.")
+    grpc_server_key: FileName = option("", "gRPC", "PEM file of the server's key.")
+    grpc_root_cert: FileName = option("", "gRPC", "PEM file of the root certificate that clients are checked with.")
     grpc_infer_response_compression_level: Compression = option("none", "gRPC", "Compression of inference responses.")
     grpc_max_decompressed_size: Count = option(64 << 20, "gRPC", "Largest message after decompression, in bytes.")
     grpc_keepalive_time: Number = option(7_200_000, "gRPC", "Milliseconds of silence before a keepalive ping.")
@@ -248,7 +238,8 @@ class Settings:
     allow_sagemaker: bool = option(False, "Platforms", "Serve Amazon SageMaker.")
     sagemaker_port: Port = option(8080, "Platforms", "Port for SageMaker; 0 takes a free one.")
     sagemaker_safe_port_range: tuple[tuple[int, int], ...] = option(
-        (), "Platforms", "<low>-<high>: where the ports of all other front ends must be."
+        (), "Platforms", "<low>-<high>: where the ports of all other front ends must be.",
+        read=triton_values.pair("-"),
     )
     allow_vertex_ai: bool = option(False, "Platforms", "Serve Google Vertex AI.")
     vertex_ai_port: Port = option(8080, "Platforms", "Port for Vertex AI; 0 takes a free one.")
@@ -262,7 +253,8 @@ class Settings:
     metrics_port: Port = option(8002, "Metrics", "Port to listen on; 0 takes a free one.", common=True)
     metrics_interval_ms: float = option(2000.0, "Metrics", "Milliseconds between two readings of CPU and GPU.")
     metrics_config: tuple[Setting, ...] = option(
-        (), "Metrics", "<setting>=<value>: {counter,summary,histogram}_latencies, summary_quantiles; repeatable."
+        (), "Metrics", "<setting>=<value>: {counter,summary,histogram}_latencies, summary_quantiles; repeatable.",
+        read=triton_values.metrics_setting,
     )
     allow_gpu_metrics: bool = option(True, "Metrics", "Report the GPUs.")
     allow_cpu_metrics: bool = option(True, "Metrics", "Report the CPU.")
@@ -272,9 +264,10 @@ class Settings:
     log_warning: bool = option(True, "Logging", "Log warnings.")
     log_error: bool = option(True, "Logging", "Log errors.")
     log_format: LogFormat = option("default", "Logging", "How a line starts.")
-    log_file: str = option("", "Logging", "File to append to, in place of standard error.")
+    log_file: FileName = option("", "Logging", "File to append to, in place of standard error.")
     trace_config: tuple[Setting, ...] = option(
-        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable."
+        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable.",
+        read=triton_values.trace_setting,
     )
 
     http_thread_count: Count = _ignored(8)
@@ -282,12 +275,12 @@ class Settings:
     grpc_infer_allocation_pool_size: Number = _ignored(8)
     grpc_max_response_pool_size: Number = _ignored(2**31 - 1)
     pinned_memory_pool_byte_size: Number = _ignored(256 << 20)
-    cuda_memory_pool_byte_size: tuple[tuple[int, int], ...] = _ignored(())
-    cuda_virtual_address_size: tuple[tuple[int, int], ...] = _ignored(())
+    cuda_memory_pool_byte_size: tuple[tuple[int, int], ...] = _ignored((), triton_values.pair(":"))
+    cuda_virtual_address_size: tuple[tuple[int, int], ...] = _ignored((), triton_values.pair(":"))
     min_supported_compute_capability: float = _ignored(6.0)
     buffer_manager_thread_count: Number = _ignored(0)
-    host_policy: tuple[Setting, ...] = _ignored(())
-    model_load_gpu_limit: tuple[tuple[int, float], ...] = _ignored(())
+    host_policy: tuple[Setting, ...] = _ignored((), triton_values.setting("policy name"))
+    model_load_gpu_limit: tuple[tuple[int, float], ...] = _ignored((), triton_values.pair(":", triton_values.number))
     enable_peer_access: bool = _ignored(True)
     repoagent_directory: str = _ignored()
     cache_directory: str = _ignored()
@@ -313,8 +306,8 @@ class Settings:
             raise invalid("--model-namespacing does not go with --model-control-mode=on-demand")
         if self.model_control_mode != "on-demand":
             for flag in ("max-loaded-models", "memory-budget"):
-                option = OPTIONS[flag]
-                if getattr(self, option.name) != option.default:
+                declared = OPTIONS[flag]
+                if getattr(self, declared.name) != declared.default:
                     raise invalid(f"--{flag} needs --model-control-mode=on-demand")
             return
         if "*" in self.load_model:
@@ -355,9 +348,9 @@ class Settings:
     def without_effect(self) -> dict[str, str]:
         """The reasons why options that differ from their default have no effect, by flag."""
         return {
-            option.flag: option.no_effect
-            for option in OPTIONS.values()
-            if option.no_effect and getattr(self, option.name) != option.default
+            flag: declared.no_effect
+            for flag, declared in OPTIONS.items()
+            if declared.no_effect and getattr(self, declared.name) != declared.default
         }
 
     @property
@@ -388,33 +381,54 @@ def by_scope(settings: Iterable[Setting]) -> dict[str, dict[str, str]]:
     return scopes
 
 
-class Option(NamedTuple):
-    """The declaration of an option: ``name`` is the field, ``flag`` the same with dashes, ``type`` its annotation."""
-
-    name: str
-    flag: str
-    type: Any
-    default: Any
-    group: str
-    help: str
-    common: bool
-    no_effect: str
-
-    @property
-    def repeatable(self) -> bool:
-        return isinstance(self.default, tuple)
-
-
-def _declared() -> dict[str, Option]:
-    types = get_type_hints(Settings, include_extras=True)
-    options = (
-        Option(
-            declared.name, declared.name.replace("_", "-"), types[declared.name], declared.default, **declared.metadata
-        )
-        for declared in fields(Settings)
-    )
-    return {declared.flag: declared for declared in options}
-
-
 #: All options by flag (without the leading dashes), in the order of the help.
-OPTIONS: Final[Mapping[str, Option]] = _declared()
+OPTIONS: Final[Mapping[str, Option]] = {
+    name.replace("_", "-"): replace(declared, read=declared.read or triton_values.reader_of(declared))
+    for name, declared in declaration.options_of(Settings).items()
+}
+
+#: Alternative flags: the equivalent flag, and a template of its value.
+RENAMED: Final[Mapping[str, tuple[str, str]]] = {
+    "model-store": ("model-repository", "{}"),
+    "strict-model-config": ("disable-auto-complete-config", "{}"),
+    "response-cache-byte-size": ("cache-config", "local,size={}"),
+    "trace-file": ("trace-config", "triton,file={}"),
+    "trace-level": ("trace-config", "level={}"),
+    "trace-rate": ("trace-config", "rate={}"),
+    "trace-count": ("trace-config", "count={}"),
+    "trace-log-frequency": ("trace-config", "triton,log-frequency={}"),
+}
+
+
+def parse(texts: Mapping[str, Sequence[str]]) -> Settings:
+    """Parse the texts given for each flag (without dashes); the last text of an option counts.
+
+    Raises INVALID_ARG for an invalid value or contradictory options.
+    """
+    if "response-cache-byte-size" in texts and "cache-config" in texts:
+        raise invalid(
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided."
+            " Please provide one or the other."
+        )
+    values: dict[str, list[Any]] = {}
+    # Alternative flags first, so that values of the flags themselves override theirs.
+    for flag in sorted(texts, key=lambda flag: flag not in RENAMED):
+        target, template = RENAMED.get(flag, (flag, "{}"))
+        read = OPTIONS[target].read
+        assert read is not None
+        values.setdefault(target, []).extend(read(flag, template.format(text)) for text in texts[flag])
+    chosen: dict[str, Any] = {}
+    for flag, parsed in values.items():
+        option = OPTIONS[flag]
+        chosen[option.name] = tuple(parsed) if option.repeatable else parsed[-1]
+    return Settings(**chosen)
+
+
+def platform_defaults(environment: Mapping[str, str]) -> dict[str, tuple[str]]:
+    """Return the flags, with their texts, that Vertex AI sets by environment variables."""
+    texts = {}
+    if "AIP_HTTP_PORT" in environment:
+        texts["vertex-ai-port"] = (environment["AIP_HTTP_PORT"],)
+    if environment.get("AIP_MODE") == "PREDICTION":
+        texts |= {"allow-vertex-ai": ("true",), "allow-http": ("false",), "allow-grpc": ("false",)}
+    return texts

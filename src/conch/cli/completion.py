@@ -6,36 +6,24 @@ context, the parameter and what has been typed so far, and what it imports it im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
-from conch.settings import Option
+from conch.options.declaration import Values
 
 #: A completer, as click takes it.
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def of_values(*values: str) -> Complete:
-    """The completer of a parameter that takes a few values."""
-    return lambda context, parameter, typed: _begin(values, typed)
-
-
-def of_option(option: Option) -> Complete | None:
-    """The completer of a server's option: its values, or what its name says; None where anything may stand."""
-    kind = get_args(option.type)[0] if option.repeatable else option.type
-    if get_origin(kind) is Literal:
-        return of_values(*get_args(kind))
-    if kind is bool:
-        return of_values("true", "false")
-    if option.name.endswith(("_repository", "_directory")):
-        return directories
-    if option.name.endswith(("_file", "_cert", "_key")):
-        return files
-    return {"load_model": models_to_load, "model_config_name": configurations}.get(option.name)
+def completer(values: Values) -> Complete | None:
+    """Return the completer of an option's values; None if any value is allowed."""
+    if values.known:
+        return lambda context, parameter, typed: _begin(values.known, typed)
+    return _KINDS[values.kind] if values.kind else None
 
 
 def directories(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -108,3 +96,10 @@ def _model_directories(repository: Path) -> list[Path]:
         return [path for path in repository.iterdir() if path.is_dir() and not path.name.startswith(".")]
     except OSError:
         return []
+
+
+#: The completers by the kind of value in a declaration.
+_KINDS: Final[Mapping[str, Complete]] = {
+    "checkpoints": checkpoints, "configurations": configurations, "directories": directories, "engines": engines,
+    "files": files, "models_to_load": models_to_load, "tasks": tasks,
+}  # fmt: skip

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from conch.cli import completion
 from conch.cli.many import ManyValues
+from conch.options.declaration import Values
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +43,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     "backends",
     multiple=True,
     metavar="NAME…",
-    shell_complete=completion.of_values("torch", "onnx", "openvino", "tensorrt"),
+    shell_complete=completion.completer(Values(known=("torch", "onnx", "openvino", "tensorrt"))),
     help="torch onnx openvino tensorrt (default: all but the last); for language models openvino, with or without "
     "torch (default: openvino).",
 )
@@ -50,7 +51,9 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     "--quantize",
     multiple=True,
     metavar="NAME…",
-    shell_complete=completion.of_values("int8", "int8-static", "int4", "int4-awq", "bf16", "fp16", "none"),
+    shell_complete=completion.completer(
+        Values(known=("int8", "int8-static", "int4", "int4-awq", "bf16", "fp16", "none"))
+    ),
     help="int8 int8-static bf16 fp16 none (default: int8); for language models int8 int4 int4-awq fp16 none "
     "(default: int8 int4).",
 )

@@ -6,13 +6,13 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from conch.cli.grouped import GroupedCommand, GroupedOption
+from conch.cli.options import FiniteRange
 from conch.cli.status import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -23,16 +23,6 @@ _READ: Final = click.Path(dir_okay=False, exists=True)
 
 #: The longest that anything is waited for (s).
 _DAY: Final = 86_400
-
-
-class _Number(click.FloatRange):
-    """A number of a range, neither ``inf`` nor ``nan``, for which nobody can wait."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not isfinite(number):
-            self.fail(f"{value} is no number of the range {self._describe_range()}.", param, ctx)
-        return number
 
 
 _GENERAL = partial(GroupedOption, group="Model and server")
@@ -69,7 +59,7 @@ OPTIONS: Final = [
              metavar="BYTES", help="Size of the region for an output of texts or variable shape (default: 102400)."),
     _GENERAL(["--bls-composing-models", "composing"], default="", metavar="NAME[:N],…",
              help="Models that this model calls; their statistics are shown, too."),
-    _GENERAL(["--timeout"], type=_Number(0.001, _DAY), default=600.0, metavar="S",
+    _GENERAL(["--timeout"], type=FiniteRange(0.001, _DAY), default=600.0, metavar="S",
              help="Request timeout in seconds (default: 600)."),
     _LOAD(["--concurrency-range"], metavar="A:B:S",
           help="Concurrency: start, start:end or start:end:step (default: 1); end 0 continues up to -l."),
@@ -81,7 +71,7 @@ OPTIONS: Final = [
           help="File with the intervals, in microseconds, one per line; it is repeated."),
     _LOAD(["--max-threads", "max_calls"], type=click.IntRange(1), default=256, metavar="N",
           help="Maximum in-flight requests with request rates; waiting counts as latency (default: 256)."),
-    _LOAD(["-l", "--latency-threshold"], type=_Number(0), default=0.0, metavar="MS",
+    _LOAD(["-l", "--latency-threshold"], type=FiniteRange(0), default=0.0, metavar="MS",
           help="Stop after the first level with a higher latency."),
     _LOAD(["--binary-search"], is_flag=True,
           help="Search the highest level within -l by bisection, to the precision of the step."),
@@ -90,7 +80,7 @@ OPTIONS: Final = [
     _LOAD(["--sync", "synchronous"], is_flag=True, expose_value=False,
          help="No effect: requests never block a thread."),
     _LOAD(["--processes"], type=click.IntRange(0, 256), default=0, metavar="N",
-          help="Number of sending processes (default: chosen by concurrency)."),
+          help="FiniteRange of sending processes (default: chosen by concurrency)."),
     _WINDOWS(["-p", "--measurement-interval"], type=click.IntRange(50, 1000 * _DAY), default=5000, metavar="MS",
              help="Window length in milliseconds (default: 5000)."),
     _WINDOWS(["--measurement-mode"], type=click.Choice(["time_windows", "count_windows"]), default="time_windows",
@@ -101,11 +91,11 @@ OPTIONS: Final = [
              help="Send this many requests at each level, as one window."),
     _WINDOWS(["--warmup-request-count"], type=click.IntRange(0), default=0, metavar="N",
              help="Length of the warm-up in requests, instead of seconds."),
-    _WINDOWS(["--warm-up"], type=_Number(0, _DAY), default=1.0, metavar="S",
+    _WINDOWS(["--warm-up"], type=FiniteRange(0, _DAY), default=1.0, metavar="S",
              help="Length of the warm-up before each run, in seconds (default: 1)."),
     _WINDOWS(["--runs"], type=click.IntRange(1), default=1, metavar="N",
-             help="Number of runs of each level; several give a 95 % range (default: 1)."),
-    _WINDOWS(["-s", "--stability-percentage"], type=_Number(0.1, 999), default=10.0, metavar="N",
+             help="FiniteRange of runs of each level; several give a 95 % range (default: 1)."),
+    _WINDOWS(["-s", "--stability-percentage"], type=FiniteRange(0.1, 999), default=10.0, metavar="N",
              help="Maximum deviation of three consecutive windows from their mean, in percent (default: 10)."),
     _WINDOWS(["-r", "--max-trials"], type=click.IntRange(1), default=10, metavar="N",
              help="Maximum number of windows (default: 10)."),
@@ -140,10 +130,10 @@ OPTIONS: Final = [
              help="Compare this server with that of -u, in alternation; shows ratios with 95 % ranges."),
     _AGAINST(["--against-model"], metavar="MODEL", default="", help="Model on the other server (default: the same)."),
     _AGAINST(["--rounds"], type=click.IntRange(1), default=5, metavar="N",
-             help="Number of rounds A, B, B, A, of one window each (default: 5)."),
+             help="FiniteRange of rounds A, B, B, A, of one window each (default: 5)."),
     _SEQUENCES(["--sequence-length"], type=click.IntRange(1), default=None, metavar="N",
                help="Requests per sequence (default: as in the data, or 20)."),
-    _SEQUENCES(["--sequence-length-variation"], type=_Number(0, 100), default=20.0, metavar="N",
+    _SEQUENCES(["--sequence-length-variation"], type=FiniteRange(0, 100), default=20.0, metavar="N",
                help="Variation of the sequence length, in percent (default: 20)."),
     _SEQUENCES(["--sequence-id-range"], default=None, metavar="A:B",
          help="Correlation IDs from A up to, not including, B (default: from 1)."),

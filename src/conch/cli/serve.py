@@ -1,59 +1,40 @@
-"""``conch serve``: its flags and its help; starts the server with what they say.
-
-The options come from their declarations in ``settings``; nothing here names one that needs no special care.
-"""
+"""``conch serve``: starts the server with the options of the command line, which ``settings`` declares."""
 
 from __future__ import annotations
 
 import os
 import sys
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any
 
 import click
 
 from conch.cli.check import shown
-from conch.cli.completion import checkpoints, engines, of_option, tasks
+from conch.cli.completion import checkpoints
 from conch.cli.deprecated import DEPRECATED
+from conch.cli.options import OptionsCommand, click_option
 from conch.core.errors import ConchError, invalid
-from conch.options import RENAMED, parse, platform_defaults
+from conch.options.declaration import Values
 from conch.repository.single import MODEL_OPTIONS
-from conch.settings import OPTIONS, Option, Settings
-
-#: tritonserver takes this one without a value, and all others with one.
-_BARE: Final = "disable-auto-complete-config"
+from conch.settings import OPTIONS, RENAMED, Settings, parse, platform_defaults
 
 
-#: The only option for one MODEL that has no value.
-_SWITCH: Final = "trust_remote_code"
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-_MODEL_RECORDS: Final = [
-    (_flag(name) if name == _SWITCH else f"{_flag(name)} TEXT", help) for name, help in MODEL_OPTIONS.items()
-]
-
-
-def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **options: Any) -> int:
+def serve(arguments: tuple[str, ...], **options: Any) -> int:
     """Serve a model repository as tritonserver does, or one MODEL: a Hub id, checkpoint, .gguf, .onnx or .xml file."""
     if len(arguments) > 1:
         raise invalid(f"Unexpected argument: {arguments[1]}")
     of_model = {name: value for name in MODEL_OPTIONS if (value := options.pop(name))}
     texts: dict[str, Sequence[str]] = dict(platform_defaults(os.environ))
-    texts |= {name.replace("_", "-"): values for name, values in options.items() if values}
-    if disable_auto_complete_config:
-        texts[_BARE] = ("true",)
+    for name, value in options.items():
+        if value not in (None, (), False):
+            texts[name.replace("_", "-")] = value if isinstance(value, tuple) else (str(value),)
     if arguments:
         return _serve_one(arguments[0], of_model, texts)
     if of_model:
-        option = _flag(next(iter(of_model)))
+        option = MODEL_OPTIONS[next(iter(of_model))].flag
         raise invalid(f"{option} is for 'conch serve MODEL'; for a model of a repository, say it in its config.pbtxt")
     settings = _settings(texts)
 
@@ -114,83 +95,22 @@ def _not_on_the_hub(model: str, error: ConchError) -> list[str]:
     return [hint] if hint else []
 
 
-class ServeCommand(click.Command):
-    """A command whose help shows the common options, and names the others."""
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Common options"):
-            formatter.write_dl([_record(option) for option in OPTIONS.values() if option.common])
-        with formatter.section("For one MODEL"):
-            formatter.write_dl(_MODEL_RECORDS)
-        formatter.write("\n")
-        others = [option for option in OPTIONS.values() if not option.common]
-        for group, options in groupby(others, key=lambda option: option.group):
-            formatter.write(_wrapped(group, (option.flag for option in options)))
-        formatter.write(_wrapped("Deprecated", RENAMED))
-        formatter.write("\nconch serve --help-all describes them all.\n")
+def _renamed(flag: str) -> click.Option:
+    """Return the parameter for an older name of an option."""
+    target, template = RENAMED[flag]
+    option = OPTIONS[target]
+    # The values of an older name are other ones, unless it is only another name.
+    values = Values() if template != "{}" else Values(known=("true", "false")) if option.switch else option.values
+    name = flag.replace("-", "_")
+    return click_option(replace(option, name=name, flags=(f"--{flag}",), values=values, switch=False))
 
 
-def _help_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    if not wanted:
-        return
-    formatter = context.make_formatter()
-    with formatter.section("For one MODEL"):
-        formatter.write_dl(_MODEL_RECORDS)
-    for group, options in groupby(OPTIONS.values(), key=lambda option: option.group):
-        with formatter.section(group):
-            formatter.write_dl([_record(option) for option in options])
-    click.echo(formatter.getvalue().strip())
-    context.exit()
-
-
-def _wrapped(heading: str, flags: Iterable[str]) -> str:
-    return textwrap.fill(f"{heading}: {', '.join(flags)}", 100, subsequent_indent="  ", break_on_hyphens=False) + "\n"
-
-
-def _record(option: Option) -> tuple[str, str]:
-    """The two columns of an option in the help."""
-    if option.flag == _BARE:
-        return f"--{option.flag}", option.help
-    default = f" [{_shown(option.default)}]" if option.default not in ("", ()) else ""
-    return f"--{option.flag} {_metavar(option)}", option.help + default
-
-
-def _metavar(option: Option) -> str:
-    if get_origin(option.type) is Literal:
-        return "|".join(get_args(option.type))
-    return {bool: "BOOL", int: "N", float: "X"}.get(type(option.default), "TEXT")
-
-
-def _shown(default: object) -> str:
-    if isinstance(default, float):
-        return f"{default:g}"
-    return str(default).lower() if isinstance(default, bool) else str(default)
-
-
-def _click_option(flag: str) -> click.Option:
-    if flag == _BARE:
-        return click.Option([f"--{flag}"], is_flag=True)
-    option = OPTIONS[RENAMED[flag][0] if flag in RENAMED else flag]
-    # A renamed flag's values differ from those of what it became, but for a plain new name.
-    complete = of_option(option) if flag not in RENAMED or RENAMED[flag][1] == "{}" else None
-    return click.Option([f"--{flag}"], multiple=True, shell_complete=complete)
-
-
-def _option_of_model(name: str) -> click.Option:
-    complete = {"task": tasks, "engine": engines}.get(name)
-    return click.Option([_flag(name)], is_flag=name == _SWITCH, shell_complete=complete)
-
-
-serve_command = ServeCommand(
+serve_command = OptionsCommand(
     "serve",
+    [*OPTIONS.values(), *MODEL_OPTIONS.values()],
+    [click.Argument(["arguments"], nargs=-1, metavar="[MODEL]", shell_complete=checkpoints), *map(_renamed, RENAMED)],
+    {"Deprecated": RENAMED},
     callback=serve,
     help=serve.__doc__,
-    params=[
-        click.Argument(["arguments"], nargs=-1, metavar="[MODEL]", shell_complete=checkpoints),
-        *map(_click_option, (*OPTIONS, *RENAMED)),
-        *map(_option_of_model, MODEL_OPTIONS),
-        click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all),
-    ],
-    context_settings={"max_content_width": 100},
     options_metavar="[options]",
 )

@@ -12,7 +12,7 @@ from typing import Final
 
 from conch.core.errors import invalid
 from conch.core.inference import InferRequest, ParameterValue
-from conch.options import header_pattern
+from conch.options.triton_values import header_pattern
 
 _RESERVED: Final = {
     "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from conch.core.errors import did_you_mean, invalid
-from conch.options import parse
+from conch.options.declaration import Option
 from conch.repository.single import MODEL_OPTIONS, repository_of, settings_for
-from conch.settings import OPTIONS, Option, Settings
+from conch.settings import OPTIONS, Settings, parse
 
 _BY_NAME: Final[Mapping[str, Option]] = {option.name: option for option in OPTIONS.values()}
 #: The switch and port of each front end that an in-process server opens only on request.
@@ -73,16 +73,15 @@ def plan(
         options["model_repository"] = model_repository
     texts: dict[str, tuple[str, ...]] = {}
     for name, value in options.items():
-        option = _BY_NAME[name]
-        texts[option.flag] = _texts(option, value)
+        texts[name.replace("_", "-")] = _texts(_BY_NAME[name], value)
     for switch, port in () if ports else _PORTS:
         if switch not in options and port not in options:
-            texts[_BY_NAME[switch].flag] = ("false",)
+            texts[switch.replace("_", "-")] = ("false",)
     return ServerPlan(
         parse(texts),
         "" if model is None else os.fspath(model),
         of_model,
-        any(_BY_NAME[name].group == _LOGGING for name in options),
+        any(_BY_NAME[name].section == _LOGGING for name in options),
     )
 
 
@@ -100,5 +99,5 @@ def _texts(option: Option, value: Any) -> tuple[str, ...]:
     several = option.repeatable and isinstance(value, list | tuple)
     if several and all(isinstance(element, str | os.PathLike) for element in value):
         return tuple(os.fspath(element) for element in value)
-    kind = "a text or a list of texts" if option.repeatable else _KINDS[type(option.default)]
-    raise invalid(f"{option.name} takes {kind}, as --{option.flag} does; got {value!r:.80}")
+    kind = "a text or a list of texts" if option.repeatable else _KINDS[option.kind]
+    raise invalid(f"{option.name} takes {kind}, as {option.flag} does; got {value!r:.80}")

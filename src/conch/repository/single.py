@@ -10,26 +10,42 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from conch.core.errors import invalid, unsupported
 from conch.machine.temporary import TemporaryFolder
+from conch.options.declaration import Values, option, options_of
 from conch.repository.directory_kinds import is_model_directory, is_version_directory, similar_directory
 from conch.repository.names import is_directory_name
 from conch.repository.stores.urls import is_url, parse_url
 from conch.settings import Settings
 
-#: Options of the single model: the names in ``model.json`` and their help texts.
-MODEL_OPTIONS: Final[Mapping[str, str]] = {
-    "name": "Name to serve it under.",
-    "task": "What it does, such as text-classification.",
-    "engine": "torch, onnxruntime or openvino; to generate text openvino, transformers or vllm.",
-    "revision": "Branch, tag or commit on the Hub.",
-    "trust_remote_code": "Run the code that comes with it.",
-    "verify_on_load": "false: serve it even if its answer to an example is not that of transformers.",
-}
+_SECTION: Final = "For one MODEL"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of the single model; all but ``name`` are written to ``model.json`` if they are given."""
+
+    # fmt: off
+    name: str = option("", _SECTION, "Name to serve it under.", common=True)
+    task: Annotated[str, Values("tasks")] = option(
+        "", _SECTION, "What it does, such as text-classification.", common=True
+    )
+    engine: Annotated[str, Values("engines")] = option(
+        "", _SECTION, "torch, onnxruntime or openvino; to generate text openvino, transformers or vllm.", common=True
+    )
+    revision: str = option("", _SECTION, "Branch, tag or commit on the Hub.", common=True)
+    trust_remote_code: bool = option(False, _SECTION, "Run the code that comes with it.", common=True)
+    verify_on_load: str = option(
+        "", _SECTION, "false: serve it even if its response to an example is not that of transformers.", common=True
+    )
+    # fmt: on
+
+
+MODEL_OPTIONS: Final = options_of(ModelOptions)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from conch.config.pbtxt import parse
 from conch.core.errors import ConchError
 from conch.core.inference import InferRequest, ModelSignature
 from conch.core.tensors import WireTensor
+from conch.options.triton_values import Resource
 from conch.server.caching.entries import CachedResponse
 from conch.server.caching.local import LocalCache, LocalScope
 from conch.server.execution import dispatch, limited, sequences, worker
@@ -39,7 +40,6 @@ from conch.server.schedulers.sequences.controls import ControlInputs
 from conch.server.schedulers.sequences.policy import SequencePolicy
 from conch.server.schedulers.sequences.scheduler import SequenceScheduler
 from conch.server.schedulers.sequences.states import StateKeeper
-from conch.settings import Resource
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.fake_clock import FakeClockLoop, settle
 from tests.unit.server.fakes import Answers, FakeWorker

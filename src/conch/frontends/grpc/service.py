@@ -33,11 +33,11 @@ from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.pool import Codec
 from conch.http2 import IGNORE, MAX_HEADER_LIST, Field, Http2Stream, StreamHandler
 from conch.machine import logs
+from conch.options.triton_values import Restriction
 from conch.server.core import InferenceServer
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.registry import ClientRegions
 from conch.server.regions.system import SystemRegion
-from conch.settings import Restriction
 
 # Created once from the settings; does no I/O.
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from conch.core.errors import invalid
 from conch.machine import logs
-from conch.settings import Resource
+from conch.options.triton_values import Resource
 
 #: The device of a global resource, and the device of a ``--rate-limit-resource`` without a device.
 GLOBAL: Final = -2

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from conch.settings import Restriction
+from conch.options.triton_values import Restriction
 from tests.unit.frontends.grpc.conftest import array_request, models, text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
 

@@ -4,10 +4,10 @@ import pytest
 
 from conch.core.errors import ConchError
 from conch.core.tensors import WireTensor
+from conch.options.triton_values import Setting
 from conch.server.caching.chosen import make_cache
 from conch.server.caching.entries import CachedResponse, kept
 from conch.server.caching.local import LocalCache
-from conch.settings import Setting
 
 
 def entry(size: int) -> CachedResponse:

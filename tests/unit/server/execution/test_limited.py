@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from conch.core.inference import InferRequest
+from conch.options.triton_values import Resource
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
-from conch.settings import Resource
 from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers, FakeWorker
 from tests.unit.server.test_limits_fuzz import Engine, OneModel, SequenceModel

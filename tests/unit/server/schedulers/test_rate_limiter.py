@@ -3,8 +3,8 @@
 import pytest
 
 from conch.core.errors import ConchError
+from conch.options.triton_values import Resource
 from conch.server.schedulers.rate_limiter import GLOBAL, InstanceRateLimiter, LimitedInstance, ResourceKey
-from conch.settings import Resource
 
 R = ResourceKey(0, "R")
 

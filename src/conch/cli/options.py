@@ -1,0 +1,132 @@
+"""Commands of declared options: their flags, help and completion follow from the declarations."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import click
+
+from conch.cli.completion import completer
+from conch.options.declaration import Option, by_section, options_of
+
+_WIDTH = 120
+
+
+class OptionsCommand(click.Command):
+    """A command whose help has a section for each section of its options.
+
+    If some options are common, the help describes these and names the others, as well as ``older`` flags by their
+    heading; ``--help-all`` describes all options.
+    """
+
+    def __init__(
+        self, name: str, options: Iterable[Option], params: Sequence[click.Parameter] = (),
+        older: Mapping[str, Iterable[str]] | None = None, **declared: Any,
+    ) -> None:  # fmt: skip
+        self.options = list(options)
+        self.older = older or {}
+        params = [*params, *map(click_option, self.options)]
+        if any(option.common for option in self.options):
+            params.append(
+                click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all)
+            )
+        super().__init__(name, params=params, context_settings={"max_content_width": _WIDTH}, **declared)
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        common = [option for option in self.options if option.common]
+        write_sections(formatter, common or self.options)
+        if not common:
+            return
+        others = by_section(option for option in self.options if not option.common)
+        named = {section: [option.flag for option in options] for section, options in others.items()}
+        formatter.write("\n")
+        for heading, flags in {**named, **self.older}.items():
+            text = f"{heading}: {', '.join(flag.removeprefix('--') for flag in flags)}"
+            formatter.write(textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False) + "\n")
+        formatter.write(f"\n{context.command_path} --help-all describes them all.\n")
+
+
+def command_of(
+    name: str, declaring: type, run: Callable[[Any], int | None], cls: type[OptionsCommand] = OptionsCommand,
+    **declared: Any,
+) -> click.Command:  # fmt: skip
+    """Return the command that calls ``run`` with an instance of the class that declares the command's options."""
+
+    def callback(**values: Any) -> int | None:
+        return run(declaring(**values))
+
+    return cls(name, options_of(declaring).values(), callback=callback, help=run.__doc__, **declared)
+
+
+def click_option(option: Option) -> click.Option:
+    """Return the parameter of click for an option. One with a reader of its own gets texts, and no default."""
+    declared: dict[str, Any] = {"help": described(option)}
+    if option.switch:
+        declared |= {"is_flag": True, "default": bool(option.default)}
+    else:
+        declared |= {
+            "multiple": option.repeatable, "metavar": option.placeholder, "shell_complete": completer(option.values),
+        }  # fmt: skip
+        if option.bare:
+            declared |= {"is_flag": False, "flag_value": option.bare}
+        if option.read is None:
+            declared["type"] = _type(option)
+            declared |= {"required": True} if option.default is MISSING else {"default": option.default}
+    return click.Option([option.name, *option.flags], **declared)
+
+
+def write_sections(formatter: click.HelpFormatter, options: Iterable[Option]) -> None:
+    """Write a table of flags and their meanings for each section."""
+    for section, members in by_section(options).items():
+        with formatter.section(section):
+            formatter.write_dl([(_flags(option), described(option)) for option in members], col_max=40)
+
+
+def described(option: Option) -> str:
+    """Return the help text of an option, with its default unless the text has it."""
+    if not option.default_text or "default" in option.help:
+        return option.help
+    return f"{option.help.removesuffix('.')} (default: {option.default_text})."
+
+
+def _flags(option: Option) -> str:
+    return f"{', '.join(flag.replace('/', ' / ') for flag in option.flags)} {option.placeholder}".rstrip()
+
+
+def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and isinstance(context.command, OptionsCommand):
+        formatter = context.make_formatter()
+        write_sections(formatter, context.command.options)
+        click.echo(formatter.getvalue().strip())
+        context.exit()
+
+
+class FiniteRange(click.FloatRange):
+    """A finite number of a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{value} is no number of the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+def _type(option: Option) -> click.ParamType[Any]:
+    if option.choices:
+        return click.Choice(option.choices, case_sensitive=False)
+    if option.kind is Path:
+        kind = option.values.kind
+        return click.Path(
+            exists=option.existing, file_okay=kind != "directories", dir_okay=kind != "files", path_type=Path
+        )
+    low, high, above = option.range or (None, inf, False)
+    if option.kind is int:
+        return click.IntRange(None if low is None else int(low), None if high == inf else int(high))
+    if option.kind is float:
+        return FiniteRange(low, None if high == inf else high, min_open=above)
+    return click.types.convert_type(option.kind)

@@ -1,0 +1,1 @@
+"""Options of commands: their declaration, and the formats of their values."""
