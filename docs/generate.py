@@ -16,7 +16,6 @@ DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
 from conch.measure.analyze.options import not_taken  # noqa: E402
-from conch.measure.analyze.options.reading import flag_of  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.options.declaration import Option, by_section  # noqa: E402
 from conch.settings import OPTIONS, RENAMED  # noqa: E402
@@ -85,10 +84,10 @@ def _renamed_flags() -> str:
 def _analyze_options() -> str:
     """A row for each option of ``conch analyze``: its key in a file, its flags, and its meaning."""
     rows = []
-    for name, one in ANALYZE_OPTIONS.items():
-        short = [flag for flag in one.metadata["flags"] if not flag.startswith("--")]
-        flags = f"`{', '.join([*short, flag_of(name)])} {one.metadata['metavar']}`".replace(" `", "`")
-        rows.append([one.metadata["group"], f"`{name}`", flags, one.metadata["help"].removesuffix(".")])
+    for name, option in ANALYZE_OPTIONS.items():
+        short = [flag for flag in option.flags if not flag.startswith("--")]
+        flags = f"`{', '.join([*short, option.flag])} {option.placeholder}`".replace(" `", "`")
+        rows.append([option.section, f"`{name}`", flags, option.description.removesuffix(".")])
     return _table(["group", "key", "flag", "meaning"], rows)
 
 

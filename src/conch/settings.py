@@ -3,7 +3,7 @@
 ``Settings`` holds the options of a server; it is validated on creation, so that contradictory settings cannot exist.
 The command line and the library call ``parse``. Errors have tritonserver's wording, preceded by the option's name.
 """
-# ruff: noqa: RUF009 (``option`` is ``dataclasses.field``)
+# ruff: noqa: RUF009 (``option`` returns a field of a dataclass)
 
 from __future__ import annotations
 

@@ -1,110 +1,52 @@
 """``conch analyze``: finds the best configuration of models, with the options of NVIDIA's model analyzer.
 
-What the commands do, in their order; the options are in ``analyze_options.py``, the results in ``analyze_results.py``.
+``measure/analyze/options/settings.py`` declares the options; ``analyze_results.py`` writes the results.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
-from itertools import groupby
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from conch.cli.options import OptionsCommand, hidden_option
 from conch.cli.status import INTERRUPTED
 from conch.core.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.measure.analyze.options.not_taken import NO_EFFECT, REFUSED
-from conch.measure.analyze.options.reading import flag_of, read_settings
+from conch.measure.analyze.options.reading import read_settings
 from conch.measure.analyze.options.settings import OPTIONS, AnalyzeSettings
 from conch.measure.analyze.results import is_name_of_candidate
+from conch.options.declaration import File, flag_of, option, options_of
 
 if TYPE_CHECKING:
     from conch.measure.analyze.results import CandidateResult
     from conch.measure.analyze.saved_results import Circumstances, SavedSearch
 
 
-class ProfileCommand(click.Command):
-    """A command whose help shows the common options, and names the others."""
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Options from a file"):
-            formatter.write_dl(
-                [
-                    (
-                        "-f, --config-file FILE",
-                        "YAML file with model analyzer's keys; command-line options take precedence.",
-                    )
-                ]
-            )
-        for group, names in _by_group(common=True):
-            with formatter.section(group):
-                formatter.write_dl([_record(name) for name in names])
-        with formatter.section("Afterwards"):
-            formatter.write_dl(
-                [("--apply", "Write the best configuration into the repository, if it is better than the default.")]
-            )
-        formatter.write("\n")
-        for group, names in _by_group(common=False):
-            text = f"{group}: {', '.join(map(flag_of, names))}"
-            formatter.write(textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False) + "\n")
-        formatter.write("\nconch analyze profile --help-all describes them all.\n")
-
-
-def _by_group(common: bool | None) -> Iterator[tuple[str, list[str]]]:
-    """The options by their groups: those that are common, the others, or all (None)."""
-    chosen = [name for name, option in OPTIONS.items() if common is None or option.metadata["common"] == common]
-    for group, names in groupby(chosen, key=lambda name: str(OPTIONS[name].metadata["group"])):
-        yield group, list(names)
-
-
-def _record(name: str) -> tuple[str, str]:
-    metadata = OPTIONS[name].metadata
-    short = [flag for flag in metadata["flags"] if not flag.startswith("--")]
-    return f"{', '.join([*short, flag_of(name)])} {metadata['metavar']}".rstrip(), metadata["help"]
-
-
-def help_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    if not wanted:
-        return
-    formatter = context.make_formatter()
-    for group, names in _by_group(common=None):
-        with formatter.section(group):
-            formatter.write_dl([_record(name) for name in names])
-    click.echo(formatter.getvalue().strip())
-    context.exit()
-
-
-def click_option(name: str) -> click.Option:
-    """The flags of an option: its name, and the others that it goes by; one of a truth value has none."""
-    option = OPTIONS[name]
-    flags = [*option.metadata["flags"], f"--{name.replace('_', '-')}"]
-    if option.default is False:
-        return click.Option([name, *dict.fromkeys(flags)], is_flag=True)
-    return click.Option([name, *dict.fromkeys(flags)], multiple=option.metadata["several"])
-
-
-def foreign_option(name: str) -> click.Option:
-    """A flag of model analyzer's that is answered with the reason why it has no effect, or is refused."""
-    bare = name in (
-        "collect_cpu_metrics",
-        "dcgm_disable",
-        "skip_detailed_reports",
-        "always_report_gpu_metrics",
-        "perf_output",
-        "use_concurrency_formula",
-        "concurrency_sweep_disable",
-    )
-    return click.Option([name, f"--{name.replace('_', '-')}"], hidden=True, is_flag=bare)
-
-
-_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
-_FILE: Final = click.Path(dir_okay=False, path_type=Path)
 #: The options by which ``report`` and ``apply`` may differ from the run that they are about.
-_GOALS: Final = ("objectives", "constraints", "latency_budget", "min_throughput", "price")
+_GOALS: Final = [OPTIONS[name] for name in ("objectives", "constraints", "latency_budget", "min_throughput", "price")]
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """Options of the commands that are not settings of an analysis."""
+
+    config_file: File | None = option(
+        None, "Options from a file", "YAML file with model analyzer's keys; command-line options take precedence.",
+        flags=("-f", "--config-file"), common=True,
+    )  # fmt: skip
+    apply: bool = option(
+        False, "Afterwards", "Write the best configuration into the repository, if it is better than the default.",
+        common=True,
+    )  # fmt: skip
+    force: bool = option(False, "Afterwards", "Apply a configuration that is not proven to be better.")
+
+
+_OWN: Final = options_of(CommandOptions)
 
 
 @click.group("analyze")
@@ -180,17 +122,14 @@ def _settings(config_file: Path | None, options: dict[str, Any]) -> tuple[Analyz
     return settings, [*read.warnings, *([missing] if missing else [])]
 
 
-@analyze_command.command("report", short_help="Rank the measurements again, with other goals.")
-@click.option("-e", "--export-path", type=_FOLDER, default=Path("analysis"), metavar="DIR",
-              help="Directory of the analysis (analysis).")  # fmt: skip
-@click.option("--output-formats", "-o", metavar="NAME,…", help="html, csv, json (default: all).")
-def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
+def _report(export_path: str | None, output_formats: str | None, **goals: Any) -> int:
     """Rank the measurements and write the reports again; with other goals, into their own directory."""
     from conch.cli import terminal
     from conch.cli.analyze_results import check_reports, saved_under, show_results, write_results
 
-    settings, circumstances, searches = saved_under(export_path, output_formats, goals)
-    if settings.export_path != export_path:
+    folder = _folder(export_path)
+    settings, circumstances, searches = saved_under(folder, output_formats, goals)
+    if settings.export_path != folder:
         circumstances = replace(circumstances, repository="")  # 'apply' alone takes the goals of the run
     settings, missing = check_reports(settings, chosen=output_formats is not None)
     for problem in [*([missing] if missing else []), *write_results(settings, circumstances, searches, keep=False)]:
@@ -198,20 +137,20 @@ def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
     return show_results(terminal.console(), settings, circumstances, searches)
 
 
-@analyze_command.command("apply", short_help="Write the best configuration into the repository.")
-@click.argument("name", default="", metavar="[CONFIGURATION]")
-@click.option("-e", "--export-path", type=_FOLDER, default=Path("analysis"), metavar="DIR",
-              help="Directory of the analysis (analysis).")  # fmt: skip
-@click.option("--force", is_flag=True, help="Apply a configuration that is not proven to be better.")
-def _apply_command(name: str, export_path: Path, force: bool, **goals: Any) -> None:
+def _apply_command(name: str, export_path: str | None, force: bool, **goals: Any) -> None:
     """Write the best configuration, or the named one, into the repository, and show the difference.
 
     Without a name, the configuration must have been better than the default in the final rounds.
     """
     from conch.cli.analyze_results import saved_under
 
-    _, circumstances, searches = saved_under(export_path, None, goals)
-    _apply(export_path, circumstances, searches, name, force=force)
+    folder = _folder(export_path)
+    _, circumstances, searches = saved_under(folder, None, goals)
+    _apply(folder, circumstances, searches, name, force=force)
+
+
+def _folder(export_path: str | None) -> Path:
+    return Path(export_path or OPTIONS["export_path"].default)
 
 
 def _models(settings: AnalyzeSettings) -> str:
@@ -305,25 +244,32 @@ def _some(names: Iterable[str]) -> str:
 
 
 analyze_command.add_command(
-    ProfileCommand(
+    OptionsCommand(
         "profile",
+        [_OWN["config_file"], *OPTIONS.values(), _OWN["apply"]],
+        [hidden_option(flag_of(name)) for name in (*NO_EFFECT, *REFUSED)],
         callback=_profile,
         help=_profile.__doc__,
         short_help="Measure configurations and find the best one.",
-        params=[
-            click.Option(["config_file", "-f", "--config-file"], type=_FILE),
-            *map(click_option, OPTIONS),
-            *map(foreign_option, (*NO_EFFECT, *REFUSED)),
-            click.Option(["--apply"], is_flag=True),
-            click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=help_all),
-        ],
-        context_settings={"max_content_width": 100},
         options_metavar="[options]",
     )
 )
-for _command in ("report", "apply"):
-    for _name in _GOALS:
-        _option = click_option(_name)
-        _option.help = OPTIONS[_name].metadata["help"]
-        _option.metavar = OPTIONS[_name].metadata["metavar"]
-        analyze_command.commands[_command].params.append(_option)
+analyze_command.add_command(
+    OptionsCommand(
+        "report",
+        [replace(option, common=False) for option in (OPTIONS["export_path"], OPTIONS["output_formats"], *_GOALS)],
+        callback=_report,
+        help=_report.__doc__,
+        short_help="Rank the measurements again, with other goals.",
+    )
+)
+analyze_command.add_command(
+    OptionsCommand(
+        "apply",
+        [replace(option, common=False) for option in (OPTIONS["export_path"], _OWN["force"], *_GOALS)],
+        [click.Argument(["name"], default="", metavar="[CONFIGURATION]")],
+        callback=_apply_command,
+        help=_apply_command.__doc__,
+        short_help="Write the best configuration into the repository.",
+    )
+)

@@ -65,7 +65,7 @@ def command_of(
 
 def click_option(option: Option) -> click.Option:
     """Return the parameter of click for an option. One with a reader of its own gets texts, and no default."""
-    declared: dict[str, Any] = {"help": described(option)}
+    declared: dict[str, Any] = {"help": option.description}
     if option.switch:
         declared |= {"is_flag": True, "default": bool(option.default)}
     else:
@@ -80,18 +80,22 @@ def click_option(option: Option) -> click.Option:
     return click.Option([option.name, *option.flags], **declared)
 
 
+def hidden_option(
+    flag: str, refuse: Callable[[click.Context, click.Parameter, Any], None] | None = None
+) -> click.Option:
+    """Return the parameter for a flag of another program, whose value may be left out; ``refuse`` raises an error."""
+    name = flag.strip("-").replace("-", "_")
+    return click.Option(
+        [name if refuse is None else f"_{name}", flag], hidden=True, is_flag=False, flag_value="true", callback=refuse,
+        expose_value=refuse is None,
+    )  # fmt: skip
+
+
 def write_sections(formatter: click.HelpFormatter, options: Iterable[Option]) -> None:
     """Write a table of flags and their meanings for each section."""
     for section, members in by_section(options).items():
         with formatter.section(section):
-            formatter.write_dl([(_flags(option), described(option)) for option in members], col_max=40)
-
-
-def described(option: Option) -> str:
-    """Return the help text of an option, with its default unless the text has it."""
-    if not option.default_text or "default" in option.help:
-        return option.help
-    return f"{option.help.removesuffix('.')} (default: {option.default_text})."
+            formatter.write_dl([(_flags(option), option.description) for option in members], col_max=40)
 
 
 def _flags(option: Option) -> str:

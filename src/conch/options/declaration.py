@@ -82,9 +82,18 @@ class Option:
         """The default as a user writes it; empty if there is none."""
         if self.switch or self.default in (MISSING, None, "", ()):
             return ""
+        if isinstance(self.default, tuple):
+            return ",".join(map(str, self.default))
         if isinstance(self.default, float):
             return f"{self.default:g}"
         return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
+
+    @property
+    def description(self) -> str:
+        """The help text with the default, unless the text mentions it."""
+        if not self.default_text or "default" in self.help:
+            return self.help
+        return f"{self.help.removesuffix('.')} (default: {self.default_text})."
 
     @property
     def placeholder(self) -> str:
@@ -126,6 +135,11 @@ def option(
     return field(default=default, metadata=declared)
 
 
+def flag_of(name: str) -> str:
+    """Return the flag that is made from a name."""
+    return f"--{name.replace('_', '-')}"
+
+
 def options_of(declaring: type) -> dict[str, Option]:
     """Return the options that a dataclass declares, by name, in their order."""
     types = get_type_hints(declaring, include_extras=True)
@@ -151,7 +165,7 @@ def _option(
     if kind is bool and not switch:
         notes.append(Values(known=("true", "false")))
     if not any(flag.startswith("--") for flag in flags):
-        flags = (*flags, f"--{name.replace('_', '-')}")
+        flags = (*flags, flag_of(name))
     return Option(
         name=name,
         default=default,

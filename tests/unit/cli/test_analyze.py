@@ -186,9 +186,7 @@ def test_an_analysis_that_goes_on_finds_its_own_candidates(
 def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     main(["analyze", "profile", "--help-all"])
     shown = capsys.readouterr().out
-    from conch.measure.analyze.options.reading import flag_of
-
-    assert [name for name in OPTIONS if flag_of(name) not in shown] == []
+    assert [option.flag for option in OPTIONS.values() if option.flag not in shown] == []
 
 
 def test_constraints_of_the_run_hold_where_only_the_objective_is_given(folder: Path) -> None:

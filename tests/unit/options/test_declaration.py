@@ -1,5 +1,4 @@
 """Options are declared once; the command line, its help and its completion follow."""
-# ruff: noqa: RUF009 (``option`` is ``dataclasses.field``)
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any
 from conch.core.errors import did_you_mean, invalid
 from conch.measure.analyze.judging.goals import Constraint, WeightedObjective
 from conch.measure.analyze.options import goal_texts, values
+from conch.options.declaration import Reader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class ModelSettings:
 
 
 #: The field and the reader of each key in the file.
-_KEYS: Mapping[str, tuple[str, values.Reader]] = {
+_KEYS: Mapping[str, tuple[str, Reader]] = {
     "model_config_parameters": ("config", values.mapping),
     "perf_analyzer_flags": ("perf_flags", values.mapping),
     "cpu_only": ("cpu_only", values.flag),
@@ -43,7 +44,7 @@ _KEYS: Mapping[str, tuple[str, values.Reader]] = {
     "constraints": ("constraints", goal_texts.constraints),
     "weighting": ("weighting", values.positive),
 }
-_PARAMETERS: Mapping[str, values.Reader] = {
+_PARAMETERS: Mapping[str, Reader] = {
     "batch_sizes": values.counts,
     "concurrency": values.counts,
     "request_rate": values.rates,

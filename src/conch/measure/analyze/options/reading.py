@@ -16,6 +16,7 @@ from conch.machine import extras
 from conch.measure.analyze.options.not_taken import NO_EFFECT, REFUSED, harmless
 from conch.measure.analyze.options.settings import OPTIONS, AnalyzeSettings
 from conch.measure.analyze.options.values import OptionProblem
+from conch.options.declaration import flag_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +91,12 @@ class Read:
     warnings: tuple[str, ...] = ()
 
 
-def _keys() -> dict[str, str]:
-    """Return the option of each key that a file may use: the option's name, or one of its long flags."""
-    keys: dict[str, str] = {}
-    for name, option in OPTIONS.items():
-        flags = [flag for flag in option.metadata["flags"] if flag.startswith("--")]
-        keys |= dict.fromkeys([name, *(flag[2:].replace("-", "_") for flag in flags)], name)
-    return keys
-
-
-KEYS: Final[Mapping[str, str]] = _keys()
+#: The option of each key that a file may use: the option's name, or one of its long flags.
+KEYS: Final[Mapping[str, str]] = {
+    key: name
+    for name, option in OPTIONS.items()
+    for key in (name, *(flag[2:].replace("-", "_") for flag in option.flags if flag.startswith("--")))
+}
 
 
 def read_settings(texts: Mapping[str, Any], file: Path | None = None) -> Read:
@@ -117,20 +114,16 @@ def read_settings(texts: Mapping[str, Any], file: Path | None = None) -> Read:
             except ConchError as error:
                 raise _placed(document, error, key) from None
     for name, text in texts.items():
-        _take(chosen, warnings, name, text, written=flag_of(name))
+        _take(chosen, warnings, name, text, written=OPTIONS[name].flag if name in OPTIONS else flag_of(name))
     return Read(AnalyzeSettings(**chosen), tuple(warnings))
-
-
-def flag_of(name: str) -> str:
-    """Return the command-line flag of an option: its short name if it has one."""
-    others = OPTIONS[name].metadata["flags"] if name in OPTIONS else ()
-    return next((flag for flag in others if flag.startswith("--")), f"--{name.replace('_', '-')}")
 
 
 def _take(chosen: dict[str, Any], warnings: list[str], key: str, value: Any, *, written: str = "") -> None:
     written = written or key
     if key in KEYS:
-        chosen[KEYS[key]] = OPTIONS[KEYS[key]].metadata["read"](written, value)
+        read = OPTIONS[KEYS[key]].read
+        assert read is not None
+        chosen[KEYS[key]] = read(written, value)
     elif key in NO_EFFECT or (key in REFUSED and harmless(key, value)):
         warnings.append(f"{written} has no effect: {NO_EFFECT.get(key, 'conch does so anyway')}")
     elif key in REFUSED:

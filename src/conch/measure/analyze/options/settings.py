@@ -1,14 +1,14 @@
-"""The options of ``conch analyze``, each declared once: name, type, default, help.
+"""The options of ``conch analyze``.
 
 The command line and the file (``-f``) use these declarations. Names are model analyzer's, with dashes on the command
 line. :mod:`conch.measure.analyze.options.reading` parses them.
 """
-# ruff: noqa: RUF009 (``option`` is ``dataclasses.field``, with names for its metadata)
+# ruff: noqa: RUF009 (``option`` returns a field of a dataclass)
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,8 +17,10 @@ from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals, P
 from conch.measure.analyze.options import goal_texts, values
 from conch.measure.analyze.options.description import described
 from conch.measure.analyze.options.models import ModelSettings, models
-from conch.measure.analyze.options.values import OptionProblem, Reader
+from conch.measure.analyze.options.values import OptionProblem
 from conch.measure.reports.writing import NO_PDF
+from conch.options import declaration
+from conch.options.declaration import Reader
 
 SearchMode = Literal["brute", "quick", "optuna"]
 LaunchMode = Literal["local", "remote"]
@@ -35,21 +37,17 @@ _RESULTS: Final = "Results"
 
 
 def option(
-    default: Any, group: str, read: Reader, metavar: str, help: str, *,
+    default: Any, section: str, read: Reader, metavar: str, help: str, *,
     flags: tuple[str, ...] = (), common: bool = False, several: bool = False,
 ) -> Any:  # fmt: skip
-    """Declare an option; ``read`` parses its value from the command line or a file.
+    """Declare an option of an analysis, whose value may also stand in a file.
 
-    ``flags`` are further names on the command line. ``common`` options come first in the help. An option with
-    ``several`` may be repeated; its reader then gets a list.
+    The reader of an option with ``several`` values, or of names with values, gets a list of them.
     """
-    metadata = {
-        "group": group, "read": read, "metavar": metavar, "help": help, "flags": flags, "common": common,
-        "several": several or isinstance(default, dict),
-    }  # fmt: skip
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    repeatable = several or isinstance(default, dict)
+    return declaration.option(
+        default, section, help, read=read, metavar=metavar, flags=flags, common=common, repeatable=repeatable
+    )
 
 
 def _formats(name: str, value: Any) -> tuple[str, ...]:
@@ -90,21 +88,21 @@ class AnalyzeSettings:
     run_config_search_disable: bool = option(
         False, _SEARCH, values.flag, "", "Vary only the fields under model_config_parameters.")
     run_config_search_min_instance_count: int = option(
-        1, _SEARCH, values.count, "N", "Minimum number of instances (1).")
+        1, _SEARCH, values.count, "N", "Minimum number of instances.")
     run_config_search_max_instance_count: int = option(
-        5, _SEARCH, values.instances, "N", "Maximum number of instances (5).", common=True)
-    run_config_search_min_model_batch_size: int = option(1, _SEARCH, values.count, "N", "Minimum max_batch_size (1).")
+        5, _SEARCH, values.instances, "N", "Maximum number of instances.", common=True)
+    run_config_search_min_model_batch_size: int = option(1, _SEARCH, values.count, "N", "Minimum max_batch_size.")
     run_config_search_max_model_batch_size: int = option(
-        128, _SEARCH, values.count, "N", "Maximum max_batch_size (128).", common=True)
-    run_config_search_min_concurrency: int = option(1, _SEARCH, values.count, "N", "Minimum concurrency (1).")
-    run_config_search_max_concurrency: int = option(1024, _SEARCH, values.count, "N", "Maximum concurrency (1024).")
+        128, _SEARCH, values.count, "N", "Maximum max_batch_size.", common=True)
+    run_config_search_min_concurrency: int = option(1, _SEARCH, values.count, "N", "Minimum concurrency.")
+    run_config_search_max_concurrency: int = option(1024, _SEARCH, values.count, "N", "Maximum concurrency.")
     run_config_search_min_request_rate: float = option(
-        16.0, _SEARCH, values.positive, "N", "Minimum request rate per second (16).")
+        16.0, _SEARCH, values.positive, "N", "Minimum request rate per second.")
     run_config_search_max_request_rate: float = option(
-        8192.0, _SEARCH, values.positive, "N", "Maximum request rate per second (8192).")
+        8192.0, _SEARCH, values.positive, "N", "Maximum request rate per second.")
     run_config_search_max_binary_search_steps: int = option(
         5, _SEARCH, values.count, "N",
-        "Maximum steps of the binary search for the best load (5).")
+        "Maximum steps of the binary search for the best load.")
     run_config_profile_models_concurrently_enable: bool = option(
         False, _SEARCH, values.flag, "", "Measure all models at the same time.")
     request_rate_search_enable: bool = option(
@@ -112,30 +110,30 @@ class AnalyzeSettings:
     early_exit_enable: bool = option(
         False, _SEARCH, values.flag, "", "Stop a sweep of given loads when the throughput stops growing.")
     optuna_min_percentage_of_search_space: float = option(
-        5.0, _SEARCH, values.percentage, "N", "optuna: minimum share of the search space, in percent (5).",
-        flags=("--min-percentage-of-search-space",))
+        5.0, _SEARCH, values.percentage, "N", "optuna: minimum share of the search space, in percent.",
+        flags=("--min-percentage-of-search-space", "--optuna-min-percentage-of-search-space"))
     optuna_max_percentage_of_search_space: float = option(
-        10.0, _SEARCH, values.percentage, "N", "optuna: maximum share of the search space, in percent (10).",
-        flags=("--max-percentage-of-search-space",))
-    optuna_min_trials: int = option(20, _SEARCH, values.count, "N", "optuna: minimum number of trials (20).")
-    optuna_max_trials: int = option(200, _SEARCH, values.count, "N", "optuna: maximum number of trials (200).")
+        10.0, _SEARCH, values.percentage, "N", "optuna: maximum share of the search space, in percent.",
+        flags=("--max-percentage-of-search-space", "--optuna-max-percentage-of-search-space"))
+    optuna_min_trials: int = option(20, _SEARCH, values.count, "N", "optuna: minimum number of trials.")
+    optuna_max_trials: int = option(200, _SEARCH, values.count, "N", "optuna: maximum number of trials.")
     optuna_early_exit_threshold: int = option(
-        10, _SEARCH, values.count, "N", "optuna: stop after this many trials without improvement (10).")
+        10, _SEARCH, values.count, "N", "optuna: stop after this many trials without improvement.")
     concurrency: tuple[int, ...] = option(
         (), _SEARCH, values.counts, "N,N or A:B:S", "Concurrencies to measure (default: searched).",
         flags=("-c",), common=True)
     request_rate: tuple[float, ...] = option(
         (), _SEARCH, values.rates, "N,N or A:B:S", "Request rates per second to measure, instead of concurrencies.")
     batch_sizes: tuple[int, ...] = option(
-        (1,), _SEARCH, values.counts, "N,N", "Inferences per request (1).", flags=("-b",))
+        (1,), _SEARCH, values.counts, "N,N", "Inferences per request.", flags=("-b",))
 
     objectives: tuple[WeightedObjective, ...] = option(
         (), _GOALS, goal_texts.objectives, "WHAT[=WEIGHT]",
         "throughput (default), latency:p99, memory, gpu_memory, cost …; repeatable.",
-        flags=("--objective",), common=True, several=True)
+        flags=("--objective", "--objectives"), common=True, several=True)
     constraints: tuple[Constraint, ...] = option(
         (), _GOALS, goal_texts.constraints, "BOUND", '"p99<100ms", "memory<4GB", "throughput>50" …; repeatable.',
-        flags=("--constraint",), common=True, several=True)
+        flags=("--constraint", "--constraints"), common=True, several=True)
     latency_budget: float | None = option(
         None, _GOALS, values.milliseconds, "MS", "Maximum p99 latency; the same as a constraint.")
     min_throughput: float | None = option(
@@ -146,7 +144,7 @@ class AnalyzeSettings:
 
     triton_launch_mode: LaunchMode = option(
         "local", _SERVER, values.launch_mode, "MODE", "local: start conch serve; remote: use a running server.",
-        flags=("--mode",), common=True)
+        flags=("--mode", "--triton-launch-mode"), common=True)
     triton_http_endpoint: str = option("localhost:8000", _SERVER, values.text, "HOST:PORT", "remote: HTTP address.")
     triton_grpc_endpoint: str = option(
         "localhost:8001", _SERVER, values.text, "HOST:PORT", "remote: gRPC address.", common=True)
@@ -163,10 +161,10 @@ class AnalyzeSettings:
         {}, _MEASURING, values.mapping, "NAME=VALUE", "Option of conch perf, such as shape=INPUT:3,224; repeatable.",
         common=True)
     perf_analyzer_timeout: float = option(
-        600.0, _MEASURING, values.positive, "S", "Time limit of one measurement, in seconds (600).")
+        600.0, _MEASURING, values.positive, "S", "Time limit of one measurement, in seconds.")
     final_rounds: int = option(
         3, _MEASURING, values.number, "N",
-        "Number of final rounds that compare the best configuration with the default (3).")
+        "Number of final rounds that compare the best configuration with the default.")
     budget: float | None = option(
         None, _MEASURING, values.seconds, "TIME",
         "Time limit of the analysis, including the final rounds, such as 5m or 90s.",
@@ -178,17 +176,17 @@ class AnalyzeSettings:
 
     export_path: Path = option(
         Path("analysis"), _RESULTS, values.path, "DIR",
-        "Directory for the reports (analysis).", flags=("-e",), common=True)
+        "Directory for the reports.", flags=("-e",), common=True)
     checkpoint_directory: Path | None = option(
         None, _RESULTS, values.path, "DIR",
-        "Directory for the measurements, from which an analysis resumes (EXPORT/checkpoints).",
+        "Directory for the measurements, from which an analysis resumes (default: EXPORT/checkpoints).",
         flags=("-s",))
     output_model_repository_path: Path | None = option(
         None, _RESULTS, values.path, "DIR", "Directory for the measured configurations (default: not kept).")
     override_output_model_repository: bool = option(
         False, _RESULTS, values.flag, "", "Overwrite the contents of that directory.")
     output_formats: tuple[str, ...] = option(
-        ("html", "csv", "json"), _RESULTS, _formats, "NAME,…", "Formats: html, csv, json (all).",
+        ("html", "csv", "json"), _RESULTS, _formats, "NAME,…", "Formats: html, csv, json (default: all).",
         flags=("-o",))
     skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Do not write the HTML report.")
     # fmt: on
@@ -257,12 +255,7 @@ class AnalyzeSettings:
         """Yield the options that differ from their defaults, by name, for reports."""
         for name, declared in OPTIONS.items():
             value = getattr(self, name)
-            default = (
-                declared.default_factory()
-                if declared.default is MISSING and declared.default_factory is not MISSING
-                else declared.default
-            )
-            if value != default and name != "profile_models":
+            if value not in (declared.default, {}) and name != "profile_models":
                 yield name, described(name, value)
 
     def model(self, name: str) -> ModelSettings:
@@ -272,6 +265,4 @@ class AnalyzeSettings:
 
 
 #: The options by name, in the order of the help.
-OPTIONS: Final[Mapping[str, Field[Any]]] = {
-    declared.name: declared for declared in fields(AnalyzeSettings) if declared.metadata
-}
+OPTIONS: Final = declaration.options_of(AnalyzeSettings)

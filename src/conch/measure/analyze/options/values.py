@@ -5,15 +5,14 @@ Pure. A reader takes the option's name, for messages, and the value; it raises I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from conch.core.errors import Code, ConchError, did_you_mean, invalid
 from conch.measure.analyze.judging.goals import Price
-
-Reader = Callable[[str, Any], Any]
+from conch.options.declaration import Reader
 
 #: Maximum length of a list that a range expands to; a thousand loads would take days.
 _LONGEST = 1000

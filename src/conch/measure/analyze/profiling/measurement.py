@@ -18,7 +18,6 @@ from typing import Any, Final
 from conch.core.errors import did_you_mean, internal, invalid
 from conch.measure.analyze.options import values
 from conch.measure.analyze.options.settings import AnalyzeSettings
-from conch.measure.analyze.options.values import Reader
 from conch.measure.analyze.results import ModelFigures, Point
 from conch.measure.analyze.servers.base import ServerGone
 from conch.measure.perf.figures import Interval, WindowFigures, student
@@ -29,6 +28,7 @@ from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.run import CALLERS_PER_PROCESS, Measurement
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.texts.shapes import Mix, parse_mix
+from conch.options.declaration import Reader
 
 # ``perf_analyzer_flags`` are the flags of ``conch perf`` and perf_analyzer for the data of requests and the length of
 # windows; the analysis sets the address, the model and the load.
