@@ -9,12 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from conch.client.transport import LostError, UnreachableError
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
 from conch.core.tensors import WireTensor
-from conch.server.execution.remote.transport import LostError, RemoteModel, UnreachedError
+from conch.server.execution.remote.transport import RemoteModel
 from tests.simulation.connection import ServerConnection
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.models import SimulatedRepository
@@ -202,7 +203,7 @@ class SimulatedChannel:
         if self not in self._server.channels:
             await self._wait(self._server.loop.latency(0.0005))
             if not self._server.listens:
-                raise UnreachedError("no connection: Connection refused")
+                raise UnreachableError("no connection: Connection refused")
             self._server.channels.add(self)
 
     async def _call(self, path: str, header: Any = None, data: bytes = b"") -> tuple[int, dict[str, Any]]:

@@ -136,7 +136,7 @@ class SimulatedSocket:
 
 
 class BlockingSocket(asyncio.Protocol):
-    """A connected socket of a simulated thread, with the methods that ``http.client`` uses."""
+    """A connected socket of a simulated thread, with the methods that conch's client uses."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
@@ -146,7 +146,6 @@ class BlockingSocket(asyncio.Protocol):
         self._arrived = SimulatedEvent(loop)
         self._ended = False
         self._error: Exception | None = None
-        self._users = 1  # the socket and its files
         self._closed = False
 
     def break_off(self) -> None:
@@ -189,11 +188,7 @@ class BlockingSocket(asyncio.Protocol):
     def readable(self) -> bool:
         return bool(self._data) or self._ended
 
-    def makefile(self, mode: str, buffering: int) -> Any:
-        self._users += 1
-        return SimpleNamespace(readinto=self._readinto, close=self._release)
-
-    def _readinto(self, buffer: Any) -> int:
+    def recv(self, size: int) -> bytes:
         if not self.readable:
             self._arrived = SimulatedEvent(self._loop)
             self._loop.busy_threads -= 1
@@ -203,9 +198,8 @@ class BlockingSocket(asyncio.Protocol):
                 raise TimeoutError("timed out")
         if not self._data and self._error is not None:
             raise self._error
-        taken = min(len(self._data), len(buffer))
-        buffer[:taken] = self._data[:taken]
-        del self._data[:taken]
+        taken = bytes(self._data[:size])
+        del self._data[:size]
         return taken
 
     def shutdown(self, how: int) -> None:
@@ -215,11 +209,6 @@ class BlockingSocket(asyncio.Protocol):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._release()
-
-    def _release(self) -> None:
-        self._users -= 1
-        if not self._users:
             self._transport.close()
 
 

@@ -1,21 +1,35 @@
-"""A connection of ``http.client`` with one deadline for a whole request.
-
-The timeout of the standard library applies to each read, so a server that sends an occasional byte could block a call
-forever.
-"""
+"""An HTTP/1.1 connection over a blocking socket with one deadline for a whole request, and the files of encryption."""
 
 from __future__ import annotations
 
-import io
+import os
 import select
 import ssl
-from http import HTTPStatus
-from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection, HTTPResponse
-from socket import IPPROTO_TCP, SHUT_RDWR, SOCK_STREAM, TCP_NODELAY, create_connection, getaddrinfo, socket
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from socket import IPPROTO_TCP, SHUT_RDWR, SOCK_STREAM, TCP_NODELAY, create_connection, gaierror, getaddrinfo, socket
+from typing import Final, NamedTuple
 
-from conch.client.deadline import NO_DEADLINE
+from conch.client.deadline import NO_DEADLINE, Deadline
+from conch.client.http1 import HttpResponse, ResponseReader
 from conch.core.errors import invalid
+from conch.core.tensors import Buffer
+
+#: Number of bytes that are read at once: usually, and of a body whose length is known (less time for large ones).
+_READ_SIZE: Final = 64 << 10
+_BODY_READ_SIZE: Final = 1 << 20
+
+
+class TlsContents(NamedTuple):
+    """The contents of :class:`TlsFiles` for the gRPC library, and a TLS context made from them.
+
+    ``authorities`` None means the system's authorities; ``certificate`` and ``key`` None mean no client certificate.
+    """
+
+    authorities: bytes | None = None
+    key: bytes | None = None
+    certificate: bytes | None = None
+    context: ssl.SSLContext | None = None
 
 
 class TlsFiles(NamedTuple):
@@ -47,103 +61,91 @@ class TlsFiles(NamedTuple):
                 raise invalid(f"{self.certificate}: no certificate of a client: {error}") from None
         return context
 
-
-class FinalResponse(HTTPResponse):
-    """A response after any interim responses; the standard library skips only 100 Continue."""
-
-    def begin(self) -> None:
-        super().begin()
-        while self.status < 200 and self.status != HTTPStatus.SWITCHING_PROTOCOLS:
-            self.headers = self.msg = None  # type: ignore[assignment]  # otherwise nothing more is read
-            super().begin()
+    def contents(self) -> TlsContents:
+        """Read the files.  Raises INVALID_ARG for unusable files, which the gRPC library does not report."""
+        context = self.context()
+        names = (self.authorities, self.key if self.certificate else "", self.certificate)
+        authorities, key, certificate = (Path(name).read_bytes() if name else None for name in names)
+        return TlsContents(authorities, key, certificate, context)
 
 
-class DeadlineConnection(HTTPConnection):
-    """A connection to ``host:port``, encrypted with ``tls``. ``deadline`` may be changed between requests.
+class BlockingConnection:
+    """A connection to ``host:port``, encrypted with ``tls``, for one request at a time; made by ``deadline``.
 
-    After the deadline, blocking calls raise TimeoutError; the connection must then be closed.
+    After the deadline of a request, blocking calls raise TimeoutError; the connection must then be closed. The
+    constructor raises OSError, and UnicodeError for an impossible host name.
     """
 
-    response_class = FinalResponse
-
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        super().__init__(host, port)
-        self.default_port = HTTP_PORT if tls is None else HTTPS_PORT
-        self.deadline = NO_DEADLINE
-        self._tls = tls
-        self._connected: socket | None = None
-
-    def connect(self) -> None:
-        connected = self._socket()
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, deadline: Deadline) -> None:
+        self.reader = ResponseReader()
+        self._deadline = deadline
+        self._socket = _connected(host, port, deadline)
         try:
-            connected.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
-            if self._tls is not None:
-                connected.settimeout(self.deadline.left())
-                connected = self._tls.wrap_socket(connected, server_hostname=self.host)
+            self._socket.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            if tls is not None:
+                self._socket.settimeout(deadline.left())
+                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         except BaseException:
-            connected.close()
+            self._socket.close()
             raise
-        self._connected = connected
-        self.sock: Any = _DeadlineSocket(connected, self)
 
     @property
     def stale(self) -> bool:
         """Whether the connection is readable before a request: the server has closed it, or sent garbage."""
-        if self._connected is None:
-            return True
         poll = select.poll()
-        poll.register(self._connected, select.POLLIN)
+        poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
+
+    def send(self, parts: Sequence[Buffer], deadline: Deadline = NO_DEADLINE) -> None:
+        """Send a request; ``deadline`` is also that of its response.  Raises OSError."""
+        self._deadline = deadline
+        self.reader.begin()
+        self._socket.settimeout(deadline.left())
+        self._socket.sendall(b"".join(parts))
+
+    def receive(self) -> None:
+        """Pass the next bytes to the reader.  Raises OSError and HttpFault."""
+        self._socket.settimeout(self._deadline.left())
+        data = self._socket.recv(_BODY_READ_SIZE if b"content-length" in self.reader.headers else _READ_SIZE)
+        if data:
+            self.reader.feed(data)
+        else:
+            self.reader.end()
+
+    def response(self) -> HttpResponse:
+        """Return the response when it is complete.  Raises OSError and HttpFault."""
+        while not self.reader.complete:
+            self.receive()
+        return self.reader.response()
 
     def shutdown(self) -> None:
         """Shut down the socket, which wakes a thread that reads the response. Any thread may call. Raises OSError."""
-        if self._connected is not None:
-            self._connected.shutdown(SHUT_RDWR)
-
-    def _socket(self) -> socket:
-        """Connect to the first address of the host that accepts.  Raises OSError."""
-        failed: OSError | None = None
-        for *_, address in getaddrinfo(self.host, self.port, type=SOCK_STREAM):
-            try:
-                return create_connection((str(address[0]), int(address[1])), self.deadline.left())
-            except OSError as error:
-                failed = error
-        raise failed or OSError(f"{self.host} has no address")
-
-
-class _DeadlineSocket:
-    """The part of a socket that ``http.client`` uses; each call ends at the connection's deadline."""
-
-    def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
-        self._socket = connected
-        self._connection = connection
-
-    def sendall(self, data: bytes) -> None:
-        self._socket.settimeout(self._connection.deadline.left())
-        self._socket.sendall(data)
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_DeadlineReader(self._socket, self._connection))  # the response keeps it after close()
+        self._socket.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()
 
 
-class _DeadlineReader(io.RawIOBase):
-    """Reads a response until the connection's deadline."""
+def _connected(host: str, port: int, deadline: Deadline) -> socket:
+    """Connect to the first address of the host that accepts.  Raises OSError."""
+    failed: OSError | None = None
+    for *_, address in getaddrinfo(host, port, type=SOCK_STREAM):
+        try:
+            return create_connection((str(address[0]), int(address[1])), deadline.left())
+        except OSError as error:
+            failed = error
+    raise failed or OSError(f"{host} has no address")
 
-    def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
-        self._socket = connected
-        self._connection = connection
-        self._file = connected.makefile("rb", buffering=0)
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._socket.settimeout(self._connection.deadline.left())
-        return self._file.readinto(buffer)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+def connect_failure(error: Exception, host: str) -> str:
+    """Return the reason why no connection to ``host`` was made: an OSError or UnicodeError."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not accepted: {error.verify_message}"
+        case ssl.SSLError():
+            return f"no encrypted connection: {error.reason or error}"
+        case gaierror() | UnicodeError():
+            return f"no connection: no address is known for '{host}'"
+        case OSError(errno=int(number)):
+            return f"no connection: {os.strerror(number)}"
+    return f"no connection: {error}"

@@ -1,6 +1,6 @@
 """``conch.Client`` over HTTP: the KServe protocol with binary tensors, and the generate extension for streams.
 
-Uses only the standard library, so that it needs no further packages, any thread may call, and streams can be cancelled.
+Any thread may call, and streams can be cancelled from another thread.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import Mapping
-from http.client import HTTP_PORT, HTTPS_PORT, HTTPException, HTTPResponse
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from conch.client.connection import DeadlineConnection
+from conch.client.connection import BlockingConnection, connect_failure
 from conch.client.deadline import Deadline
+from conch.client.http1 import JSON_SIZE, HttpFault, HttpResponse, request_head
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import ResultStream
-from conch.client.transport import UnreachableError
+from conch.client.transport import LostError, UnreachableError
 from conch.client.values import decode, from_values
 from conch.config import render
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, internal, invalid, unavailable, unsupported
 from conch.core.inference import TensorSpec
-from conch.core.tensors import WireTensor
+from conch.core.tensors import Buffer, WireTensor
 from conch.machine.addresses import host_and_port
 from conch.wire.json.generate import deduced_shape
 from conch.wire.json.outgoing import CODES, decode_error, model_path, request_document
 
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 _OVER_GRPC: Final = "connect with grpc:// for this request"
 _EVENT: Final = b"data:"
 #: Fields of an event that are not outputs.
@@ -81,29 +82,23 @@ class SingleResult(ResultStream):
 
 
 class EventStream(ResultStream):
-    """The events of a response; ``code`` is the error code of its HTTP status, None for success."""
+    """The events of the response that ``connection`` has begun to read."""
 
-    def __init__(
-        self,
-        request: OutgoingRequest,
-        connection: DeadlineConnection,
-        response: HTTPResponse,
-        code: Code | None,
-    ) -> None:
+    def __init__(self, request: OutgoingRequest, connection: BlockingConnection) -> None:
         self._request = request
         self._connection = connection
-        self._response = response
-        self._code = code
+        self._code = CODES.get(connection.reader.status)
+        self._unread = b""
         self._closed = False
 
     def __next__(self) -> InferResult:
         while not self._closed:
             try:
-                line = self._response.readline()
+                line = self._read_line()
             except TimeoutError:
                 self.close()
                 raise self._request.not_in_time() from None
-            except (OSError, HTTPException, ValueError, AttributeError) as error:  # the last two: closed elsewhere
+            except (OSError, HttpFault) as error:
                 if self._closed:
                     break
                 self.close()
@@ -126,12 +121,21 @@ class EventStream(ResultStream):
             self._closed = True
             with contextlib.suppress(OSError):
                 self._connection.shutdown()  # wakes the thread that reads; closing would wait for it
-            self._response.close()
             self._connection.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
             self.close()
+
+    def _read_line(self) -> bytes:
+        """Return the next line with its end, nothing after the last line.  Raises OSError and HttpFault."""
+        reader = self._connection.reader
+        self._unread += reader.take_body()
+        while b"\n" not in self._unread and not reader.complete:
+            self._connection.receive()
+            self._unread += reader.take_body()
+        line, end, self._unread = self._unread.partition(b"\n")
+        return line + end
 
     def _result(self, event: dict[str, Any]) -> InferResult:
         if "error" in event and "model_name" not in event:
@@ -161,7 +165,6 @@ class EventStream(ResultStream):
         return deduced_shape(spec.name, dims, count)
 
 
-_LENGTH: Final = "Inference-Header-Content-Length"
 _INDEX: Final = "/v2/repository/index"
 _REGION: Final = "/v2/systemsharedmemory/region"
 
@@ -184,8 +187,8 @@ class HttpTransport:
         self._port = port
         self._prefix = prefix
         self._tls = tls
-        self._headers = headers or {}
-        self._idle: list[DeadlineConnection] = []
+        self._headers = {**_fixed_headers(host, port, tls), **(headers or {})}
+        self._idle: list[BlockingConnection] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -201,7 +204,7 @@ class HttpTransport:
 
     def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig:
         path = f"{model_path(model, version)}/config"
-        return render.from_json(self._exchange("GET", path, b"", {}, deadline, model)[1].decode(), lenient=True)
+        return render.from_json(self._exchange("GET", path, (), deadline, model).body.decode(), lenient=True)
 
     def statistics(self, model: str, version: int, deadline: Deadline) -> list[dict[str, Any]]:
         path = model_path(model, version) if model else "/v2/models"
@@ -232,12 +235,13 @@ class HttpTransport:
 
     def infer(self, request: OutgoingRequest) -> InferResult:
         header = json.dumps(_document(request)).encode()
-        body = b"".join((header, *(tensor.data for tensor in request.inputs.values())))
+        body = (header, *(tensor.data for tensor in request.inputs.values()))
         path = f"{model_path(request.model, request.version)}/infer"
-        headers = {_LENGTH: str(len(header))}
-        response, content = self._exchange("POST", path, body, headers, request.deadline, request.model)
-        length = int(response.headers.get(_LENGTH, len(content)))
-        return _result(request, json.loads(content[:length]), memoryview(content)[length:])
+        headers = {JSON_SIZE: str(len(header))}
+        response = self._exchange("POST", path, body, request.deadline, request.model, headers)
+        length = response.json_size
+        document = json.loads(response.body[:length])
+        return _result(request, document, memoryview(response.body)[len(response.body) if length is None else length :])
 
     def stream(self, request: OutgoingRequest) -> ResultStream:
         if not request.signature.decoupled:
@@ -245,10 +249,10 @@ class HttpTransport:
         body = json.dumps(generate_body(request)).encode()
         path = f"{model_path(request.model, request.version)}/generate_stream"
         try:
-            connection, response = self._send("POST", path, body, {}, request.deadline)
-        except (OSError, HTTPException) as error:
+            connection = self._send("POST", path, (body,), request.deadline)
+        except (OSError, HttpFault) as error:
             raise self._failed(error, request.deadline, request.model) from None
-        return EventStream(request, connection, response, CODES.get(response.status))
+        return EventStream(request, connection)
 
     def close(self) -> None:
         with self._lock:
@@ -277,45 +281,50 @@ class HttpTransport:
         return document
 
     def _call(self, method: str, path: str, body: bytes, deadline: Deadline) -> bytes:
-        return self._exchange(method, path, body, {}, deadline)[1]
+        return self._exchange(method, path, (body,), deadline).body
 
     def _exchange(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline, model: str = ""
-    ) -> tuple[HTTPResponse, bytes]:
-        """Return a successful response and its body; ``model`` is the model named in the error at the deadline."""
+        self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline, model: str = "",
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> HttpResponse:  # fmt: skip
+        """Return a successful response; ``model`` is the model named in the error at the deadline."""
         try:
-            connection, response = self._send(method, path, body, headers, deadline)
+            connection = self._send(method, path, body, deadline, headers)
             try:
-                content = response.read()
+                response = connection.response()
             except BaseException:
                 connection.close()
                 raise
-        except (OSError, HTTPException) as error:
+        except (OSError, HttpFault) as error:
             raise self._failed(error, deadline, model) from None
-        self._give_back(connection, response)
+        self._give_back(connection)
         if response.status != 200:
-            raise decode_error(response.status, content)
-        return response, content
+            raise decode_error(response.status, response.body)
+        return response
 
     def _send(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline
-    ) -> tuple[DeadlineConnection, HTTPResponse]:
-        """Send a request and return the response with its body unread. Raises OSError or HTTPException.
+        self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline,
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> BlockingConnection:  # fmt: skip
+        """Send a request and read the head of its response. Raises OSError or HttpFault.
 
         A request is resent only if the server cannot have read it, or if it is read-only.
         """
+        length = sum(map(len, body)) if method == "POST" else None
+        head = request_head(method, self._prefix + path, {**self._headers, **headers}, length)
         while True:
-            connection, used = self._connection()
-            connection.deadline = deadline
+            connection, used = self._connection(deadline)
             sent = False
             try:
-                connection.request(method, self._prefix + path, body, {**self._headers, **headers})
+                connection.send((head, *body), deadline)
                 sent = True
-                return connection, connection.getresponse()
+                while not connection.reader.status:
+                    connection.receive()
+                return connection
             except TimeoutError:
                 connection.close()
                 raise
-            except (OSError, HTTPException):
+            except (OSError, HttpFault):
                 connection.close()
                 # A server may close an idle connection at any time.  If sending fails, the server has not received the
                 # whole request and cannot act on it.
@@ -325,22 +334,23 @@ class HttpTransport:
                 connection.close()
                 raise
 
-    def _connection(self) -> tuple[DeadlineConnection, bool]:
+    def _connection(self, deadline: Deadline) -> tuple[BlockingConnection, bool]:
         """Return a connection, and whether it was used before; skips connections that the server has closed."""
         while True:
             with self._lock:
                 if self._closed:
                     raise unavailable("the client is closed")
                 if not self._idle:
-                    return DeadlineConnection(self._host, self._port, self._tls), False
+                    break
                 connection = self._idle.pop()
             if not connection.stale:
                 return connection, True
             connection.close()
+        return _connect(self._host, self._port, self._tls, deadline), False
 
-    def _give_back(self, connection: DeadlineConnection, response: HTTPResponse) -> None:
+    def _give_back(self, connection: BlockingConnection) -> None:
         with self._lock:
-            if not response.will_close and not self._closed:
+            if connection.reader.keep_alive and not self._closed:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -348,7 +358,7 @@ class HttpTransport:
     def _failed(self, error: BaseException, deadline: Deadline, model: str) -> ConchError:
         if isinstance(error, TimeoutError) and deadline.at is not None:  # the operating system has timeouts, too
             return deadline.no_response(model)
-        return UnreachableError(_reason(error), host_and_port(self._host, self._port))
+        return LostError(_reason(error), host_and_port(self._host, self._port))
 
 
 def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
@@ -366,20 +376,42 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
     if not host or parts.scheme not in ("http", "https"):
         raise invalid(f"'{url}' is not a URL of HTTP")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
-    port = port or (HTTPS_PORT if tls is not None else HTTP_PORT)
-    connection = DeadlineConnection(host, port, tls)
-    connection.deadline = deadline
+    port = port or (80 if tls is None else 443)
     target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
-    headers = {"Connection": "close"} if body is None else {"Connection": "close", "Content-Type": "application/json"}
+    headers = {**_fixed_headers(host, port, tls), "connection": "close"}
+    if body is None:
+        head = request_head("GET", target, headers)
+    else:
+        head = request_head("POST", target, {**headers, "content-type": "application/json"}, len(body))
     try:
-        with contextlib.closing(connection):
-            connection.request("GET" if body is None else "POST", target, body, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
+        with contextlib.closing(_connect(host, port, tls, deadline)) as connection:
+            connection.send((head, body or b""), deadline)
+            response = connection.response()
+            return response.status, response.body
     except TimeoutError:
         raise deadline.no_response("") from None
-    except (OSError, HTTPException, UnicodeError) as error:
-        raise UnreachableError(_reason(error), host_and_port(host, port)) from None
+    except (OSError, HttpFault) as error:
+        raise LostError(_reason(error), host_and_port(host, port)) from None
+
+
+def _fixed_headers(host: str, port: int, tls: ssl.SSLContext | None) -> dict[str, str]:
+    """Return the headers of every request to a server.  Raises INVALID_ARG for an impossible name."""
+    try:
+        name = host if host.isascii() else host.encode("idna").decode()
+    except UnicodeError:
+        raise invalid(f"'{host}' is not the name of a host") from None
+    address = host_and_port(name, port).removesuffix(":80" if tls is None else ":443")
+    return {"host": address, "accept-encoding": "identity"}
+
+
+def _connect(host: str, port: int, tls: ssl.SSLContext | None, deadline: Deadline) -> BlockingConnection:
+    """Connect to a server. Raises TimeoutError at the deadline, and UnreachableError."""
+    try:
+        return BlockingConnection(host, port, tls, deadline)
+    except (OSError, UnicodeError) as error:
+        if isinstance(error, TimeoutError) and deadline.at is not None:
+            raise
+        raise UnreachableError(connect_failure(error, host), host_and_port(host, port)) from None
 
 
 def _reason(error: BaseException) -> str:

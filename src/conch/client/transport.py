@@ -13,8 +13,8 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError
 
 
-class UnreachableError(ConchError):
-    """No server accepts connections at the address, or the connection broke before the response.
+class ConnectionFailedError(ConchError):
+    """No response, because the connection failed; the server at ``address`` is named in the message unless it is empty.
 
     Over gRPC, also the server's own error UNAVAILABLE, which looks the same.
     """
@@ -22,6 +22,14 @@ class UnreachableError(ConchError):
     def __init__(self, reason: str, address: str = "") -> None:
         super().__init__(f"{address} does not answer: {reason}" if address else reason, Code.UNAVAILABLE)
         self.reason = reason
+
+
+class UnreachableError(ConnectionFailedError):
+    """No connection could be made; the server has not received the request."""
+
+
+class LostError(ConnectionFailedError):
+    """The connection broke before the response; the server may have run the request."""
 
 
 class Transport(Protocol):

@@ -206,7 +206,7 @@ def test_a_request_whose_connection_breaks_after_it_was_sent_is_not_sent_again(
 
     with served(dying, living) as client:
         client.config("m")
-        with pytest.raises(ConchError, match="does not answer: Remote end closed connection") as caught:
+        with pytest.raises(ConchError, match="does not answer: the server closed the connection") as caught:
             call(client)
         assert client.models() == []
     assert caught.value.code is Code.UNAVAILABLE

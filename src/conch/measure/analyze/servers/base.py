@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from conch.client.deadline import Deadline, DeadlineError
-from conch.client.transport import UnreachableError
+from conch.client.transport import ConnectionFailedError
 from conch.config import render
 from conch.core.errors import ConchError, internal, unavailable
 from conch.measure.perf.senders.channels.connecting import Address
@@ -146,7 +146,7 @@ class ControlClient:
                     f"the server at {self.where} does not let clients load models:"
                     " start it with --model-control-mode=explicit"
                 ) from None
-            if isinstance(error, UnreachableError):
+            if isinstance(error, ConnectionFailedError):
                 raise ServerGone(f"no server answers at {self.where}: {error.reason}") from None
             raise internal(f"{what}: {error.message.rstrip().rstrip(';').rstrip()}") from None
 

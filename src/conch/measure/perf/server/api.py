@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 from conch.client.deadline import Deadline, DeadlineError
 from conch.client.http import HttpTransport
 from conch.client.requests import version_number
-from conch.client.transport import Transport, UnreachableError
+from conch.client.transport import ConnectionFailedError, Transport
 from conch.config import render
-from conch.core.errors import Code, ConchError, internal, invalid, not_found, unavailable, unsupported
+from conch.core.errors import Code, ConchError, internal, not_found, unavailable, unsupported
 from conch.measure.perf.senders.channels.connecting import Address
 
 _SECONDS: Final = 10.0
@@ -103,7 +103,7 @@ class ServerApi:
     def _call(self, call: Callable[[Deadline], _Result]) -> _Result:
         try:
             return call(Deadline.after(_SECONDS))
-        except UnreachableError as error:
+        except ConnectionFailedError as error:
             raise unavailable(f"no server answers at {self._where}: {error.reason}") from None
         except DeadlineError as error:
             raise unavailable(f"no server answers at {self._where}: {error.message}") from None
@@ -113,5 +113,3 @@ class ServerApi:
             if error.code is Code.UNSUPPORTED:
                 raise unsupported(f"{self._where}: {error.message}") from None
             raise internal(f"{self._where}: {error.message}") from None
-        except UnicodeEncodeError as error:
-            raise invalid(f"{self._where}: {error}") from None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 from functools import partial
 from pathlib import Path
 
+from conch.client.connection import TlsContents, TlsFiles
 from conch.config.remote import RemoteSettings, RemoteUrl
 from conch.core.errors import invalid
 from conch.server.execution.remote.http_calls import RemoteHttp
-from conch.server.execution.remote.transport import Connect, RemoteModel, RemoteTransport, TlsContents
+from conch.server.execution.remote.transport import Connect, RemoteModel, RemoteTransport
 
 
 async def connecting(settings: RemoteSettings, directory: Path, *, decoupled: bool) -> Connect:
@@ -68,23 +68,5 @@ def _variable(parameter: str, name: str) -> str:
 
 def _read_tls(settings: RemoteSettings, directory: Path) -> TlsContents:
     """Read the files for encrypted connections; blocking."""
-    authorities = _read("ca_file", directory, settings.ca_file)
-    certificate = _read("certificate_file", directory, settings.certificate_file)
-    key = _read("key_file", directory, settings.key_file)
-    try:
-        context = ssl.create_default_context(cadata=authorities.decode() if authorities else None)
-        if settings.certificate_file:
-            context.load_cert_chain(directory / settings.certificate_file, directory / settings.key_file)
-    except (OSError, ValueError) as error:
-        files = ", ".join(filter(None, (settings.ca_file, settings.certificate_file, settings.key_file)))
-        raise invalid(f"{files} cannot be used for encrypted connections: {error}") from None
-    return TlsContents(authorities, certificate, key, context)
-
-
-def _read(parameter: str, directory: Path, name: str) -> bytes | None:
-    if not name:
-        return None
-    try:
-        return (directory / name).read_bytes()
-    except OSError as error:
-        raise invalid(f"parameter '{parameter}' is '{name}', which cannot be read: {error.strerror}") from None
+    names = (settings.ca_file, settings.certificate_file, settings.key_file)
+    return TlsFiles(*(str(directory / name) if name else "" for name in names)).contents()

@@ -10,13 +10,14 @@ from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Final
 
+from conch.client.transport import ConnectionFailedError, LostError, UnreachableError
 from conch.config.remote import RemoteSettings, check_urls, read_url
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, cancelled, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.server.execution.executor import Executor
 from conch.server.execution.remote.endpoints import Assignment, Endpoints, LostSequences
-from conch.server.execution.remote.transport import Connect, LostError, RemoteTransport, UnreachedError
+from conch.server.execution.remote.transport import Connect, RemoteTransport
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.child.outputs import OutputWatch
 
@@ -73,7 +74,7 @@ class HealthWatch:
     async def _ask(self) -> tuple[str, bool]:
         try:
             await self._transport.check()
-        except (UnreachedError, LostError) as error:
+        except ConnectionFailedError as error:
             return error.message, True
         except ConchError as error:
             return error.message, False
@@ -342,7 +343,7 @@ class RemoteExecutor(Executor):
             try:
                 await self._send(call, url, ends)
                 return
-            except UnreachedError as error:
+            except UnreachableError as error:
                 self._suspect(url)
                 failure = error.message
             except LostError as error:
@@ -370,7 +371,7 @@ class RemoteExecutor(Executor):
         except TimeoutError:
             self._note_times(request)
             raise self._too_late(call) from None
-        except UnreachedError:
+        except UnreachableError:
             raise
         except ConchError as error:
             self._note_times(request)

@@ -11,11 +11,12 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2
 
+from conch.client.transport import LostError, UnreachableError
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
-from conch.server.execution.remote.transport import LostError, RemoteModel, UnreachedError
+from conch.server.execution.remote.transport import RemoteModel
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES
 
@@ -179,9 +180,9 @@ class RemoteGrpc:
             return TimeoutError()
         if status is grpc.StatusCode.UNAVAILABLE:
             if details.startswith(_NO_CONNECTION):
-                return UnreachedError(_cause(details))
+                return UnreachableError(_cause(details))
             if details.startswith(_NO_ADDRESS):
-                return UnreachedError(f"no connection: no address is known for '{self._url.host}'")
+                return UnreachableError(f"no connection: no address is known for '{self._url.host}'")
             if channel.get_state() is not grpc.ChannelConnectivity.READY:
                 return LostError(f"the connection broke ({details})")
         if status in _REFUSALS:

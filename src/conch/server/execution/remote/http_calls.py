@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
-import httptools
-
+from conch.client.connection import connect_failure
+from conch.client.http1 import JSON_SIZE, HttpFault, HttpResponse, ResponseReader, request_head
+from conch.client.transport import LostError, UnreachableError
 from conch.config import render
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
-from conch.server.execution.remote.transport import LostError, RemoteModel, UnreachedError
+from conch.server.execution.remote.transport import RemoteModel
 from conch.wire.json.outgoing import decode_error, decode_response, encode_request, model_path
-
-
-class HttpAnswer(NamedTuple):
-    """A complete response; ``header_length`` is the number of JSON bytes in ``body``, None if all are."""
-
-    status: int
-    body: bytes
-    header_length: int | None
 
 
 class RemoteHttpConnection(asyncio.Protocol):
@@ -36,31 +27,30 @@ class RemoteHttpConnection(asyncio.Protocol):
     def __init__(self, on_closed: Callable[[RemoteHttpConnection, bool], None]) -> None:
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[HttpAnswer] | None = None
+        self._response: asyncio.Future[HttpResponse] | None = None
         self._ended_here = False
         #: Time of the last complete response (s, monotonic).
         self.since = monotonic()
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpResponseParser(self)
-        self._body: list[bytes] = []
-        self._header_length: int | None = None
+        self._reader = ResponseReader()
 
     @property
     def usable(self) -> bool:
         """Whether another request can be sent."""
-        return self._transport is not None and not self._transport.is_closing() and self._answer is None
+        return self._transport is not None and not self._transport.is_closing() and self._response is None
 
-    async def exchange(self, parts: Sequence[Buffer]) -> HttpAnswer:
+    async def exchange(self, parts: Sequence[Buffer]) -> HttpResponse:
         """Send a request and wait for its response. Raises :class:`LostError` if the connection breaks first.
 
         Cancelling closes the connection, so that the server cancels the request.
         """
         assert self._transport is not None
-        answer: asyncio.Future[HttpAnswer] = self._loop.create_future()
-        self._answer = answer
+        self._reader.begin()
+        response: asyncio.Future[HttpResponse] = self._loop.create_future()
+        self._response = response
         self._transport.writelines(parts)
         try:
-            return await answer
+            return await response
         except BaseException:
             self.close()
             raise
@@ -77,58 +67,41 @@ class RemoteHttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of asyncio's
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:
+        if self._response is None:
             self.close()  # data without a request
             return
         try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, ValueError):
+            if self._reader.feed(data):
+                self._complete()
+        except HttpFault:
             self._fail(unavailable("it is not a server for this protocol (its answer is not HTTP)"))
             self.close()
 
     def eof_received(self) -> bool:
+        if self._response is not None:
+            with suppress(HttpFault):
+                self._reader.end()
+                self._complete()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        idle = self._answer is None and not self._ended_here
+        idle = self._response is None and not self._ended_here
         self._fail(LostError(f"the connection broke ({error or 'it was closed by the other end'})"))
         self._on_closed(self, idle)
 
-    # Called by the parser
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"inference-header-content-length" and value.isdigit():
-            self._header_length = int(value)
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        status, body = self._parser.get_status_code(), self._body
-        if status < 200:  # an interim response, such as 100 Continue: the final response follows
-            self._header_length = None
-            return
-        answer, self._answer = self._answer, None
+    def _complete(self) -> None:
+        response, self._response = self._response, None
         self.since = monotonic()
-        if not self._parser.should_keep_alive():
+        if not self._reader.keep_alive:
             self.close()
-        whole = body[0] if len(body) == 1 else b"".join(body)
-        result = HttpAnswer(status, whole, self._header_length)
-        self._begin()
-        if answer is not None and not answer.done():
-            answer.set_result(result)
-
-    def _begin(self) -> None:
-        """Prepare for the next response."""
-        self._parser = httptools.HttpResponseParser(self)
-        self._body = []
-        self._header_length = None
+        if response is not None and not response.done():
+            response.set_result(self._reader.response())
 
     def _fail(self, error: Exception) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
+        response, self._response = self._response, None
+        if response is not None and not response.done():
+            response.set_exception(error)
 
 
 #: Messages for a proxy's refusals; KServe servers do not return these statuses.
@@ -156,30 +129,24 @@ class RemoteHttp:
         self._connection_slots = asyncio.Semaphore(MOST_CONNECTIONS)
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        path = f"{url.path}{model_path(model.name, model.version)}"
-        lines = [f"host: {url.address}", *(f"{name}: {value}" for name, value in model.headers.items())]
-        self._rest = ("\r\n".join(lines) + "\r\n").encode()
-        self._path = path.encode()
-        self._post = b"POST %s/infer HTTP/1.1\r\n%scontent-type: application/octet-stream\r\n" % (
-            self._path,
-            self._rest,
-        )
+        self._path = f"{url.path}{model_path(model.name, model.version)}"
+        self._headers = {"host": url.address, **model.headers}
 
     async def check(self) -> None:
-        answer = await self._get(b"/ready")
+        answer = await self._get("/ready")
         if answer.status == 200:
             return
         self._refuse(answer)
-        metadata = await self._get(b"")  # its error shows whether the model exists
+        metadata = await self._get("")  # its error shows whether the model exists
         error = decode_error(metadata.status, metadata.body)
         if metadata.status == 200 or "not at ready state" in error.message or error.code is Code.UNAVAILABLE:
             raise unavailable(f"model '{self._model.name}' is not ready there")
         if metadata.status in (400, 404) and metadata.body.startswith(b'{"error"'):
             raise unavailable(f"it has no model '{self._model.name}' ({error.message})")
-        raise unavailable(f"{_NO_SERVER} (GET {self._path.decode()} gives HTTP {metadata.status})")
+        raise unavailable(f"{_NO_SERVER} (GET {self._path} gives HTTP {metadata.status})")
 
     async def config(self) -> ModelConfig:
-        answer = await self._get(b"/config")
+        answer = await self._get("/config")
         if answer.status != 200:
             self._refuse(answer)
             raise decode_error(answer.status, answer.body)
@@ -192,23 +159,22 @@ class RemoteHttp:
         self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
     ) -> None:
         header, blobs = encode_request(request)
-        size = len(header) + sum(map(len, blobs))
-        lengths = b"content-length: %d\r\ninference-header-content-length: %d\r\n\r\n" % (size, len(header))
-        parts = [self._post + lengths + header, *blobs]
+        headers = {**self._headers, "content-type": "application/octet-stream", JSON_SIZE: str(len(header))}
+        head = request_head("POST", f"{self._path}/infer", headers, len(header) + sum(map(len, blobs)))
         async with asyncio.timeout(seconds), self._connection_slots:
-            answer = await self._exchange(parts)
+            answer = await self._exchange([head + header, *blobs])
         if answer.status != 200:
             self._refuse(answer)
             raise decode_error(answer.status, answer.body)
-        deliver(decode_response(answer.body, answer.header_length))
+        deliver(decode_response(answer.body, answer.json_size))
 
     async def close(self) -> None:
         self._closed = True
         for connection in list(self._open):
             connection.close()
 
-    async def _get(self, path: bytes) -> HttpAnswer:
-        parts = [b"GET %s%s HTTP/1.1\r\n%s\r\n" % (self._path, path, self._rest)]
+    async def _get(self, path: str) -> HttpResponse:
+        parts = [request_head("GET", self._path + path, self._headers)]
         try:
             async with asyncio.timeout(self._model.connect_timeout):
                 try:
@@ -218,7 +184,7 @@ class RemoteHttp:
         except TimeoutError:
             raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
 
-    async def _exchange(self, parts: Sequence[Buffer], *, fresh: bool = False) -> HttpAnswer:
+    async def _exchange(self, parts: Sequence[Buffer], *, fresh: bool = False) -> HttpResponse:
         connection = (None if fresh else self._take_idle()) or await self._connect()
         answer = await connection.exchange(parts)
         if connection.usable and not self._closed:
@@ -239,7 +205,7 @@ class RemoteHttp:
     async def _connect(self) -> RemoteHttpConnection:
         url = self._url
         if self._closed:
-            raise UnreachedError("the model is being unloaded")
+            raise UnreachableError("the model is being unloaded")
         try:
             async with asyncio.timeout(self._model.connect_timeout):
                 _, connection = await self._loop.create_connection(
@@ -249,15 +215,9 @@ class RemoteHttp:
                     ssl=self._model.tls.context if url.is_encrypted else None,
                 )
         except TimeoutError:
-            raise UnreachedError(f"no connection within {self._model.connect_timeout:g} s") from None
-        except ssl.SSLCertVerificationError as error:
-            raise UnreachedError(f"its certificate is not accepted: {error.verify_message}") from None
-        except ssl.SSLError as error:
-            raise UnreachedError(f"no encrypted connection: {error.reason or error}") from None
-        except socket.gaierror:
-            raise UnreachedError(f"no connection: no address is known for '{url.host}'") from None
-        except OSError as error:
-            raise UnreachedError(f"no connection: {os.strerror(error.errno) if error.errno else error}") from None
+            raise UnreachableError(f"no connection within {self._model.connect_timeout:g} s") from None
+        except (OSError, UnicodeError) as error:
+            raise UnreachableError(connect_failure(error, url.host)) from None
         self._open.add(connection)
         return connection
 
@@ -268,7 +228,7 @@ class RemoteHttp:
         if idle and not self._closed:
             self.on_broken()
 
-    def _refuse(self, answer: HttpAnswer) -> None:
+    def _refuse(self, answer: HttpResponse) -> None:
         """Raise UNAVAILABLE for a refusal by a proxy in front of the server."""
         if answer.status in _REFUSALS:
             raise unavailable(_REFUSALS[answer.status])

@@ -1,43 +1,15 @@
-"""The transport interface of remote models, and its errors for unreachable servers and lost connections."""
+"""The transport interface of remote models."""
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
+from conch.client.connection import TlsContents
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
-from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, InferResponse
-
-
-class UnreachedError(ConchError):
-    """No connection could be made; the server has not received the request."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, Code.UNAVAILABLE)
-
-
-class LostError(ConchError):
-    """A connection broke before the response; the server may have run the request."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, Code.UNAVAILABLE)
-
-
-class TlsContents(NamedTuple):
-    """The contents of the files for encrypted connections (PEM), and the SSL context made from them for HTTP.
-
-    ``authorities`` None means the system's authorities; ``certificate`` and ``key`` None mean no client certificate.
-    """
-
-    authorities: bytes | None = None
-    certificate: bytes | None = None
-    key: bytes | None = None
-    context: ssl.SSLContext | None = None
-
 
 _NO_TLS: Final = TlsContents()
 
@@ -60,8 +32,8 @@ class RemoteModel:
 class RemoteTransport(Protocol):
     """Connections to one server, on the event loop.
 
-    Methods raise :class:`UnreachedError`, :class:`LostError`, or the server's error as a ConchError. ``on_broken`` is
-    called when a connection has broken, because the server may be gone.
+    Methods raise UnreachableError or LostError (:mod:`conch.client.transport`), or the server's error as a ConchError.
+    ``on_broken`` is called when a connection has broken, because the server may be gone.
     """
 
     on_broken: Callable[[], None]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from conch.client.transport import LostError, UnreachableError
 from conch.core.errors import Code, ConchError, not_found, unavailable
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
 from conch.core.tensors import WireTensor
 from conch.server.execution.remote.executor import RemoteSequences
-from conch.server.execution.remote.transport import LostError, UnreachedError
 from tests.unit.server.execution.remote.fakes import A, B, RemoteBench
 from tests.unit.server.fakes import UncopiedData
 
@@ -22,7 +22,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-REFUSED = UnreachedError("no connection: Connection refused")
+REFUSED = UnreachableError("no connection: Connection refused")
 
 
 async def test_a_request_whose_inputs_would_be_copied_from_shared_memory_is_refused_when_too_much_is_held() -> None:
@@ -342,7 +342,7 @@ async def test_a_sequence_whose_start_moves_to_another_server_moves_as_a_whole(g
     assert bench.executor.sequences == 0
 
 
-@pytest.mark.parametrize("failure", [LostError("the connection broke"), UnreachedError("no connection")])
+@pytest.mark.parametrize("failure", [LostError("the connection broke"), UnreachableError("no connection")])
 async def test_a_sequence_one_of_whose_requests_does_not_arrive_fails_as_a_whole(failure: ConchError) -> None:
     bench = RemoteBench(A, B, connect_timeout=0.0)
     await bench.executor.start()

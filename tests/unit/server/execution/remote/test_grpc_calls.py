@@ -13,13 +13,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from conch.client.transport import LostError, UnreachableError
 from conch.config.remote import RemoteSettings, read_url
 from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
 from conch.server.execution.remote import grpc_calls
 from conch.server.execution.remote.connecting import connecting
-from conch.server.execution.remote.transport import LostError, RemoteTransport, UnreachedError
+from conch.server.execution.remote.transport import RemoteTransport
 from tests import certificates
 
 Status = grpc.StatusCode
@@ -179,7 +180,7 @@ async def test_a_connection_that_breaks_is_lost_and_told() -> None:
         with pytest.raises(LostError, match="the connection broke"):
             await waiting
         await broken.wait()
-        with pytest.raises(UnreachedError, match=r"^no connection: "):
+        with pytest.raises(UnreachableError, match=r"^no connection: "):
             await infer(transport)
 
 
@@ -348,14 +349,14 @@ async def test_certificates_are_checked_against_the_file(tmp_path: Path) -> None
     async with serving(credentials, tmp_path, ca_file="server.pem", **own) as (_, transport, _):
         await infer(transport)
     async with serving(credentials, tmp_path, ca_file="stranger.pem", **own) as (_, transport, _):
-        with pytest.raises(UnreachedError, match=r"its certificate is not accepted: self.signed certificate"):
+        with pytest.raises(UnreachableError, match=r"its certificate is not accepted: self.signed certificate"):
             await infer(transport)
 
 
 async def test_a_host_without_an_address_is_not_reached() -> None:
     connect: Callable[..., RemoteTransport] = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
     transport = connect(read_url("grpc://no-such-host.invalid"))
-    with pytest.raises(UnreachedError, match=r"no connection: no address is known for 'no-such-host\.invalid'"):
+    with pytest.raises(UnreachableError, match=r"no connection: no address is known for 'no-such-host\.invalid'"):
         await infer(transport)
     await transport.close()
 
@@ -369,7 +370,7 @@ async def test_an_http_server_is_no_server_of_this_protocol() -> None:
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     connect: Callable[..., RemoteTransport] = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
     transport = connect(read_url(f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-    with pytest.raises(UnreachedError, match=r"it is not a server for this protocol \(it speaks HTTP/1"):
+    with pytest.raises(UnreachableError, match=r"it is not a server for this protocol \(it speaks HTTP/1"):
         await transport.check()
     await transport.close()
     server.close()

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from conch.client.transport import LostError, UnreachableError
 from conch.core.errors import unavailable
 from conch.server.execution.remote import executor
 from conch.server.execution.remote.executor import HealthWatch
-from conch.server.execution.remote.transport import LostError, UnreachedError
 from tests.unit.server.execution.remote.fakes import A, FakeServer
 
 
@@ -35,7 +35,7 @@ async def test_a_server_that_is_away_is_asked_less_and_less_often(monkeypatch: p
 
     monkeypatch.setattr(executor.asyncio, "timeout", Timeout)
     server = FakeServer(A)
-    server.reason = UnreachedError("no connection")
+    server.reason = UnreachableError("no connection")
     watch = HealthWatch(server, 2.0, lambda reason, gone: None)
     await enough.wait()
     watch.stop()
@@ -47,7 +47,7 @@ async def test_a_server_that_is_away_is_asked_less_and_less_often(monkeypatch: p
     ("error", "verdict"),
     [
         (None, ("", False)),
-        (UnreachedError("no connection"), ("no connection", True)),
+        (UnreachableError("no connection"), ("no connection", True)),
         (LostError("the connection broke"), ("the connection broke", True)),
         (unavailable("model 'm' is not ready there"), ("model 'm' is not ready there", False)),
         (KeyError("x"), ("it could not be asked: KeyError('x')", False)),

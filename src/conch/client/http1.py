@@ -1,0 +1,127 @@
+"""HTTP/1.1 as a client speaks it: requests as bytes, and responses from bytes. Does no I/O.
+
+A blocking socket drives it for ``conch.Client`` (:mod:`conch.client.connection`), an event loop for remote models and
+for the senders of ``conch perf``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import httptools
+
+from conch.core.errors import invalid
+
+#: The number of JSON bytes before the binary tensors of a body.
+JSON_SIZE: Final = "inference-header-content-length"
+#: Characters that would end a line of the head, or the target.
+_LINE_END: Final = re.compile(r"[\r\n\0]")
+_NO_TARGET: Final = re.compile(r"[^!-~]")
+
+
+class HttpFault(Exception):
+    """The server sends something other than HTTP, or closes the connection before the end of its response."""
+
+
+class HttpResponse(NamedTuple):
+    """A complete response; the names of ``headers`` are in lower case."""
+
+    status: int
+    headers: Mapping[bytes, bytes]
+    body: bytes
+
+    @property
+    def json_size(self) -> int | None:
+        """The number of JSON bytes in the body, before its binary tensors; None if all are JSON."""
+        size = self.headers.get(JSON_SIZE.encode(), b"")
+        return int(size) if size.isdigit() else None
+
+
+def request_head(method: str, target: str, headers: Mapping[str, str], length: int | None = None) -> bytes:
+    """Return the head of a request whose body has ``length`` bytes; None for a request without a body.
+
+    Raises INVALID_ARG for characters that a head cannot have.
+    """
+    fields = [f"{name}: {value}" for name, value in headers.items()]
+    if length is not None:
+        fields.append(f"content-length: {length}")
+    lines = [f"{method} {target} HTTP/1.1", *fields, "", ""]
+    try:
+        if not _NO_TARGET.search(target) and not any(map(_LINE_END.search, fields)):
+            return "\r\n".join(lines).encode("latin-1")
+    except UnicodeEncodeError:
+        pass
+    raise invalid(f"a request over HTTP cannot have the path {target!r} or one of its headers")
+
+
+class ResponseReader:
+    """Reads the responses of a connection, each after :meth:`begin`; interim responses (100 Continue) are skipped.
+
+    ``status`` is 0 until the head is complete. ``keep_alive`` is whether the connection of a complete response can
+    carry another request.
+    """
+
+    def __init__(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self.begin()
+
+    def begin(self) -> None:
+        """Prepare for the response to the next request."""
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.complete = False
+        self.keep_alive = False
+        self._body: list[bytes] = []
+
+    def feed(self, data: bytes) -> bool:
+        """Read the next bytes of the connection; return whether the response is complete. Raises HttpFault."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.complete:
+                raise HttpFault(f"the response is not HTTP: {error}") from None
+            self.keep_alive = False  # data after the response, or another protocol
+        return self.complete
+
+    def end(self) -> None:
+        """Read the end of the connection, which ends a body of unknown length. Raises HttpFault if it comes early."""
+        known = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+        if not self.status or (known and not self.complete):
+            raise HttpFault(f"the server closed the connection {'in' if self.status else 'before'} its response")
+        self.complete, self.keep_alive = True, False
+
+    def take_body(self) -> bytes:
+        """Return the body as far as it has been read and not been taken."""
+        body, self._body = self._body, []
+        return body[0] if len(body) == 1 else b"".join(body)
+
+    def response(self) -> HttpResponse:
+        """Return the complete response."""
+        return HttpResponse(self.status, self.headers, self.take_body())
+
+    # Called by the parser
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise HttpFault("the server sends a response without a request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.status:  # otherwise a trailer
+            self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 or status == 101:  # Switching Protocols, which no client here requests
+            self.status = status
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self.complete = True
+            self.keep_alive = self.status != 101 and self._parser.should_keep_alive()
+        else:
+            self.headers.clear()  # those of an interim response
