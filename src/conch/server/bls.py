@@ -14,7 +14,6 @@ from conch.core.errors import ConchError, cancelled, internal, invalid
 from conch.core.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
-from conch.server.models.rollout import asked_by_model
 
 
 class ModelControl(Protocol):
@@ -78,7 +77,6 @@ class BlsModels:
 
     async def load(self, name: str, parameters: Mapping[str, object], starting: str) -> None:
         with self._requested_by(name, starting):
-            asked_by_model.set(True)
             await self._control.load_with(name, parameters)
 
     async def unload(self, name: str, dependents: bool) -> None:

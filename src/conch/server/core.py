@@ -34,13 +34,14 @@ from conch.server.extensions import EXTENSIONS
 from conch.server.model import Model
 from conch.server.models.footprints import LoadFootprints
 from conch.server.models.lifecycle import Lifecycle
+from conch.server.models.load_model import ModelLoader
 from conch.server.models.loading import Loader
 from conch.server.models.memory import MemoryLedger
 from conch.server.models.on_demand import LoadNeeded, OnDemand, on_demand_limits
 from conch.server.models.overrides import check_allowed
 from conch.server.models.polling import RepositoryPolling
-from conch.server.models.rollout import Rollout
 from conch.server.models.states import ModelTable
+from conch.server.models.versions import ServingVersions
 from conch.server.regions.registry import ClientRegions
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry import families
@@ -75,7 +76,7 @@ class InferenceServer:
         loader = Loader(
             settings,
             visible_gpus(),
-            self._table.find,
+            self._table,
             registry.statistics,
             BlsModels(self),
             self._environments,
@@ -87,20 +88,20 @@ class InferenceServer:
             self._table, checks=settings.check_memory_on_load, templates=lambda: self._templates.pids
         )
         registry.before_rendering = self.ledger.refresh
-        self._rollout = Rollout(
-            repository,
-            loader,
-            self._table,
-            registry,
-            parallel_loads=settings.model_load_thread_count,
-            retries=settings.model_load_retry_count,
-            ledger=self.ledger,
-            unload_seconds=settings.unload_timeout_secs,
-        )
         registry.add(self._worker_families)
         if self._cache is not None:
             registry.add(self._cache.families)
-        self._lifecycle = Lifecycle(repository, loader, self._table, self._rollout)
+        self._versions = ServingVersions(self._table, registry, self.ledger, settings.unload_timeout_secs)
+        models = ModelLoader(
+            repository,
+            loader,
+            self._table,
+            self._versions,
+            self.ledger,
+            asyncio.Semaphore(settings.model_load_thread_count),
+            settings.model_load_retry_count,
+        )
+        self._lifecycle = Lifecycle(models)
         self._polling: RepositoryPolling | None = None
         if settings.model_control_mode == "poll":
             self._polling = RepositoryPolling(repository, self._lifecycle, settings.repository_poll_secs)
@@ -281,9 +282,9 @@ class InferenceServer:
         self.require_explicit_control()
         check_model_name(name)
         if self._on_demand is not None:
-            await self._on_demand.load(name, parameters)
+            await self._on_demand.load(name, parameters, by_model=True)
             return
-        await self._lifecycle.load_named(name, read_parameters(name, parameters))
+        await self._lifecycle.load_named(name, read_parameters(name, parameters), by_model=True)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Unload a model, even if the caller is cancelled; does nothing if it is not loaded."""
@@ -390,7 +391,7 @@ class InferenceServer:
         # A model ends after its callers (ensembles and models with BLS), even if these have been replaced.
         while busy := [
             *(model for model in models if model.in_use),
-            *(model for model in self._rollout.retiring if model.in_flight),
+            *(model for model in self._versions.ending if model.in_flight),
         ]:
             left = deadline - loop.time()
             LOG.info("Timeout %d: Found %d model versions that have in-flight inferences", max(left, 0), len(busy))
@@ -414,10 +415,10 @@ class InferenceServer:
                 model.abandon()
             timeout = min(self.settings.finalize_timeout_secs, self.settings.exit_timeout_secs)
         await end_all("end a model", *(model.stop(timeout) for model in models))
-        ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))
+        ended = await self._versions.finish(max(deadline - loop.time(), 0.0))
         await self._processes.close()
         await self._templates.close()
-        await self._rollout.dispose_all()
+        await self._versions.remove_uploads()
         if self._cache is not None:
             await self._cache.close()
         await self._environments.close()

@@ -16,7 +16,8 @@ import conch
 from conch.client.deadline import Deadline
 from conch.client.service import RequestTarget
 from conch.library.loop_thread import LoopThread
-from conch.server.models.rollout import Rollout
+from conch.server.model import Model
+from conch.server.models.loading import Loader
 from tests.models import build, write
 
 MODELS = ("add_sub", "echo_request", "gate", "generate", "identity_batched", "repeat", "types")
@@ -207,17 +208,18 @@ class HangingLoads:
 @pytest.fixture
 def hanging_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingLoads]:
     loads = HangingLoads()
-    bring_up = Rollout.bring_up
+    load = Loader.load
 
-    async def bring_up_or_hang(*arguments: Any) -> None:
+    async def load_or_hang(*arguments: Any) -> Model:
         if not loads.hang:
-            return await bring_up(*arguments)
+            return await load(*arguments)
         loads.begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.to_thread(loads.may_end.wait)
+        raise AssertionError("it ends only when it is cancelled")
 
-    monkeypatch.setattr(Rollout, "bring_up", bring_up_or_hang)
+    monkeypatch.setattr(Loader, "load", load_or_hang)
     yield loads
     loads.may_end.set()

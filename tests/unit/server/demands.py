@@ -34,6 +34,7 @@ class FakeLifecycle:
 
     def __init__(self, table: ModelTable, members: Mapping[str, Collection[str]]) -> None:
         self.table = table
+        self.versions = self
         self.seconds = 1.0
         self._members = members
         #: What a load still does when its model serves (s).
@@ -42,14 +43,17 @@ class FakeLifecycle:
         self.files = 1
         self.served: dict[str, int] = {}
         self.log: list[str] = []
+        #: Models that were loaded for a model, without a load slot.
+        self.by_model: list[str] = []
         self._loads: dict[str, asyncio.Event] = {}
         self._unloaded: set[str] = set()
 
     def is_loading(self, name: str) -> bool:
         return name in self._loads
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, *, by_model: bool = False) -> None:
         self.log.append(f"load {name}")
+        self.by_model += [name] if by_model else []
         state = self.table.models.setdefault(name, ModelState(name))
         state.versions.setdefault(1, VersionState(State.LOADING))
         files, broken = self.files, name in self.broken
@@ -89,7 +93,7 @@ class FakeLifecycle:
         else:
             version.state = State.UNLOADING
 
-    async def retired(self, name: str) -> None:
+    async def wait(self, name: str) -> None:
         version = self.table.models[name].versions[1]
         if version.model is not None:
             await version.model.finish()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conch.config.schema import ModelConfig
+from conch.config.schema import ModelConfig, is_ensemble
 from conch.core.errors import invalid
 from conch.core.inference import InferRequest
 from conch.core.tensors import WireTensor
@@ -15,11 +15,12 @@ from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
 from conch.server.execution.executor import Executor
-from conch.server.execution.load_slots import ReleaseLoadSlot
 from conch.server.model import Model
 from conch.server.models.lifecycle import Lifecycle
-from conch.server.models.rollout import Rollout
+from conch.server.models.load_model import ModelLoader
+from conch.server.models.memory import MemoryLedger
 from conch.server.models.states import ModelTable, State
+from conch.server.models.versions import ServingVersions
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.process import WorkerProcess
@@ -56,7 +57,8 @@ class FakeLoader:
     A load of a model among ``stalled`` stands still; ``limited`` is when the rate limiter begins to count instances.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, table: ModelTable) -> None:
+        self._table = table
         self.log: list[str] = []
         self.made: list[Model] = []
         self.rescaled: list[tuple[Model, ModelConfig]] = []
@@ -75,7 +77,17 @@ class FakeLoader:
         config.name = files.name
         return config
 
-    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> Model:
+    async def load(
+        self,
+        files: ModelFiles,
+        version: int,
+        config: ModelConfig,
+        steps: Mapping[str, str],
+        on_stalled: Callable[[], None],
+    ) -> Model:
+        if is_ensemble(config):
+            self.log.append(f"ensemble {files.name} of {','.join(sorted(self.check_ensemble(config, steps)))}")
+            return self._model(config, version, files.namespace, steps)
         key = f"{files.name}:{version}"
         self.log.append(f"load {key}")
         if files.name in self.stalled:
@@ -95,27 +107,20 @@ class FakeLoader:
         model.external = take_external(path for name, path in self.external.items() if name == files.name)
         return model
 
-    async def load_ensemble(
-        self,
-        files: ModelFiles,
-        version: int,
-        config: ModelConfig,
-        keys: Mapping[str, str],
-        find_step_models: Callable[[], Mapping[str, Model]],
-    ) -> Model:
-        self.log.append(f"ensemble {files.name} of {','.join(sorted(find_step_models()))}")
-        return self._model(config, version, files.namespace, keys)
-
     def can_rescale(self, model: Model, config: ModelConfig) -> bool:
         return not self.limited
 
-    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> None:
+    async def rescale(
+        self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: Callable[[], None]
+    ) -> None:
         self.rescaled.append((model, config))
 
-    def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
+    def check_ensemble(self, config: ModelConfig, keys: Mapping[str, str]) -> Mapping[str, Model]:
+        models = self._table.step_models(config, keys)
         for step in config.ensemble_scheduling.step:
-            if step.model_name not in members:
+            if step.model_name not in models:
                 raise invalid(f"ensemble '{config.name}' has no member '{step.model_name}'")
+        return models
 
     def _model(self, config: ModelConfig, version: int, namespace: str, keys: Mapping[str, str] | None = None) -> Model:
         statistics = ModelStatistics(config.name, version)
@@ -127,14 +132,30 @@ class FakeLoader:
 class House:
     """A repository in ``root`` and everything that loads its models, over a fake loader."""
 
-    def __init__(self, root: Path, *others: Path, **options: object) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *others: Path,
+        ledger: MemoryLedger | None = None,
+        parallel_loads: int = 4,
+        retries: int = 0,
+    ) -> None:
         self.root = root
-        self.loader = FakeLoader()
         repository = ModelRepository([root, *others], namespacing=bool(others))
         self.table = ModelTable(repository.naming)
+        self.loader = FakeLoader(self.table)
         self.registry = Registry()
-        self.rollout = Rollout(repository, self.loader, self.table, self.registry, **options)  # type: ignore[arg-type]
-        self.lifecycle = Lifecycle(repository, self.loader, self.table, self.rollout)  # type: ignore[arg-type]
+        ledger = ledger or MemoryLedger(self.table)
+        models = ModelLoader(
+            repository,
+            self.loader,  # type: ignore[arg-type]
+            self.table,
+            ServingVersions(self.table, self.registry, ledger),
+            ledger,
+            asyncio.Semaphore(parallel_loads),
+            retries,
+        )
+        self.lifecycle = Lifecycle(models)
 
     def write(self, name: str, text: str = "", versions: tuple[int, ...] = (1,), content: str = "") -> None:
         """Write a model; another ``content`` makes its versions new, another ``text`` its configuration."""

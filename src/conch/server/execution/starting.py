@@ -32,7 +32,6 @@ from conch.machine import logs
 from conch.machine.gpus import environment_for
 from conch.machine.process_memory import resident_bytes
 from conch.repository.model_files import ModelFiles
-from conch.server.execution.load_slots import ReleaseLoadSlot
 from conch.server.execution.worker_timeouts import with_stub_timeout
 from conch.server.runtime_facts import sentence
 from conch.workers.host.bls import BlsServer
@@ -218,7 +217,7 @@ class WorkerStarter:
         models: BlsServer | None = None,
         environments: Environments | None = None,
         new_process: Callable[..., WorkerProcess] = WorkerProcess,
-        on_stalled: ReleaseLoadSlot = lambda: None,
+        on_stalled: Callable[[], None] = lambda: None,
         *,
         templates: Templates | None = None,
         warmup_limit: int = 128 << 20,

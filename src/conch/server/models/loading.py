@@ -18,7 +18,7 @@ from conch.config.complete import complete_ensemble, merge_completion
 from conch.config.effects import ineffective_problems
 from conch.config.problem import refuse
 from conch.config.remote import is_remote
-from conch.config.schema import ModelConfig, copied, implementation, with_placement, without_placement
+from conch.config.schema import ModelConfig, copied, implementation, is_ensemble, with_placement, without_placement
 from conch.config.signature import first_response_buckets, parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load, validate_written
 from conch.config.validate_scheduling import response_cache_problems
@@ -40,7 +40,6 @@ from conch.server.execution.limited import (
     LimitedSequenceDispatcher,
     LimitsResources,
 )
-from conch.server.execution.load_slots import ReleaseLoadSlot
 from conch.server.execution.remote.executor import RemoteSequences
 from conch.server.execution.remote.loading import complete_remote, make_executor
 from conch.server.execution.resources import is_limited
@@ -50,6 +49,7 @@ from conch.server.execution.starting import WorkerPlacement, WorkerStarter, comp
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model, origins_of
 from conch.server.models.cache_scopes import EnsembleCacheScope, entries_of, version_identity
+from conch.server.models.states import ModelTable
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
 from conch.server.schedulers.sequences.scheduler import SequenceScheduler
 from conch.server.schedulers.sequences.states import StateTensor
@@ -74,7 +74,7 @@ class NewStatistics(Protocol):
 class Loader:
     """Creates :class:`Model` objects.
 
-    ``find_member`` returns the model of an ensemble step; ``new_statistics`` creates the statistics of a version;
+    ``table`` has the models of ensemble steps; ``new_statistics`` creates the statistics of a version;
     ``models`` serves the BLS calls of workers; ``new_process`` creates a worker process, not started yet, from its name
     and an optional function that spawns it; ``templates`` fork workers, if given; ``cache`` stores responses of models
     that enable it.
@@ -84,7 +84,7 @@ class Loader:
         self,
         settings: Settings,
         gpus: tuple[int, ...],
-        find_member: Callable[[str, int], Model],
+        table: ModelTable,
         new_statistics: NewStatistics,
         models: BlsServer | None = None,
         environments: Environments | None = None,
@@ -95,7 +95,7 @@ class Loader:
         self._settings = settings
         self._backends = BackendDirectories.beginning_with(settings.backend_directory)
         self._gpus = gpus
-        self._find_member = find_member
+        self._table = table
         self._new_statistics = new_statistics
         self._models = models
         self._environments = environments or Environments()
@@ -123,11 +123,21 @@ class Loader:
             LOG.warning("model '%s' enables the response cache; the server has none (--cache-config)", config.name)
         return config
 
-    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> Model:
-        """Load a version of a model that is not an ensemble. Raises the reason if it cannot run.
+    async def load(
+        self,
+        files: ModelFiles,
+        version: int,
+        config: ModelConfig,
+        steps: Mapping[str, str],
+        on_stalled: Callable[[], None],
+    ) -> Model:
+        """Load a version of a model. Raises the reason if it cannot run.
 
-        ``on_stalled`` is called while a loading worker is stalled.
+        ``steps`` maps the model names in an ensemble's steps to their keys. ``on_stalled`` is called while a loading
+        worker is stalled.
         """
+        if is_ensemble(config):
+            return await self._load_ensemble(files, version, config, steps)
         if is_remote(config):
             return await self._load_remote(files, version, config)
         LOG.info("loading: %s:%d", files.key, version)
@@ -205,7 +215,9 @@ class Loader:
         limits = self._limiter is not None and is_limited(config)
         return isinstance(model.executor, LimitsResources) == limits
 
-    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: ReleaseLoadSlot) -> None:
+    async def rescale(
+        self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: Callable[[], None]
+    ) -> None:
         """Give a running version the instances in ``config``; unchanged instances keep their workers."""
         changed = with_placement(model.config, config)
         validate_load(changed, self._gpus)
@@ -218,25 +230,16 @@ class Loader:
         await dispatcher.finish_retiring()
         model.tell(dispatcher.runtime_facts)
 
-    async def load_ensemble(
-        self,
-        files: ModelFiles,
-        version: int,
-        config: ModelConfig,
-        keys: Mapping[str, str],
-        find_step_models: Callable[[], Mapping[str, Model]],
+    async def _load_ensemble(
+        self, files: ModelFiles, version: int, config: ModelConfig, keys: Mapping[str, str]
     ) -> Model:
-        """Load an ensemble of the loaded models that ``find_step_models`` returns; it has no process of its own.
-
-        ``keys`` has the keys of these models, by name.
-        """
+        """Load an ensemble, which has no process of its own; ``keys`` has the keys of its steps' models, by name."""
         LOG.info("loading: %s:%d", files.key, version)
         begun, load_time = monotonic_ns(), time_ns()
         validate_load(config, self._gpus)
         labels = await asyncio.to_thread(files.labels)
         identity = await self._identity(files, version, config, load_time)
-        members = find_step_models()  # no ``await`` follows, so that none of them is unloaded
-        self.check_ensemble(config, members)
+        members = self.check_ensemble(config, keys)  # no ``await`` follows, so that none of them is unloaded
         config = copied(config)
         complete_ensemble(config, [member.config for member in members.values()])
         refuse(response_cache_problems(config))  # decoupled steps make it decoupled
@@ -268,12 +271,14 @@ class Loader:
     def _find_by(self, keys: Mapping[str, str]) -> Callable[[str, int], Model]:
         """Return the function that finds the models of an ensemble's steps by name."""
         if all(name == key for name, key in keys.items()):
-            return self._find_member
-        return lambda name, version: self._find_member(keys[name], version)
+            return self._table.find
+        return lambda name, version: self._table.find(keys[name], version)
 
-    def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
-        """Raise INVALID_ARG unless the steps of an ensemble fit their models."""
+    def check_ensemble(self, config: ModelConfig, keys: Mapping[str, str]) -> Mapping[str, Model]:
+        """Return the models of an ensemble's steps by name. Raises INVALID_ARG if they do not serve or do not fit."""
+        members = self._table.step_models(config, keys)
         validate_ensemble(config, {name: member.config for name, member in members.items()})
+        return members
 
     def _dispatcher(
         self, config: ModelConfig, version: int, statistics: ModelStatistics, states: tuple[StateTensor, ...]
@@ -326,7 +331,7 @@ class Loader:
         return CacheLookup(executor, scope, statistics)
 
     def _starter(
-        self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: ReleaseLoadSlot
+        self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: Callable[[], None]
     ) -> WorkerStarter:
         new_process, templates = self._new_process, self._templates
         if self._debugs(config):

@@ -37,7 +37,6 @@ from conch.server.models.eviction.vocabulary import (
 )
 from conch.server.models.footprints import LoadFootprints
 from conch.server.models.lifecycle import Lifecycle
-from conch.server.models.rollout import asked_by_model
 from conch.server.models.states import ModelTable
 from conch.settings import Settings
 from conch.telemetry.exposition import Family
@@ -66,10 +65,12 @@ class LoadNeeded(ConchError):
         """
         return self._demand.wait(self._name, lambda error: proceed(), by_model=by_model)
 
-    async def wait(self) -> None:
-        """Wait until the model is loaded; raises the error of a failed load."""
+    async def wait(self, *, by_model: bool = False) -> None:
+        """Wait until the model is loaded; raises the error of a failed load. ``by_model`` as for :meth:`then`."""
         answer: asyncio.Future[ConchError | None] = asyncio.get_running_loop().create_future()
-        give_up = self._demand.wait(self._name, lambda error: None if answer.done() else answer.set_result(error))
+        give_up = self._demand.wait(
+            self._name, lambda error: None if answer.done() else answer.set_result(error), by_model=by_model
+        )
         try:
             error = await answer
         finally:
@@ -104,7 +105,7 @@ class OnDemand:
         self.known: frozenset[str] = frozenset()
         #: Signatures of models when they were last loaded.
         self._signatures: dict[str, ModelSignature] = {}
-        self._asked_by_models: set[str] = set()
+        self._requested_by_models: set[str] = set()
         self._verdict: tuple[str, ConchError | None] | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,13 +139,13 @@ class OnDemand:
     ) -> Callable[[], None]:
         """Call ``proceed`` when the model serves, or with the error; returns a function to stop waiting."""
         if by_model:
-            self._asked_by_models.add(name)
+            self._requested_by_models.add(name)
         waiter = self.planner.ask(name, proceed, self._clock())
         self._schedule()
         return partial(self._withdraw, waiter)
 
-    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
-        """Load a model by name, or reload it if its files have changed.
+    async def load(self, name: str, parameters: Mapping[str, object], *, by_model: bool = False) -> None:
+        """Load a model by name, or reload it if its files have changed; ``by_model`` if a model requests it.
 
         Afterwards, the model serves files that were read after the call.
 
@@ -158,7 +159,7 @@ class OnDemand:
         await self._repository.aside(partial(self._repository.check_unique, name))
         self.planner.back_off.forget(name)
         if self._serves(name) and self.planner.phase(name) is not Phase.LEAVING:
-            await self._lifecycle.load(name)
+            await self._lifecycle.load(name, by_model=by_model)
             self._schedule()
             return
         refusal = self.planner.refusal(name, self._clock())
@@ -166,13 +167,13 @@ class OnDemand:
             raise refusal
         joined = self.planner.phase(name) is Phase.LOADING  # a load that may have read older files
         try:
-            await LoadNeeded(name, self).wait()
+            await LoadNeeded(name, self).wait(by_model=by_model)
         except ConchError:
             failed = self.planner.back_off.refusal(name, self._clock()) is not None
             if not (joined and failed):
                 raise
         if joined:
-            await self.load(name, parameters)
+            await self.load(name, parameters, by_model=by_model)
 
     async def unload(self, name: str, dependents: bool) -> None:
         """Unload a model by name, even if it is pinned; the next request loads it again."""
@@ -297,7 +298,7 @@ class OnDemand:
         try:
             self.planner.planned(name, await self._footprints.of(name))
         except NotFoundError:
-            self._asked_by_models.discard(name)
+            self._requested_by_models.discard(name)
             error = not_found(f"Request for unknown model: '{name}' is not found")
             self.planner.unknown(name, error, self._clock())
         except Exception as error:
@@ -305,10 +306,10 @@ class OnDemand:
         self._schedule()
 
     async def _load(self, load: Load) -> None:
-        asked_by_model.set(load.name in self._asked_by_models)
-        self._asked_by_models.discard(load.name)
+        by_model = load.name in self._requested_by_models
+        self._requested_by_models.discard(load.name)
         try:
-            await self._lifecycle.load(load.name)
+            await self._lifecycle.load(load.name, by_model=by_model)
         except Exception as error:
             self.planner.failed(load, _failure(load.name, error), self._clock())
         else:
@@ -322,7 +323,7 @@ class OnDemand:
             await self._await_left(name)
 
     async def _await_left(self, name: str) -> None:
-        await self._lifecycle.retired(name)
+        await self._lifecycle.versions.wait(name)
         self.planner.left(name)
         self._schedule()
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from conch.config.reading import shown_name
 from conch.config.schema import ModelConfig
+from conch.config.validate_ensemble import step_model_not_loaded, step_model_not_valid, version_problem
 from conch.core.errors import ConchError, invalid, not_found, unavailable
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.naming import Naming
@@ -220,6 +221,29 @@ class ModelTable:
         for name in unloaded[:-MAX_UNLOADED]:
             if not in_use(name):
                 del self.models[name]
+
+    def step_models(self, config: ModelConfig, steps: Mapping[str, str]) -> Mapping[str, Model]:
+        """The known models of an ensemble's steps by name; ``steps`` maps names to keys.
+
+        Raises INVALID_ARG for a model that does not serve, or does not serve the version that a step requests.
+        """
+        known = {
+            step.model_name: self.models[steps[step.model_name]]
+            for step in config.ensemble_scheduling.step
+            if steps[step.model_name] in self.models
+        }
+        for name, model_state in known.items():
+            if not model_state.ready_versions():
+                refusal = step_model_not_valid if model_state.members else step_model_not_loaded
+                raise refusal(config.name, name, model_state.reason)
+        problem = version_problem(config, {name: model_state.ready_versions() for name, model_state in known.items()})
+        if problem is not None:
+            raise problem
+        return {
+            step.model_name: self.find(steps[step.model_name], step.model_version)
+            for step in config.ensemble_scheduling.step
+            if step.model_name in known
+        }
 
     def serving_names(self) -> set[str]:
         """Names of all models with a ready version."""

@@ -21,8 +21,9 @@ from conch.frontends.offloading.pool import Codec
 from conch.frontends.yielding import YieldingLister
 from conch.server.execution.executor import Executor
 from conch.server.model import Model
-from conch.server.models.rollout import Rollout
+from conch.server.models.memory import MemoryLedger
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
+from conch.server.models.versions import ServingVersions
 from conch.server.regions.registry import ClientRegions
 from conch.settings import Settings
 from conch.telemetry.metrics import Registry
@@ -76,12 +77,13 @@ class Core:
         self.tracing = Tracing(TraceValues())
         self.table = ModelTable()
         self.model = self.table.find
-        self.rollout = Rollout(None, None, self.table, Registry(cpu=False, gpu=False))  # type: ignore[arg-type]
+        registry = Registry(cpu=False, gpu=False)
+        self.versions = ServingVersions(self.table, registry, MemoryLedger(self.table))
 
     def load(self, label: str, version: int, config: str = CONFIG) -> Model:
         """Load a version, in place of everything that the model had."""
         known = self.table.models.setdefault("m", ModelState("m"))
-        self.rollout.retire_all(known)
+        self.versions.unload_model(known)
         model = Model(parse(config, "x"), version, LabelExecutor(label), ModelStatistics("m", version), {})
         known.versions = {version: VersionState(State.READY, "", model)}
         return model
@@ -154,7 +156,7 @@ class Client:
 async def core() -> AsyncIterator[Core]:
     core = Core()
     yield core
-    await core.rollout.finish(5)
+    await core.versions.finish(5)
 
 
 @pytest.fixture
@@ -198,7 +200,7 @@ async def test_version_is_unloaded_while_its_request_is_decoded(
     )
     assert status == 200
     assert "first" in body and "second" not in body
-    assert await core.rollout.finish(5)
+    assert await core.versions.finish(5)
     assert first.stopping and not first.in_flight
 
 

@@ -190,7 +190,7 @@ async def test_version_is_unloaded_although_something_fails(
     else:
         monkeypatch.setattr(model, "stop", fail)
     await house.lifecycle.unload("m")
-    await house.lifecycle.retired("m")
+    await house.lifecycle.versions.wait("m")
     assert house.states("m") == {1: (State.UNAVAILABLE, UNLOADED)}
     assert b'model="m"' not in house.registry.render()
     assert fails == "its end" or stopped(model) == [None]
@@ -336,6 +336,20 @@ async def test_load_that_stands_still_leaves_its_place(tmp_path: Path) -> None:
     await loading[0]
 
 
+async def test_load_that_a_model_requests_needs_no_load_slot(tmp_path: Path) -> None:
+    house = House(tmp_path, parallel_loads=1)
+    for name in ("a", "b"):
+        house.write(name)
+    house.write_ensemble("e", "b")
+    house.loader.held["a"] = asyncio.Event()
+    loading = asyncio.create_task(house.lifecycle.load("a"))
+    await until(lambda: house.loader.in_flight == 1)
+    await house.lifecycle.load("e", by_model=True)
+    assert house.states("e") == house.states("b") == {1: (State.READY, "")} and not loading.done()
+    house.loader.held["a"].set()
+    await loading
+
+
 async def test_other_models_load_side_by_side_up_to_the_limit(tmp_path: Path) -> None:
     house = House(tmp_path, parallel_loads=2)
     gate = asyncio.Event()
@@ -448,6 +462,19 @@ async def test_ensembles_serve_again_though_whoever_loaded_their_member_has_hung
     await until(lambda: house.table.models["both"].ready_versions() == [1])
 
 
+async def test_ensembles_serve_again_though_the_load_of_several_models_was_cancelled(house: House) -> None:
+    house.write("a")
+    house.write_ensemble("both", "a")
+    await house.lifecycle.load("both")
+    await house.lifecycle.unload("a")
+    house.loader.held["a"] = asyncio.Event()
+    loading = asyncio.create_task(house.lifecycle.load_all(["a"]))
+    await until(lambda: house.loader.in_flight)
+    loading.cancel()
+    house.loader.held["a"].set()
+    await until(lambda: house.table.models["both"].ready_versions() == [1])
+
+
 async def test_ensemble_that_was_unloaded_stays_so_when_its_member_is_loaded(house: House) -> None:
     house.write("m")
     house.write_ensemble("first", "m")
@@ -534,7 +561,7 @@ async def test_end_of_the_server_stops_by_force_what_does_not_end(house: House) 
     model = house.table.find("m")
     house.submit(model)
     await house.lifecycle.unload("m")
-    assert await house.rollout.finish(0.0) is False
+    assert await house.lifecycle.versions.finish(0.0) is False
     assert stopped(model) == [0]
 
 

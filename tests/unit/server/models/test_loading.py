@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,7 @@ from conch.server.execution import starting
 from conch.server.execution.remote.executor import RemoteExecutor
 from conch.server.model import Model
 from conch.server.models.loading import Loader
+from conch.server.models.states import ModelState, ModelTable, State, VersionState
 from conch.settings import Settings
 from conch.telemetry.metrics import FIRST_RESPONSE_BUCKETS, MetricsConfig, Registry
 from conch.workers.host.liveness import Verdict
@@ -101,12 +102,12 @@ class Bench:
         (self.directory / "config.pbtxt").write_text('name: "m" ' + text)
         self.processes: list[FakeProcess] = []
         self.prepare = prepare
-        find: Any = None
+        self.table = ModelTable()
         registry = Registry(MetricsConfig(histogram_latencies=True), cpu=False, gpu=False)
         self.loader = Loader(
             settings or Settings(),
             (),
-            find,
+            self.table,
             registry.statistics,
             new_process=self.make,
             cache=cache,  # type: ignore[arg-type]
@@ -122,8 +123,14 @@ class Bench:
     def files(self) -> ModelFiles:
         return describe("m", self.directory)
 
-    async def load(self) -> Model:
-        return await self.loader.load(self.files, 1, self.loader.configure(self.files), lambda: None)
+    async def load(self, steps: Mapping[str, str] | None = None) -> Model:
+        return await self.loader.load(self.files, 1, self.loader.configure(self.files), steps or {}, lambda: None)
+
+    def serve(self, model: Model) -> VersionState:
+        """Let a model serve, as ``a``."""
+        version_state = VersionState(State.READY, "", model)
+        self.table.models["a"] = ModelState("a", {1: version_state})
+        return version_state
 
 
 async def test_worker_that_completed_the_configuration_becomes_the_first_instance(tmp_path: Path) -> None:
@@ -197,7 +204,7 @@ async def test_load_that_stands_still_is_told(tmp_path: Path, monkeypatch: pytes
     bench = Bench(tmp_path, CONFIG, stall)
     stalled: list[bool] = []
     configuration = bench.loader.configure(bench.files)
-    load = bench.loader.load(bench.files, 1, configuration, lambda: stalled.append(True))
+    load = bench.loader.load(bench.files, 1, configuration, {}, lambda: stalled.append(True))
     loading = asyncio.create_task(load)
     await until(lambda: bench.processes and "start" in bench.processes[0].asked)
     for _ in range(50):
@@ -287,23 +294,16 @@ async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_
     text = CONFIG.replace('backend: "python"', 'platform: "ensemble"').replace(
         'output [{name: "y"', 'output [{name: "y" label_filename: "labels.txt"'
     )
-    step = '{model_name: "a" model_version: -1 input_map {key: "x" value: "x"} output_map {key: "y" value: "y"}}'
-    bench = Bench(tmp_path, f"{text} ensemble_scheduling {{step [{step}]}}")
+    steps = '{model_name: "a" model_version: -1 input_map {key: "x" value: "x"} output_map {key: "y" value: "y"}}'
+    bench = Bench(tmp_path, f"{text} ensemble_scheduling {{step [{steps}]}}")
     (bench.directory / "labels.txt").write_text("cat\n")
     disk = SlowDisk(monkeypatch, model_files, "labels.txt")
-    loaded = True
-
-    def find_step_models() -> dict[str, Model]:
-        if not loaded:
-            raise internal("a is not loaded")
-        return {}
-
-    config = bench.loader.configure(bench.files)
-    loading = asyncio.create_task(bench.loader.load_ensemble(bench.files, 1, config, {"a": "a"}, find_step_models))
+    step = bench.serve(await Bench(tmp_path / "step", CONFIG).load())
+    loading = asyncio.create_task(bench.load({"a": "a"}))
     await asyncio.sleep(0)
-    loaded = False
+    step.make_unavailable("unloaded")
     await disk.release()
-    with pytest.raises(ConchError, match="a is not loaded"):
+    with pytest.raises(ConchError, match="which has no loaded version"):
         await loading
 
 
@@ -347,10 +347,9 @@ async def test_limit_of_an_ensemble_is_logged(tmp_path: Path, caplog: pytest.Log
     scheduling = """ensemble_scheduling { max_inflight_requests: 3 step [{ model_name: "a" model_version: -1
         input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }] }"""
     bench = Bench(tmp_path, CONFIG.replace('backend: "python"', 'platform: "ensemble"') + scheduling)
-    member = await Bench(tmp_path / "member", CONFIG).load()
-    files = bench.files
+    bench.serve(await Bench(tmp_path / "step", CONFIG).load())
     with caplog.at_level(logging.INFO, logger="conch"):
-        await bench.loader.load_ensemble(files, 1, bench.loader.configure(files), {"a": "a"}, lambda: {"a": member})
+        await bench.load({"a": "a"})
     assert "Ensemble model 'm' configured with max_inflight_requests: 3" in caplog.messages
 
 

@@ -374,6 +374,14 @@ async def test_request_of_a_model_waits_for_the_model_that_it_calls() -> None:
 
 
 @fake_clock
+async def test_load_that_a_model_requests_is_known_to_come_from_a_model() -> None:
+    market = Market(TWO)
+    await market.demand.load("a", {}, by_model=True)
+    await market.demand.load("b", {})
+    assert market.lifecycle.by_model == ["a"]
+
+
+@fake_clock
 async def test_request_of_a_model_that_is_cancelled_waits_no_longer() -> None:
     market = Market(ONE)
     market.lifecycle.seconds = 30
