@@ -17,13 +17,15 @@ from conch.backends.huggingface import open_huggingface
 from conch.backends.table import BACKENDS, Backend
 from conch.backends.tasks.encoders import encoder_task
 from conch.server.execution import scheduling
-from conch.server.schedulers.batching import BatchDecision
+from conch.server.schedulers.batching import BatchDecision, Scheduler
 from conch.server.schedulers.queue import RequestQueue
 from conch.workers.child.channel import Channel, Header
 
 
-class ArrivalOrder:
+class ArrivalOrder(Scheduler):
     """Takes what waits, oldest first, up to ``max_batch_size`` rows."""
+
+    queue: RequestQueue
 
     def __init__(self, queue: RequestQueue, *, max_batch_size: int, **_: Any) -> None:
         self.queue = queue

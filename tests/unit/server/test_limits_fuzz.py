@@ -22,14 +22,9 @@ from conch.core.tensors import WireTensor
 from conch.options.triton_values import Resource
 from conch.server.caching.entries import CachedResponse
 from conch.server.caching.local import LocalCache, LocalScope
-from conch.server.execution import dispatch, limited, sequences, worker
+from conch.server.execution import dispatch, worker
 from conch.server.execution.caching import CacheLookup
-from conch.server.execution.limited import (
-    LimitedDispatcher,
-    LimitedGenerationDispatcher,
-    LimitedSequenceDispatcher,
-    LimitsResources,
-)
+from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement, placements_of
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model
@@ -98,16 +93,17 @@ class OneModel:
         self.workers: list[FakeWorker] = []
         self.model = self._model()
         placements = list(placements_of(self.config))
-        self.dispatcher.reserve(self.config, placements)
+        assert self.dispatcher.resources is not None
+        self.dispatcher.resources.reserve(self.config, placements)
         for placement in placements:
             one = SupervisedWorker(placement, self.launch, self.dispatcher)  # type: ignore[arg-type]
             self.dispatcher.add(one)
             one.adopt(self._worker(placement))  # type: ignore[arg-type]
 
-    def _dispatcher(self, limiter: InstanceRateLimiter) -> LimitsResources:
+    def _dispatcher(self, limiter: InstanceRateLimiter) -> Dispatcher:
         self.waiting = RequestQueue(QueuePolicy(default_timeout_us=300_000), limit=6)
         scheduler = DynamicBatcher(self.waiting, SIGNATURE, preferred=(2,), max_delay_us=100_000)
-        return LimitedDispatcher(scheduler, self.statistics, limiter=limiter)
+        return Dispatcher(scheduler, self.statistics, limiter=limiter)
 
     def _model(self) -> Model:
         return Model(self.config, 1, self.dispatcher, self.statistics, {})
@@ -165,10 +161,10 @@ class SequenceModel(OneModel):
         )  # fmt: skip
         super().__init__(name, need, limiter)
 
-    def _dispatcher(self, limiter: InstanceRateLimiter) -> LimitsResources:
+    def _dispatcher(self, limiter: InstanceRateLimiter) -> Dispatcher:
         controls = ControlInputs(self.config.sequence_batching, batched=True)
         scheduler = SequenceScheduler(self._policy, SIGNATURE, controls, StateKeeper())
-        return LimitedSequenceDispatcher(scheduler, self.statistics, limiter=limiter)
+        return Dispatcher(scheduler, self.statistics, limiter=limiter)
 
     def request(self, value: int, answers: Answers) -> InferRequest:
         request = super().request(value, answers)
@@ -179,8 +175,8 @@ class SequenceModel(OneModel):
 class Engine(OneModel):
     per_worker = ENGINE_SLOTS
 
-    def _dispatcher(self, limiter: InstanceRateLimiter) -> LimitsResources:
-        return LimitedGenerationDispatcher(DirectScheduler(RequestQueue(limit=6)), self.statistics, limiter=limiter)
+    def _dispatcher(self, limiter: InstanceRateLimiter) -> Dispatcher:
+        return Dispatcher(DirectScheduler(RequestQueue(limit=6)), self.statistics, limiter=limiter)
 
 
 class World:
@@ -307,7 +303,6 @@ def test_every_request_is_accounted_for(ordered: bool, steps: list[tuple[str, in
         assert isinstance(loop, FakeClockLoop)
         clock = lambda: int(loop.now * 1e9) + 1  # noqa: E731
         with contextlib.ExitStack() as stack:
-            for module in (dispatch, limited, sequences):
-                stack.enter_context(patch.object(module, "monotonic_ns", clock))
+            stack.enter_context(patch.object(dispatch, "monotonic_ns", clock))
             stack.enter_context(patch.object(worker, "BACK_OFF", (0.0, 0.1)))
             runner.run(run(loop))

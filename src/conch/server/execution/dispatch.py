@@ -1,27 +1,32 @@
-"""Dispatches waiting requests to free workers.
+"""Dispatches waiting requests to free instances.
 
-Each loaded model version has a dispatcher, on the event loop. The scheduler decides which requests run; the dispatcher
-calls it when a request arrives, when a worker becomes free, and when a queue delay has passed.
+Each loaded model version with workers has a dispatcher, on the event loop. The scheduler decides which requests run,
+and for sequences on which instance; the dispatcher asks it when a request arrives, when an instance becomes free, and
+when a queue delay has passed. With a rate limiter, instances compete with those of other models before they run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from time import monotonic_ns
 from typing import Any
 
 from conch.core.errors import ConchError, internal, unavailable
-from conch.core.inference import InferRequest, InferResponse
+from conch.core.inference import InferRequest, InferResponse, ignore
 from conch.machine import logs
 from conch.server.execution.executor import STOPPING, Executor
+from conch.server.execution.resources import InstanceResources
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.runtime_facts import RuntimeFacts, merged
-from conch.server.schedulers.batching import Scheduler
+from conch.server.schedulers.batching import BatchDecision, Scheduler
+from conch.server.schedulers.rate_limiter import InstanceRateLimiter, LimitedInstance
+from conch.server.schedulers.sequences.slots import NullRequest
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess
@@ -38,6 +43,16 @@ _NOT_ITERATIVE = (
 )
 
 
+@dataclass(eq=False, slots=True)
+class Instance:
+    """A Python model's worker, a thread of a worker, or a slot of an engine; runs one batch at a time."""
+
+    key: str
+    worker: SupervisedWorker
+    #: Its resources; None without a rate limiter.
+    limited: LimitedInstance | None
+
+
 class Dispatcher(Executor):
     """Dispatches the requests in a scheduler's queue to the workers of a model version."""
 
@@ -46,50 +61,33 @@ class Dispatcher(Executor):
         scheduler: Scheduler,
         statistics: ModelStatistics,
         *,
+        limiter: InstanceRateLimiter | None = None,
         prepares: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._queue = scheduler.queue
         self._statistics = statistics
         statistics.queue = self._queue
+        scheduler.on_cancelled = self._schedule_dispatch
+        #: The resources of the instances; None without a rate limiter.
+        self.resources = InstanceResources(limiter, self._granted) if limiter is not None else None
         self._workers: list[SupervisedWorker] = []
+        #: Workers that retire after their last sequence.
+        self._leaving: list[SupervisedWorker] = []
         self._retiring: dict[asyncio.Task[None], SupervisedWorker] = {}
-        self._free: deque[SupervisedWorker] = deque()  # repeated for each free slot
+        self._instances: dict[str, Instance] = {}
+        self._free: dict[str, Instance] = {}  # the instance that has been free for longest first
+        self._numbers = count()
         self._prepares = prepares
         self._to_prepare: list[InferRequest] = []
         self._rotation = 0
         self._loop = asyncio.get_running_loop()
         self._asking = False
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_at = 0
         self._lost: ConchError | None = None  # set while no worker can run requests
 
-    def add(self, worker: SupervisedWorker) -> None:
-        """Add a worker, which calls :meth:`on_available` when it can run batches."""
-        self._workers.append(worker)
-
-    def placements(self) -> list[WorkerPlacement]:
-        """Return the placements of the workers."""
-        return [worker.placement for worker in self._workers]
-
-    def keep(self, placements: Collection[WorkerPlacement]) -> None:
-        """Retire the workers with a placement not in ``placements``; each finishes its requests first."""
-        retiring = [worker for worker in self._workers if worker.placement not in placements]
-        self._workers = [worker for worker in self._workers if worker.placement in placements]
-        self._free = deque(worker for worker in self._free if worker.placement in placements)
-        for worker in retiring:
-            self._retire(worker)
-
-    def _retire(self, worker: SupervisedWorker) -> asyncio.Task[None]:
-        """End a worker after its in-flight requests; the returned task ends with the worker."""
-        task = self._loop.create_task(worker.retire())
-        self._retiring[task] = worker
-        task.add_done_callback(self._retiring.pop)
-        return task
-
-    async def finish_retiring(self) -> None:
-        """Wait until the retiring workers have ended; cancelling the wait does not affect them."""
-        if self._retiring:
-            await asyncio.wait(list(self._retiring))
+    # Executor interface
 
     @property
     def ready(self) -> bool:
@@ -97,15 +95,16 @@ class Dispatcher(Executor):
         return all(worker.responsive for worker in self._workers)
 
     @property
-    def runtime_facts(self) -> RuntimeFacts:
-        """The merged runtime facts of the workers."""
-        return merged(worker.runtime_facts for worker in self._workers)
-
-    @property
     def processes(self) -> list[WorkerProcess]:
         """The processes of the workers, including retiring ones."""
-        workers = (*self._workers, *self._retiring.values())
-        return [worker.process for worker in workers if worker.process is not None]
+        return [worker.process for worker in self._all_workers() if worker.process is not None]
+
+    @property
+    def sequences(self) -> int:
+        return self._scheduler.live
+
+    def continues(self, request: InferRequest) -> bool:
+        return self._scheduler.continues(request)
 
     def submit(self, request: InferRequest) -> None:
         """Enqueue a request; raises UNAVAILABLE if the queue is full, INTERNAL if no worker can be started."""
@@ -118,13 +117,103 @@ class Dispatcher(Executor):
             self._to_prepare.append(request)
         self._schedule_dispatch()
 
-    def on_available(self, worker: SupervisedWorker) -> None:
-        """Record that ``worker`` has started or restarted and can run as many batches as it has slots."""
-        self._lost = None
-        if worker in self._workers:
-            self._free = deque(free_worker for free_worker in self._free if free_worker is not worker)
-            self._free.extend([worker] * worker.slots)
+    def retire(self) -> None:
+        """Free the slots of idle sequences for waiting sequences, because another version gets the new requests."""
+        self._scheduler.note_replaced()
+        self._schedule_dispatch()
+
+    def abandon(self) -> None:
+        """Fail waiting requests and kill the workers with in-flight requests; :meth:`stop` ends the others."""
+        self.fail_waiting(unavailable(STOPPING))
+        for worker in self._all_workers():
+            worker.abandon()
+
+    async def stop(self, seconds: float | None) -> None:
+        """Fail waiting requests and end all workers; by force after ``seconds``, or after their timeouts if None."""
+        self.fail_waiting(unavailable(STOPPING))
+        await asyncio.gather(*(worker.stop(seconds) for worker in self._all_workers()))
+        self._set_timer(0)
+        # Breaks the reference cycles between this dispatcher, the workers and the scheduler.
+        for workers in (self._workers, self._leaving, self._instances, self._free):
+            workers.clear()
+        self._scheduler.on_cancelled = ignore
+        if self.resources is not None:
+            self.resources.forget_all()
+
+    def fail_waiting(self, error: ConchError) -> None:
+        """Fail all waiting requests with ``error``."""
+        for request in self._queue.drain():
+            request.fail(error)
+        self._schedule_dispatch()
+
+    # Workers
+
+    @property
+    def runtime_facts(self) -> RuntimeFacts:
+        """The merged runtime facts of the workers."""
+        return merged(worker.runtime_facts for worker in self._workers)
+
+    def add(self, worker: SupervisedWorker) -> None:
+        """Add a worker, which calls :meth:`on_available` when it can run batches."""
+        if self.resources is not None:
+            self.resources.assign(worker)
+        self._workers.append(worker)
+
+    def placements(self) -> list[WorkerPlacement]:
+        """Return the placements of the workers that are not retiring."""
+        return [worker.placement for worker in self._workers]
+
+    def keep(self, placements: Collection[WorkerPlacement]) -> None:
+        """Retire the workers with a placement not in ``placements``; their requests and sequences end first."""
+        self._leaving += [worker for worker in self._workers if worker.placement not in placements]
+        self._workers = [worker for worker in self._workers if worker.placement in placements]
+        self._retire_vacant()
+
+    async def finish_retiring(self) -> None:
+        """Wait until the retiring workers have ended; cancelling the wait does not affect them."""
+        if self._retiring:
+            await asyncio.wait(list(self._retiring))
+
+    def _retire_vacant(self) -> None:
+        """End the leaving workers that have no sequences, after their in-flight requests."""
+        for worker in list(self._leaving):
+            vacant = [self._scheduler.retire(key) for key in self._keys(worker)]
+            if all(vacant):
+                self._leaving.remove(worker)
+                self._remove_instances(worker)
+                task = self._loop.create_task(worker.retire())
+                self._retiring[task] = worker
+                task.add_done_callback(self._retired)
+
+    def _retired(self, task: asyncio.Task[None]) -> None:
+        worker = self._retiring.pop(task)
+        if self.resources is not None:
+            self.resources.forget(worker)
             self._schedule_dispatch()
+
+    def on_available(self, worker: SupervisedWorker) -> None:
+        """Add the instances of ``worker``, which has started or restarted."""
+        self._lost = None
+        if worker not in self._workers:
+            return
+        limited = self.resources.of_slots(worker) if self.resources is not None else [None] * worker.slots
+        for instance in limited:
+            # Unique: a retiring worker may still exist when another starts at its placement.
+            key = f"{worker.name}/{next(self._numbers)}"
+            self._instances[key] = self._free[key] = Instance(key, worker, instance)
+            self._scheduler.add_instance(key, monotonic_ns())
+        self._schedule_dispatch()
+
+    def on_died(self, worker: SupervisedWorker) -> None:
+        """Remove the instances of ``worker``; its sequences fail, because the model's state for them is lost."""
+        self._remove_instances(worker)
+        self._schedule_dispatch()
+
+    def on_lost(self, worker: SupervisedWorker) -> None:
+        """If no other worker is ready, fail waiting requests and refuse new ones: ``worker`` could not be restarted."""
+        if not any(worker.ready for worker in (*self._workers, *self._leaving)):
+            self._lost = _unhealthy(worker)
+            self.fail_waiting(self._lost)
 
     def on_prepared(self) -> None:
         """Dispatch again, because a worker has reported lengths of requests, which may change the next batch."""
@@ -134,40 +223,23 @@ class Dispatcher(Executor):
         """Record the generation progress of the worker process ``pid``; empty when it has ended."""
         self._statistics.record_generation(pid, progress)
 
-    def on_died(self, worker: SupervisedWorker) -> None:
-        """Do nothing: waiting requests run on other workers, or after the restart."""
+    def _all_workers(self) -> list[SupervisedWorker]:
+        return [*self._workers, *self._leaving, *self._retiring.values()]
 
-    def on_lost(self, worker: SupervisedWorker) -> None:
-        """If no other worker is ready, fail waiting requests and refuse new ones: ``worker`` could not be restarted."""
-        if not any(worker.ready for worker in self._workers):
-            self._lost = internal(f"Stub process '{worker.name}' is not healthy.")
-            self.fail_waiting(self._lost)
+    def _keys(self, worker: SupervisedWorker) -> list[str]:
+        return [key for key, instance in self._instances.items() if instance.worker is worker]
 
-    def fail_waiting(self, error: ConchError) -> None:
-        """Fail all waiting requests with ``error``."""
-        for request in self._queue.drain():
-            request.fail(error)
+    def _remove_instances(self, worker: SupervisedWorker) -> None:
+        for key in self._keys(worker):
+            del self._instances[key]
+            self._free.pop(key, None)
+            self._scheduler.lose(key, _unhealthy(worker), monotonic_ns())
 
-    def abandon(self) -> None:
-        """Fail waiting requests and kill the workers with in-flight requests; :meth:`stop` ends the others."""
-        self.fail_waiting(unavailable(STOPPING))
-        for worker in (*self._workers, *self._retiring.values()):
-            worker.abandon()
-
-    async def stop(self, seconds: float | None) -> None:
-        """Fail waiting requests and end all workers; by force after ``seconds``, or after their timeouts if None."""
-        self.fail_waiting(unavailable(STOPPING))
-        if self._timer is not None:
-            self._timer.cancel()
-        workers = [*self._workers, *self._retiring.values()]
-        await asyncio.gather(*(worker.stop(seconds) for worker in workers))
-        # Breaks the reference cycles between the workers and this dispatcher.
-        self._workers.clear()
-        self._free.clear()
+    # Batches
 
     def _schedule_dispatch(self) -> None:
         # Deferred until the current callbacks have run, so that requests that arrived together can share a batch.
-        if not self._asking and self._free and len(self._queue):
+        if not self._asking:
             self._asking = True
             self._loop.call_soon(self._dispatch)
 
@@ -181,36 +253,88 @@ class Dispatcher(Executor):
             ready[self._rotation % len(ready)].prepare(waiting)
 
     def _dispatch(self) -> None:
+        """Run all batches that are due on free instances."""
         self._asking = False
+        if self.resources is not None:
+            self._compete(self.resources)
+        else:
+            while (decision := self._run_next(self._free)).batch:
+                pass
+            self._set_timer(decision.wake_at)
+        if self._leaving:
+            self._retire_vacant()
+
+    def _run_next(self, free: Collection[str]) -> BatchDecision:
+        """Run the next batch on one of the ``free`` instances, if one is due."""
+        decision = self._scheduler.assign(free, monotonic_ns())
+        if decision.batch:
+            instance = self._free.pop(decision.instance)
+            if self.resources is not None and instance.limited is not None:
+                self.resources.begin(instance.limited)
+            instance.worker.execute(decision.batch, partial(self._done, instance))
+        return decision
+
+    def _compete(self, resources: InstanceResources) -> None:
+        """Stage the free instances that could run requests; the rate limiter grants them their resources.
+
+        An engine that runs takes further requests, but only while no other model waits for its resources: otherwise it
+        might never release them.
+        """
+        self._set_timer(self._scheduler.assign((), monotonic_ns()).wake_at)
+        staged = set()
+        for key in list(self._scheduler.eager(self._free)):
+            limited = self._free[key].limited
+            assert limited is not None
+            if not limited.running:
+                staged.add(limited)
+            elif not resources.contended(limited):
+                self._run_next((key,))
+        resources.stage(staged)
+
+    def _granted(self, limited: LimitedInstance) -> bool:
+        """Run a batch on an instance that has its resources; return False if none is due."""
+        free = [key for key, instance in self._free.items() if instance.limited is limited and instance.worker.ready]
+        if not free:
+            return False
+        decision = self._run_next(free)
+        if decision.batch:
+            self._schedule_dispatch()  # other instances, or slots of this one, may have become eager or idle
+        elif decision.wake_at:
+            self._set_timer(decision.wake_at)
+        return bool(decision.batch)
+
+    def _done(self, instance: Instance, execution: Execution) -> None:
+        self._record(instance.worker, execution)
+        again = execution.rescheduled
+        if again and not self._scheduler.iterative:
+            for request in again:
+                self._refuse_to_reschedule(request)
+            again = ()
+        if self.resources is not None and instance.limited is not None:
+            self.resources.end(instance.limited)
+        ready = instance.worker.ready
+        if ready and instance.key in self._instances:
+            self._free[instance.key] = instance
+            self._scheduler.done(instance.key, monotonic_ns(), again)
+        if not ready or self._scheduler.stateful:
+            self._schedule_dispatch()
+        elif len(self._queue) or self.resources is not None:
+            self._dispatch()  # before the responses of this batch are delivered, so that the worker is not idle
+
+    def _set_timer(self, wake_at: int) -> None:
+        """Dispatch again at ``wake_at`` (ns, 0 for never); an earlier timer is kept."""
         if self._timer is not None:
+            if self._wake_at <= wake_at:
+                return
             self._timer.cancel()
             self._timer = None
-        while self._free and len(self._queue):
-            worker = self._free[0]
-            if not worker.ready:
-                self._free.popleft()
-                continue
-            if not self._run_on(worker):
-                break
+        if wake_at:
+            self._wake_at = wake_at
+            self._timer = self._loop.call_later(max(wake_at - monotonic_ns(), 0) / 1e9, self._wake)
 
-    def _run_on(self, worker: SupervisedWorker) -> list[InferRequest]:
-        """Run the next batch on ``worker``, which is free; return it, empty if none is due."""
-        taken = self._scheduler.take(monotonic_ns())
-        if taken.batch:
-            self._free.remove(worker)
-            worker.execute(taken.batch, partial(self._done, worker))
-        elif taken.wake_at:
-            self._timer = self._loop.call_later(max(taken.wake_at - monotonic_ns(), 0) / 1e9, self._dispatch)
-        return taken.batch
-
-    def _done(self, worker: SupervisedWorker, execution: Execution) -> None:
-        self._record(worker, execution)
-        for request in execution.rescheduled:
-            self._refuse_to_reschedule(request)
-        if worker.ready and worker in self._workers:
-            self._free.append(worker)
-            if len(self._queue):
-                self._dispatch()
+    def _wake(self) -> None:
+        self._timer = None
+        self._dispatch()
 
     def _record(self, worker: SupervisedWorker, execution: Execution) -> None:
         """Record an execution in the statistics and the verbose log."""
@@ -230,6 +354,8 @@ class Dispatcher(Executor):
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
         """Record a response of a response sender, by its index in the request."""
+        if isinstance(request, NullRequest):
+            return
         now, times = monotonic_ns(), request.times
         self._statistics.record_sent(
             request.responses,
@@ -238,3 +364,7 @@ class Dispatcher(Executor):
             empty=response.empty,
             failed=response.error is not None,
         )
+
+
+def _unhealthy(worker: SupervisedWorker) -> ConchError:
+    return internal(f"Stub process '{worker.name}' is not healthy.")

@@ -34,24 +34,16 @@ from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.ensemble import Ensemble, Step
 from conch.server.execution.executor import Executor
 from conch.server.execution.initial_states import read_states
-from conch.server.execution.limited import (
-    LimitedDispatcher,
-    LimitedGenerationDispatcher,
-    LimitedSequenceDispatcher,
-    LimitsResources,
-)
 from conch.server.execution.remote.executor import RemoteSequences
 from conch.server.execution.remote.loading import complete_remote, make_executor
 from conch.server.execution.resources import is_limited
 from conch.server.execution.scheduling import make_scheduler, preserves_ordering
-from conch.server.execution.sequences import SequenceDispatcher
 from conch.server.execution.starting import WorkerPlacement, WorkerStarter, compare_placements, placements_of
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model, origins_of
 from conch.server.models.cache_scopes import EnsembleCacheScope, entries_of, version_identity
 from conch.server.models.states import ModelTable
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
-from conch.server.schedulers.sequences.scheduler import SequenceScheduler
 from conch.server.schedulers.sequences.states import StateTensor
 from conch.settings import Settings, by_scope
 from conch.telemetry.statistics import ModelStatistics
@@ -213,7 +205,7 @@ class Loader:
     def can_rescale(self, model: Model, config: ModelConfig) -> bool:
         """Whether :meth:`rescale` can apply ``config``: rate limiting of the instances must not start or end."""
         limits = self._limiter is not None and is_limited(config)
-        return isinstance(model.executor, LimitsResources) == limits
+        return isinstance(model.executor, Dispatcher) and (model.executor.resources is not None) == limits
 
     async def rescale(
         self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: Callable[[], None]
@@ -287,19 +279,7 @@ class Loader:
         scheduler = make_scheduler(config, signature(config, version), limit, states)
         backend = backend_of(implementation(config), parameters(config))
         limiter = self._limiter if is_limited(config) else None
-        if isinstance(scheduler, SequenceScheduler):
-            if limiter is not None:
-                return LimitedSequenceDispatcher(scheduler, statistics, limiter=limiter)
-            return SequenceDispatcher(scheduler, statistics)
-        make: Callable[..., Dispatcher] = Dispatcher
-        if limiter is not None:
-            limited = LimitedGenerationDispatcher if backend.generates else LimitedDispatcher
-            make = partial(limited, limiter=limiter)
-        return make(
-            scheduler,
-            statistics,
-            prepares=backend.prepares,
-        )
+        return Dispatcher(scheduler, statistics, limiter=limiter, prepares=backend.prepares)
 
     async def _identity(
         self, files: ModelFiles, version: int, config: ModelConfig, load_time: int, workers: Dispatcher | None = None
@@ -373,16 +353,16 @@ class Loader:
         first: WorkerProcess | None = None,
     ) -> None:
         """Start a worker at each placement, all or none; ``first`` is already started and takes the first placement."""
-        limited = dispatcher if isinstance(dispatcher, LimitsResources) else None
-        if limited is not None:
-            limited.reserve(starter.config, placements)
+        resources = dispatcher.resources
+        if resources is not None:
+            resources.reserve(starter.config, placements)
         try:
             processes = await _all_or_none(
                 starter.launch(placement, None if index else first) for index, placement in enumerate(placements)
             )
         except BaseException:
-            if limited is not None:
-                limited.give_up(placements)
+            if resources is not None:
+                resources.give_up(placements)
             raise
         for placement, process in zip(placements, processes, strict=True):
             worker = SupervisedWorker(placement, starter.launch, dispatcher)

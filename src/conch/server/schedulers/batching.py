@@ -6,20 +6,28 @@ Source: Triton's dynamic batcher (preferred sizes, queue delay, closing a batch 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from conch.core.inference import InferRequest, ModelSignature
+from conch.core.errors import ConchError
+from conch.core.inference import InferRequest, ModelSignature, ignore
 from conch.server.schedulers.queue import NS_PER_US, QueuedRequest, RequestQueue
 
 
 @dataclass(slots=True)
 class BatchDecision:
-    """A batch to run now (may be empty), and when to call ``take`` again (ns); 0 means after the next change."""
+    """A batch to run now (may be empty), and when to ask again (ns); 0 means after the next change.
+
+    ``instance`` is the key of the instance that runs it.
+    """
 
     batch: list[InferRequest]
     wake_at: int = 0
+    instance: str = ""
+
+
+_NOTHING: Final = BatchDecision([])
 
 
 class WaitingRequests(Protocol):
@@ -32,17 +40,66 @@ class WaitingRequests(Protocol):
     def drain(self) -> list[InferRequest]: ...
 
 
-class Scheduler(Protocol):
-    """Decides for the dispatcher of a model which requests run next."""
+class Scheduler:
+    """Decides for the dispatcher of a model which requests run next; ``queue`` has the waiting requests.
+
+    The defaults fit requests that do not belong to sequences: any instance can run them.
+    """
+
+    queue: WaitingRequests
+    #: Whether models may reschedule requests.
+    iterative = False
+    #: Whether a batch must not start before the responses of the previous batch are delivered.
+    stateful = False
+    #: Called when a cancellation may have unblocked other requests.
+    on_cancelled: Callable[[], None] = ignore
+
+    def take(self, now: int) -> BatchDecision:
+        """Return the next batch."""
+        raise NotImplementedError
+
+    def assign(self, free: Collection[str], now: int) -> BatchDecision:
+        """Return the next batch for one of the ``free`` instances, and this instance."""
+        if not free or not len(self.queue):
+            return _NOTHING
+        decision = self.take(now)
+        decision.instance = next(iter(free))
+        return decision
+
+    def eager(self, free: Collection[str]) -> Collection[str]:
+        """Return those of the ``free`` instances that could run waiting requests, now or after their queue delay."""
+        return free if len(self.queue) else ()
+
+    def add_instance(self, key: str, now: int) -> None:
+        """Add an instance that has started or restarted."""
+
+    def done(self, key: str, now: int, again: Collection[InferRequest] = ()) -> None:
+        """Record that an instance has completed its batch; ``again`` are the requests that run again."""
+
+    def retire(self, key: str) -> bool:
+        """Give an instance no new sequences; return whether it has none left."""
+        return True
+
+    def lose(self, key: str, error: ConchError, now: int) -> None:
+        """Remove an instance; its sequences, if any are left, end with ``error``."""
 
     @property
-    def queue(self) -> WaitingRequests: ...
+    def live(self) -> int:
+        """Number of sequences that are active or wait for a slot."""
+        return 0
 
-    def take(self, now: int) -> BatchDecision: ...
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to an active sequence."""
+        return False
+
+    def note_replaced(self) -> None:
+        """Record that another version now receives requests."""
 
 
-class DirectScheduler:
+class DirectScheduler(Scheduler):
     """Runs each request on its own, with its own batch dimension, by priority and then in order of arrival."""
+
+    queue: RequestQueue
 
     def __init__(self, queue: RequestQueue) -> None:
         self.queue = queue
@@ -54,13 +111,15 @@ class DirectScheduler:
         return BatchDecision(self.queue.take([first]))
 
 
-class DynamicBatcher:
+class DynamicBatcher(Scheduler):
     """Batches requests up to ``max_batch_size`` rows, waiting at most ``max_delay_us`` for more.
 
     As soon as the waiting requests reach a ``preferred`` size (rows), a batch of the largest preferred size that they
     can form runs. Without a delay, a batch contains the requests that wait when an instance is free. If a request would
     exceed the largest preferred size before any preferred size is reached, the requests before it run without it.
     """
+
+    queue: RequestQueue
 
     def __init__(
         self,
@@ -124,7 +183,7 @@ class DynamicBatcher:
             yield tensor.shape[1:] if tensor is not None else None
 
 
-class HeldScheduler:
+class HeldScheduler(Scheduler):
     """Holds all requests until ``count`` of them wait at once, then passes through to ``scheduler``.
 
     Source: Triton's ``TRITONSERVER_DELAY_SCHEDULER``, for tests in which the first batches must not depend on timing.

@@ -11,7 +11,7 @@ from typing import Final
 
 from conch.core.inference import InferRequest
 from conch.core.lengths import runs
-from conch.server.schedulers.batching import BatchDecision
+from conch.server.schedulers.batching import BatchDecision, Scheduler
 from conch.server.schedulers.queue import NS_PER_US, RequestQueue
 
 #: Number of waiting requests considered for a batch.
@@ -20,12 +20,14 @@ WINDOW: Final = 256
 _BYTES_PER_TOKEN: Final = 5
 
 
-class TokenBatcher:
+class TokenBatcher(Scheduler):
     """Forms batches of at most ``max_batch_tokens``, including padding, and ``max_batch_size`` rows.
 
     A batch that could still grow waits until it has ``enough`` rows or its oldest request has waited ``max_delay_us``.
     Without a delay, a batch contains the waiting requests that fit the oldest one when an instance is free.
     """
+
+    queue: RequestQueue
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import pytest
 
 from conch.core.errors import Code, ConchError
 from conch.core.inference import ModelSignature
-from conch.server.execution.sequences import SequenceDispatcher
+from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.schedulers.sequences.controls import ControlInputs
@@ -32,7 +32,7 @@ class Bench:
             policy, ModelSignature("m", 1, 2, {}, {}), ControlInputs(batching(CONTROLS), batched=True), StateKeeper()
         )
         self.statistics = ModelStatistics("m", 1)
-        self.dispatcher = SequenceDispatcher(scheduler, self.statistics)
+        self.dispatcher = Dispatcher(scheduler, self.statistics)
         self.workers: list[FakeWorker] = []
         self.launches = [FakeWorker("m_0")]
         for number in range(count):
@@ -77,7 +77,7 @@ async def test_sequence_that_waits_when_its_version_is_replaced_gets_the_slot_of
     while bench.workers[0].batches:
         bench.workers[0].finish_batch()
         await settle()
-    monkeypatch.setattr("conch.server.execution.sequences.monotonic_ns", lambda: monotonic_ns() + 2 * SECOND)
+    monkeypatch.setattr("conch.server.execution.dispatch.monotonic_ns", lambda: monotonic_ns() + 2 * SECOND)
     bench.dispatcher.retire()
     await settle()
     assert [3] in bench.batches()

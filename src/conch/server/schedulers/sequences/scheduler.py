@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from itertools import count
 
 from conch.core.errors import Code, ConchError, cancelled, internal, invalid, unavailable
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature
-from conch.server.schedulers.batching import BatchDecision, DynamicBatcher
+from conch.server.schedulers.batching import BatchDecision, DynamicBatcher, Scheduler
 from conch.server.schedulers.ordering import InOrder
 from conch.server.schedulers.queue import NS_PER_US, RequestQueue
 from conch.server.schedulers.sequences.controls import ControlInputs
@@ -128,20 +127,16 @@ LOG = logging.getLogger("conch")
 EXPIRED = "timeout of the corresponding sequence has been expired"
 
 
-@dataclass(slots=True)
-class SequenceDecision(BatchDecision):
-    """A batch and the instance that it is for."""
-
-    instance: str = ""
-
-
-class SequenceScheduler:
+class SequenceScheduler(Scheduler):
     """The sequences of a model, the slots of its instances, and the backlog."""
+
+    stateful = True
 
     def __init__(
         self, policy: SequencePolicy, signature: ModelSignature, controls: ControlInputs, states: StateKeeper
     ) -> None:
         self.policy = policy
+        self.iterative = policy.iterative
         self._signature = signature
         self._controls = controls
         self._states = states
@@ -157,11 +152,9 @@ class SequenceScheduler:
         self._free: list[tuple[int, int, Slot]] = []
         #: Slots whose sequence was cut short by a cancellation; the next ``take`` continues them.
         self._cut_short: list[Slot] = []
-        #: Called when a cancellation may have unblocked other requests.
-        self.on_cancelled: Callable[[], None] = lambda: None
 
     @property
-    def queue(self) -> SequenceScheduler:
+    def queue(self) -> SequenceScheduler:  # type: ignore[override]
         """The queue of waiting requests, which is this scheduler itself."""
         return self
 
@@ -171,13 +164,14 @@ class SequenceScheduler:
 
     @property
     def live(self) -> int:
-        """Number of sequences that have a slot or wait for one."""
         return len(self.roster.backlog) + len(self.roster.settled)
 
     # Instances.
 
+    def continues(self, request: InferRequest) -> bool:
+        return not request.flags & SEQUENCE_START
+
     def add_instance(self, key: str, now: int) -> None:
-        """Add an instance that has started or restarted."""
         instance = InstanceSlots(key, self.policy.slots, next(self._order))
         self._instances[key] = instance
         self._rows[key] = (
@@ -188,22 +182,11 @@ class SequenceScheduler:
         for slot in instance.slots:
             self._offer(slot, now)
 
-    def retire(self, key: str) -> None:
-        """Give an instance no new sequences; it becomes vacant when its sequences have ended."""
-        if key in self._instances:
-            self._instances[key].accepting = False
-
-    def vacant(self, key: str) -> bool:
-        """Whether an instance has no sequence and nothing to run."""
-        return key not in self._instances or self._instances[key].vacant
-
-    def remove_instance(self, key: str) -> None:
-        """Remove a vacant instance."""
-        self._instances.pop(key).accepting = False
-        del self._rows[key]
+    def retire(self, key: str) -> bool:
+        self._instances[key].accepting = False
+        return self._instances[key].vacant
 
     def lose(self, key: str, error: ConchError, now: int) -> None:
-        """Remove an instance that has died; its sequences end with ``error``, all others continue."""
         instance = self._instances.pop(key, None)
         if instance is None:
             return
@@ -230,7 +213,7 @@ class SequenceScheduler:
     # Requests.
 
     def note_replaced(self) -> None:
-        """Record that another version now receives requests: idle sequences release their slots sooner."""
+        """Release the slots of idle sequences sooner, because another version now receives requests."""
         self.roster.note_replaced()
 
     def add(self, request: InferRequest, now: int) -> None:
@@ -266,12 +249,14 @@ class SequenceScheduler:
         if sequence.slot is not None:
             self._advance(sequence.slot, now)
 
-    def eager(self) -> list[str]:
-        """Return the instances that are not busy and have waiting requests, including requests in their queue delay."""
-        return [instance.key for instance in self._instances.values() if instance.eager]
+    def eager(self, free: Collection[str]) -> list[str]:
+        return [key for key in free if self._instances[key].eager]
 
-    def take(self, now: int, among: Collection[str] | None = None) -> SequenceDecision:
-        """Return the next batch for any idle instance (or one of ``among``), or when to call this again."""
+    def take(self, now: int) -> BatchDecision:
+        """Return the next batch for any idle instance."""
+        return self.assign(self._instances, now)
+
+    def assign(self, free: Collection[str], now: int) -> BatchDecision:
         self.expire(now)
         while self._cut_short:
             slot = self._cut_short.pop()
@@ -279,21 +264,18 @@ class SequenceScheduler:
                 self._advance(slot, now)
         wake = self.roster.next_expiry()
         if self._held and self._holds():
-            return SequenceDecision([], wake)
+            return BatchDecision([], wake)
         for instance in self._instances.values():
-            if instance.busy or (among is not None and instance.key not in among):
+            if instance.busy or instance.key not in free:
                 continue
             rows, at = self._rows[instance.key].take(now)
             if rows:
                 return self._run(instance, rows, now)
             wake = min(wake, at) if wake and at else wake or at
-        return SequenceDecision([], wake)
+        return BatchDecision([], wake)
 
     def done(self, key: str, now: int, again: Collection[InferRequest] = ()) -> None:
-        """Record that an instance has completed its batch; ``again`` are the requests that run again.
-
-        In an iterative model, a request that does not run again ends its sequence.
-        """
+        """Record the end of a batch; in an iterative model, a request that does not run again ends its sequence."""
         instance = self._instances.get(key)
         if instance is None:
             return
@@ -367,7 +349,7 @@ class SequenceScheduler:
 
     def _run(
         self, instance: InstanceSlots, rows: Iterable[tuple[InferRequest, LiveSequence | None]], now: int
-    ) -> SequenceDecision:
+    ) -> BatchDecision:
         instance.busy = True
         batch = []
         for request, sequence in rows:
@@ -378,7 +360,7 @@ class SequenceScheduler:
             request.on_cancel = None
             self._preparer.prepare(request, sequence)
             self._leave_if_over(sequence, now)
-        return SequenceDecision(batch, 0, instance.key)
+        return BatchDecision(batch, 0, instance.key)
 
     def _advance(self, slot: Slot, now: int) -> None:
         """Issue the next request of a slot, and give the slot to another sequence if its own is over."""

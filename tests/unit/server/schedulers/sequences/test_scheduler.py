@@ -295,14 +295,13 @@ def test_instance_that_is_to_go_finishes_its_sequences_and_gets_no_new_one() -> 
     bench = Bench(instances=2)
     bench.add("a", 1, "s")
     bench.turn()
-    bench.scheduler.retire("i0")
-    assert not bench.scheduler.vacant("i0")
+    assert not bench.scheduler.retire("i0")
     for id in "bcd":
         bench.add(id, id, "s")
     bench.add("e", 1, "e")
     assert bench.run() == {"i0": ["e"], "i1": ["b", "c"]}
     bench.finish("i0")
-    assert bench.scheduler.vacant("i0")
+    assert bench.scheduler.retire("i0")
     assert len(bench.scheduler) == 1
 
 
