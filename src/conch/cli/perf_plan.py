@@ -11,82 +11,70 @@ from typing import Any, Final
 from conch.core.errors import invalid, unsupported
 from conch.measure.perf.figures import Objective
 from conch.measure.perf.inputs.data import DataOptions
-from conch.measure.perf.plan import MOST_CALLERS, Levels, PerfPlan, Protocol, SequenceOptions, read_address
+from conch.measure.perf.options import PerfOptions
+from conch.measure.perf.plan import MOST_CALLERS, Levels, PerfPlan, SequenceOptions, read_address
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.texts.shapes import parse_mix
 
-_TLS: Final = (
-    "ssl_grpc_use_ssl", "grpc_authorities", "grpc_certificate", "grpc_key", "https_authorities", "https_certificate",
-    "https_key", "verified", "named",
-)  # fmt: skip
-_SEQUENCES: Final = ("sequence_length", "sequence_length_variation", "sequence_id_range", "num_of_sequences")
 
-
-def plan_of(
-    *,
-    url: str, protocol: Protocol, concurrency_range: str | None,
-    request_rate_range: str | None, request_distribution: str, request_intervals: str | None, latency_threshold: float,
-    measurement_interval: int, measurement_mode: str, measurement_request_count: int, request_count: int,
-    warmup_request_count: int, stability_percentage: float, max_trials: int, percentile: int | None,
-    input_data: Sequence[str], expect: str, shapes: Sequence[str], string_data: str | None, string_length: int | None,
-    input_tensor_format: str, output_tensor_format: str, headers: Sequence[str], parameters: Sequence[str],
-    encoding: str, shared_memory: str, composing: str, endpoint: str, slo: str | None, warm_up: float,
-    collect_metrics: bool, metrics_url: str, metrics_interval: int, **options: Any,
-) -> tuple[PerfPlan, str]:  # fmt: skip
+def plan_of(options: PerfOptions) -> tuple[PerfPlan, str]:
     """The plan that the flags mean, and the path before all paths.  Raises INVALID_ARG for what contradicts itself."""
-    loads = (concurrency_range, request_rate_range, request_intervals)
+    loads = (options.concurrency_range, options.request_rate_range, options.request_intervals)
     if sum(load is not None for load in loads) > 1:
         raise invalid("--concurrency-range, --request-rate-range and --request-intervals exclude one another")
-    if options["max_calls"] > MOST_CALLERS:
-        raise invalid(f"--max-threads {options['max_calls']}: at most {MOST_CALLERS:,} requests can run at a time")
-    texts = [("-m", options["model"]), ("-x", options["version"]), ("-u", url), ("--endpoint", endpoint)]
-    texts += [("--string-data", string_data or ""), *(("-H", header) for header in headers)]
-    _check_texts([*texts, *(("--request-parameter", parameter) for parameter in parameters)])
-    if not options["model"]:
+    if options.max_calls > MOST_CALLERS:
+        raise invalid(f"--max-threads {options.max_calls}: at most {MOST_CALLERS:,} requests can run at a time")
+    texts = [("-m", options.model), ("-x", options.version), ("-u", options.url), ("--endpoint", options.endpoint)]
+    texts += [("--string-data", options.string_data or ""), *(("-H", header) for header in options.headers)]
+    _check_texts([*texts, *(("--request-parameter", parameter) for parameter in options.parameters)])
+    if not options.model:
         raise invalid("-m: the name of a model is missing")
-    if options["version"] and not options["version"].isdecimal():
-        raise invalid(f"-x {options['version']}: expected the number of a version")
-    if shared_memory == "cuda":
+    if options.version and not options.version.isdecimal():
+        raise invalid(f"-x {options.version}: expected the number of a version")
+    if options.shared_memory == "cuda":
         raise unsupported("--shared-memory cuda is not supported: use --shared-memory system")
-    tls = {name: options.pop(name) for name in _TLS}
-    sequences = {name: options.pop(name) for name in _SEQUENCES}
-    address, prefix = read_address(url or "localhost", protocol)
-    intervals = _intervals(Path(request_intervals)) if request_intervals else ()
-    counted = measurement_mode == "count_windows"
-    callers = "1" if concurrency_range is None else concurrency_range
+    address, prefix = read_address(options.url or "localhost", options.protocol)
+    intervals = _intervals(options.request_intervals) if options.request_intervals else ()
+    counted = options.measurement_mode == "count_windows"
+    callers = "1" if options.concurrency_range is None else options.concurrency_range
+    metrics_url = options.metrics_url or f"http://{replace(address, port=8002).shown}/metrics"
     plan = PerfPlan(
-        address=_with_tls(address, protocol, **tls),
-        protocol=protocol,
+        address=_with_tls(address, options),
+        protocol=options.protocol,
         concurrency=Levels.parse("--concurrency-range", callers, callers=True),
-        rates=_rates(request_rate_range, intervals),
-        distribution="given" if intervals else "poisson" if request_distribution == "poisson" else "constant",
+        rates=_rates(options.request_rate_range, intervals),
+        distribution="given" if intervals else "poisson" if options.request_distribution == "poisson" else "constant",
         intervals=intervals,
-        latency_limit=latency_threshold / 1000,
-        interval=measurement_interval / 1000,
-        requests=request_count or (measurement_request_count if counted else 0),
-        total_requests=request_count,
-        warm_up_requests=warmup_request_count,
-        warm_up=0.0 if request_count or warmup_request_count else warm_up,
-        share=stability_percentage / 100,
-        percentile=percentile or 0.0,
-        trials=1 if request_count else max_trials,
-        binary=input_tensor_format == "binary",
-        binary_output=output_tensor_format == "binary",
-        endpoint=endpoint or ("v1/chat/completions" if protocol == "openai" else "infer"),
-        parameters=dict(_parameter(parameter) for parameter in parameters),
-        objective=Objective.parse(slo) if slo is not None else None,
-        metrics_url=(metrics_url or f"http://{replace(address, port=8002).shown}/metrics") if collect_metrics else "",
-        metrics_interval=metrics_interval / 1000,
-        headers=dict(_pair("-H", header) for header in headers),
-        encoding="" if encoding == "none" else encoding,
-        shared_memory=shared_memory == "system",
-        composing=_models(composing),
-        sequences=_sequences(**sequences),
+        latency_limit=options.latency_threshold / 1000,
+        interval=options.measurement_interval / 1000,
+        requests=options.request_count or (options.measurement_request_count if counted else 0),
+        total_requests=options.request_count,
+        warm_up_requests=options.warmup_request_count,
+        warm_up=0.0 if options.request_count or options.warmup_request_count else options.warm_up,
+        share=options.stability_percentage / 100,
+        percentile=options.percentile or 0.0,
+        trials=1 if options.request_count else options.max_trials,
+        binary=options.input_tensor_format == "binary",
+        binary_output=options.output_tensor_format == "binary",
+        endpoint=options.endpoint or ("v1/chat/completions" if options.protocol == "openai" else "infer"),
+        parameters=dict(_parameter(parameter) for parameter in options.parameters),
+        objective=Objective.parse(options.slo) if options.slo is not None else None,
+        metrics_url=metrics_url if options.collect_metrics else "",
+        metrics_interval=options.metrics_interval / 1000,
+        headers=dict(_pair("-H", header) for header in options.headers),
+        encoding="" if options.encoding == "none" else options.encoding,
+        shared_memory=options.shared_memory == "system",
+        composing=_models(options.composing),
+        sequences=_sequences(options),
         data=DataOptions(
-            (input_data or ("natural",))[0], dict(_shape(shape) for shape in shapes), string_data, string_length or 0,
-            more=tuple(input_data[1:]), mix=parse_mix(expect),
+            (options.input_data or ("natural",))[0], dict(_shape(shape) for shape in options.shapes),
+            options.string_data, options.string_length or 0,
+            more=tuple(options.input_data[1:]), mix=parse_mix(options.expect),
         ),
-        **options,
+        model=options.model, version=options.version, batch_size=options.batch_size, streaming=options.streaming,
+        max_calls=options.max_calls, timeout=options.timeout, binary_search=options.binary_search,
+        processes=options.processes, runs=options.runs, sender_limit=options.sender_limit,
+        output_size=options.output_size,
     )  # fmt: skip
     return plan, prefix
 
@@ -124,37 +112,33 @@ def _intervals(file: Path) -> list[int]:
     return intervals
 
 
-def _with_tls(
-    address: Address, protocol: Protocol, *, ssl_grpc_use_ssl: str, grpc_authorities: str | None,
-    grpc_certificate: str | None, grpc_key: str | None, https_authorities: str | None, https_certificate: str | None,
-    https_key: str | None, verified: int, named: int,
-) -> Address:  # fmt: skip
-    if ssl_grpc_use_ssl.lower() not in ("true", "false", "1", "0"):
-        raise invalid(f"--ssl-grpc-use-ssl {ssl_grpc_use_ssl}: expected true or false")
-    grpc = protocol == "grpc"
+def _with_tls(address: Address, options: PerfOptions) -> Address:
+    if options.ssl_grpc_use_ssl.lower() not in ("true", "false", "1", "0"):
+        raise invalid(f"--ssl-grpc-use-ssl {options.ssl_grpc_use_ssl}: expected true or false")
+    grpc = options.protocol == "grpc"
     files = (
-        (grpc_authorities, grpc_certificate, grpc_key) if grpc else (https_authorities, https_certificate, https_key)
+        (options.grpc_authorities, options.grpc_certificate, options.grpc_key)
+        if grpc
+        else (options.https_authorities, options.https_certificate, options.https_key)
     )
-    encrypted = address.encrypted or (grpc and ssl_grpc_use_ssl.lower() in ("true", "1"))
+    encrypted = address.encrypted or (grpc and options.ssl_grpc_use_ssl.lower() in ("true", "1"))
     if any(files) and not encrypted:
         how = "--ssl-grpc-use-ssl" if grpc else f"-u https://{address.shown}"
         raise invalid(f"certificates are for TLS, and this connection has none: add {how}")
-    authorities, certificate, key = (file or "" for file in files)
+    authorities, certificate, key = (str(file or "") for file in files)
     return replace(
-        address, encrypted=encrypted, verified=grpc or bool(verified), named=grpc or bool(named),
+        address, encrypted=encrypted, verified=grpc or bool(options.verified), named=grpc or bool(options.named),
         authorities=authorities, certificate=certificate, key=key,
     )  # fmt: skip
 
 
-def _sequences(
-    *, sequence_length: int | None, sequence_length_variation: float, sequence_id_range: str | None,
-    num_of_sequences: int | None,
-) -> SequenceOptions | None:  # fmt: skip
+def _sequences(options: PerfOptions) -> SequenceOptions | None:
     """How sequences are, None where no flag speaks of them: stateful models get the usual ones."""
-    if sequence_length is None and sequence_id_range is None and num_of_sequences is None:
+    length, ids, number = options.sequence_length, options.sequence_id_range, options.num_of_sequences
+    if length is None and ids is None and number is None:
         return None
-    first, last = SequenceOptions.ids(sequence_id_range) if sequence_id_range else (1, 0)
-    return SequenceOptions(sequence_length or 0, sequence_length_variation / 100, num_of_sequences or 4, first, last)
+    first, last = SequenceOptions.ids(ids) if ids else (1, 0)
+    return SequenceOptions(length or 0, options.sequence_length_variation / 100, number or 4, first, last)
 
 
 def _models(text: str) -> dict[str, str]:

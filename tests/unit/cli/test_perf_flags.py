@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from inspect import signature
 from pathlib import Path
 
 import click
@@ -14,14 +13,12 @@ from conch.cli.perf import REFUSED, perf_command
 from conch.cli.perf_against import Against
 from conch.cli.perf_plan import plan_of
 from conch.core.errors import ConchError
+from conch.measure.perf.options import PerfOptions
 from conch.measure.perf.plan import PerfPlan, SequenceOptions
 
 
 def _plan(*flags: str) -> PerfPlan:
-    context = perf_command.make_context("perf", ["-m", "m", *flags])
-    # The command itself takes those that are no part of the plan.
-    own = signature(perf_command.callback).parameters if perf_command.callback is not None else {}
-    return plan_of(**{name: value for name, value in context.params.items() if name not in own})[0]
+    return plan_of(PerfOptions(**perf_command.make_context("perf", ["-m", "m", *flags]).params))[0]
 
 
 def test_every_flag_is_declared_once_and_in_a_group() -> None:
