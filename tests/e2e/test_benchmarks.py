@@ -179,10 +179,8 @@ def test_generation_asks_all_servers() -> None:
     assert number(alone[1][3]) > 0
 
 
-@pytest.mark.parametrize(
-    ("question", "architecture"),
-    [("encoders", "roberta"), pytest.param("causal", "mistral:window", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("question", "architecture"), [("encoders", "roberta"), ("causal", "mistral:window")])
 def test_exporters_compare_one_architecture(question: str, architecture: str) -> None:
     options = ["--exporters", "conch", "--architectures", architecture]
     (table,) = tables(run("benchmarks.exporters", question, *options))

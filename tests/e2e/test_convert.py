@@ -162,6 +162,7 @@ def python_with_tokenizers() -> Path:
     return python
 
 
+@pytest.mark.slow
 @pytest.mark.oracle
 def test_tokenizer_of_the_trio_runs_on_triton(
     server: ConchServer, repository: Path, tmp_path: Path, python_with_tokenizers: Path

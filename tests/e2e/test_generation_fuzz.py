@@ -138,12 +138,13 @@ def generation(server: ConchServer) -> Body:
     return found
 
 
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
 def test_whatever_is_asked_at_once_is_as_if_it_were_asked_alone(
-    server: ConchServer, tokenizer: PreTrainedTokenizerFast
+    server: ConchServer, tokenizer: PreTrainedTokenizerFast, count: int
 ) -> None:
     chance = random.Random(11)
     asked: list[tuple[Body, Check, str]] = []
-    for _ in range(400):
+    for _ in range(count):
         body, check = chance.choice(kinds(chance, chance.randint(1, 40)))
         body |= {
             "text_input": " ".join(chance.choices(WORDS, k=chance.randint(1, 40))),

@@ -16,7 +16,7 @@ from tests.fuzz.target import TARGETS, Target, check
 
 #: Inputs of each target at most, and how long they may take (s).
 COUNT = 3000
-SECONDS = 1.5
+SECONDS = 0.5
 
 pytestmark = pytest.mark.timeout(120)
 
