@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
 from enum import Enum
-from time import time_ns
+from time import monotonic_ns, time_ns
 from typing import Any, Final
 
+from conch.core.inference import InferRequest, InferResponse
 from conch.telemetry.distributions import Histogram, Summary
 from conch.telemetry.memory import ModelMemory
 
@@ -419,14 +420,15 @@ class ModelStatistics:
         response.compute_infer.add(infer_ns)
         response.empty_response.add(infer_ns)
 
-    def record_sent(self, index: int, infer_ns: int, elapsed_ns: int, *, empty: bool, failed: bool) -> None:
-        """Record response number ``index`` of a request, or its ``empty`` end, ``elapsed_ns`` after its arrival."""
-        if empty:
-            self.record_empty_response(index, infer_ns)
+    def record_sent(self, request: InferRequest, response: InferResponse) -> None:
+        """Record a response of a decoupled model, or the empty end of its responses, before it is delivered."""
+        now, times, index = monotonic_ns(), request.times, request.responses
+        if response.empty:
+            self.record_empty_response(index, now - times.started)
         else:
-            self.record_response(index, infer_ns, 0, failed=failed)
+            self.record_response(index, now - times.started, 0, failed=response.error is not None)
         if not index:
-            self.record_first_response(elapsed_ns)
+            self.record_first_response(now - times.arrived)
 
     def record_cancelled_response(self, index: int, infer_ns: int) -> None:
         """Record the cancellation of a request after ``index`` responses."""

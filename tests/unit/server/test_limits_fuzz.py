@@ -31,10 +31,8 @@ from conch.server.model import Model
 from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher
 from conch.server.schedulers.queue import QueuePolicy, RequestQueue
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter, ResourceKey
-from conch.server.schedulers.sequences.controls import ControlInputs
-from conch.server.schedulers.sequences.policy import SequencePolicy
-from conch.server.schedulers.sequences.scheduler import SequenceScheduler
-from conch.server.schedulers.sequences.states import StateKeeper
+from conch.server.schedulers.sequences.inputs import ControlInputs, StateKeeper
+from conch.server.schedulers.sequences.scheduler import SequencePolicy, SequenceScheduler
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.fake_clock import FakeClockLoop, settle
 from tests.unit.server.fakes import Answers, FakeWorker

@@ -26,7 +26,7 @@ from conch.server.execution.worker import SupervisedWorker
 from conch.server.runtime_facts import RuntimeFacts, merged
 from conch.server.schedulers.batching import BatchDecision, Scheduler
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter, LimitedInstance
-from conch.server.schedulers.sequences.slots import NullRequest
+from conch.server.schedulers.sequences.scheduler import NullRequest
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess
@@ -353,17 +353,9 @@ class Dispatcher(Executor):
         request.fail(internal(_NOT_ITERATIVE))
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
-        """Record a response of a response sender, by its index in the request."""
-        if isinstance(request, NullRequest):
-            return
-        now, times = monotonic_ns(), request.times
-        self._statistics.record_sent(
-            request.responses,
-            now - times.started,
-            now - times.arrived,
-            empty=response.empty,
-            failed=response.error is not None,
-        )
+        """Record a response of a response sender, except for a batch row without a request."""
+        if not isinstance(request, NullRequest):
+            self._statistics.record_sent(request, response)
 
 
 def _unhealthy(worker: SupervisedWorker) -> ConchError:

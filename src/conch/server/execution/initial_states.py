@@ -10,7 +10,7 @@ from conch.config.reading import read_small
 from conch.config.schema import ModelConfig, datatype
 from conch.core.errors import internal, invalid
 from conch.core.tensors import ELEMENT_SIZE
-from conch.server.schedulers.sequences.states import StateTensor, state_tensors
+from conch.server.schedulers.sequences.inputs import StateTensor, state_tensors
 
 #: Folder of the files in a model's directory.
 FOLDER: Final = "initial_state"

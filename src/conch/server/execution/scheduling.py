@@ -13,10 +13,8 @@ from conch.core.inference import ModelSignature
 from conch.core.lengths import CPU_TOKENS, GPU_TOKENS
 from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler, Scheduler
 from conch.server.schedulers.queue import QueuePolicy, RequestQueue
-from conch.server.schedulers.sequences.controls import ControlInputs
-from conch.server.schedulers.sequences.policy import sequence_policy
-from conch.server.schedulers.sequences.scheduler import SequenceScheduler
-from conch.server.schedulers.sequences.states import StateKeeper, StateTensor
+from conch.server.schedulers.sequences.inputs import ControlInputs, StateKeeper, StateTensor
+from conch.server.schedulers.sequences.scheduler import SequenceScheduler, sequence_policy
 from conch.server.schedulers.tokens import TokenBatcher
 
 #: Number of waiting requests at which a model's batcher starts; for tests, as in Triton.

@@ -44,7 +44,7 @@ from conch.server.model import Model, origins_of
 from conch.server.models.cache_scopes import EnsembleCacheScope, entries_of, version_identity
 from conch.server.models.states import ModelTable
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
-from conch.server.schedulers.sequences.states import StateTensor
+from conch.server.schedulers.sequences.inputs import StateTensor
 from conch.settings import Settings, by_scope
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.bls import BlsServer

@@ -12,10 +12,8 @@ from conch.core.inference import ModelSignature
 from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
-from conch.server.schedulers.sequences.controls import ControlInputs
-from conch.server.schedulers.sequences.policy import SequencePolicy
-from conch.server.schedulers.sequences.scheduler import SequenceScheduler
-from conch.server.schedulers.sequences.states import StateKeeper
+from conch.server.schedulers.sequences.inputs import ControlInputs, StateKeeper
+from conch.server.schedulers.sequences.scheduler import SequencePolicy, SequenceScheduler
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers, FakeWorker, make_request

@@ -395,7 +395,7 @@ class RemoteExecutor(Executor):
             rows = request.batch_size if self._watch.batches and not self._decoupled else None
             self._watch.look(outputs, frozenset(request.outputs), not self._decoupled, rows)
         if self._decoupled:
-            self._count(request, response)
+            self._statistics.record_sent(request, response)
         if response.final:
             self._note_times(request)
         request.respond(response)
@@ -404,16 +404,6 @@ class RemoteExecutor(Executor):
         """Record an execution; its duration includes the network."""
         infer = request.times.compute_infer = monotonic_ns() - request.times.started
         self._statistics.record_execution(request.batch_size, 0, infer, 0)
-
-    def _count(self, request: InferRequest, response: InferResponse) -> None:
-        now, times = monotonic_ns(), request.times
-        self._statistics.record_sent(
-            request.responses,
-            now - times.started,
-            now - times.arrived,
-            empty=response.empty,
-            failed=response.error is not None,
-        )
 
     def _suspect(self, url: str) -> None:
         """Check the health of a server at once, after a request to it failed."""

@@ -1,21 +1,103 @@
-"""The active sequences of a model: by correlation ID, by idle time, and in the backlog.
+"""The active sequences of a model and the slots of its instances, each with one sequence at a time.
 
-Used by the sequence scheduler, which manages the slots; pure.
+The roster finds sequences by correlation ID, by idle time, and in the backlog. Used by the sequence scheduler; pure.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from conch.core.errors import ConchError
 from conch.core.inference import InferRequest
 from conch.server.schedulers.queue import NS_PER_US
-from conch.server.schedulers.sequences.slots import LiveSequence
+from conch.server.schedulers.sequences.inputs import State
 
 #: Maximum idle time of a sequence of a replaced version while other sequences wait for a slot (ns).
 _REPLACED_IDLE: Final = 1_000_000_000
+
+
+class LiveSequence:
+    """An active sequence, from its first request to its last; it has a slot or waits for one.
+
+    ``closed`` is True if no more requests may join it, because it had its last request, was cancelled or was removed.
+    ``last`` is the time of its last activity (ns), ``expires`` the deadline of its wait for a slot (ns, 0 for none).
+    """
+
+    __slots__ = ("closed", "expires", "id", "last", "repeated", "running", "slot", "state", "waiting")
+
+    def __init__(self, id: int | str, state: State) -> None:
+        self.id = id
+        self.state = state
+        self.waiting: deque[InferRequest] = deque()
+        #: Number of its requests that an instance has.
+        self.running = 0
+        self.slot: Slot | None = None
+        self.closed = False
+        self.last = 0
+        self.expires = 0
+        #: The request that an iterative model runs again.
+        self.repeated: InferRequest | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+
+class Slot:
+    """A slot for one sequence; ``number`` is its row in the batch.
+
+    ``in_flight`` is the request that its instance has, from this sequence or from the previous one.
+    """
+
+    __slots__ = ("in_flight", "instance", "number", "owner", "sequence")
+
+    def __init__(self, instance: InstanceSlots, number: int) -> None:
+        self.instance = instance
+        self.number = number
+        self.sequence: LiveSequence | None = None
+        self.in_flight: InferRequest | None = None
+        #: The sequence of ``in_flight``.
+        self.owner: LiveSequence | None = None
+
+    def begin(self, request: InferRequest, sequence: LiveSequence) -> None:
+        """Record that the instance has been given ``request``."""
+        self.in_flight, self.owner = request, sequence
+        sequence.running += 1
+
+    def finish(self) -> LiveSequence | None:
+        """Clear the in-flight request, if any, when it has completed; return its sequence."""
+        owner, self.in_flight, self.owner = self.owner, None, None
+        if owner is not None:
+            owner.running -= 1
+        return owner
+
+
+class InstanceSlots:
+    """The slots of the instance ``key``, which runs one batch at a time.
+
+    ``accepting`` is False if it gets no new sequences, because it has died or is being retired.
+    """
+
+    def __init__(self, key: str, count: int, order: int) -> None:
+        self.key = key
+        self.order = order
+        self.slots = [Slot(self, number) for number in range(count)]
+        self.accepting = True
+        self.busy = False
+
+    @property
+    def vacant(self) -> bool:
+        """Whether it has no sequences and no requests."""
+        return not self.busy and all(slot.sequence is None and slot.in_flight is None for slot in self.slots)
+
+    @property
+    def eager(self) -> bool:
+        """Whether it is not busy and has waiting requests."""
+        return not self.busy and any(
+            slot.in_flight is not None or (slot.sequence is not None and slot.sequence.waiting) for slot in self.slots
+        )
 
 
 class SequenceRoster:

@@ -11,18 +11,126 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from itertools import count
 
+from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, cancelled, internal, invalid, unavailable
-from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ignore
 from conch.server.schedulers.batching import BatchDecision, DynamicBatcher, Scheduler
 from conch.server.schedulers.ordering import InOrder
 from conch.server.schedulers.queue import NS_PER_US, RequestQueue
-from conch.server.schedulers.sequences.controls import ControlInputs
-from conch.server.schedulers.sequences.policy import SequencePolicy
-from conch.server.schedulers.sequences.roster import SequenceRoster
-from conch.server.schedulers.sequences.slots import InstanceSlots, LiveSequence, RequestPreparer, Slot, same_shapes
-from conch.server.schedulers.sequences.states import StateKeeper
+from conch.server.schedulers.sequences.inputs import ControlInputs, State, StateKeeper, zeros
+from conch.server.schedulers.sequences.roster import InstanceSlots, LiveSequence, SequenceRoster, Slot
+
+LOG = logging.getLogger("conch")
+
+EXPIRED = "timeout of the corresponding sequence has been expired"
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePolicy:
+    """The sequence batching settings of a model; times in nanoseconds.
+
+    ``slots`` is the number of sequences that an instance has at a time. With the direct strategy, each sequence has its
+    own row of the batch; with the ``oldest`` strategy, the first requests of all sequences are batched dynamically.
+    ``max_idle`` is the maximum time that a sequence may be without requests. No request runs before ``hold`` requests
+    have arrived for sequences with a slot and ``hold_backlog`` requests for sequences without.
+    """
+
+    model: str
+    max_batch_size: int
+    slots: int
+    max_idle: int
+    max_delay: int = 0
+    minimum_utilization: float = 0.0
+    oldest: bool = False
+    preferred: tuple[int, ...] = ()
+    preserve_ordering: bool = False
+    iterative: bool = False
+    limit: int = 0
+    hold: int = 0
+    hold_backlog: int = 0
+
+
+def sequence_policy(config: ModelConfig, *, limit: int = 0, hold: int = 0, hold_backlog: int = 0) -> SequencePolicy:
+    """Return the policy of an effective configuration; ``limit`` bounds the waiting requests, 0 for no limit."""
+    batching = config.sequence_batching
+    oldest = batching.HasField("oldest")
+    strategy = batching.oldest if oldest else batching.direct
+    rows = max(config.max_batch_size, 1)
+    return SequencePolicy(
+        model=config.name,
+        max_batch_size=config.max_batch_size,
+        slots=(batching.oldest.max_candidate_sequences or rows) if oldest else rows,
+        max_idle=batching.max_sequence_idle_microseconds * NS_PER_US,
+        max_delay=strategy.max_queue_delay_microseconds * NS_PER_US,
+        minimum_utilization=batching.direct.minimum_slot_utilization,
+        oldest=oldest,
+        preferred=tuple(batching.oldest.preferred_batch_size),
+        preserve_ordering=batching.oldest.preserve_ordering,
+        iterative=batching.iterative_sequence,
+        limit=limit,
+        hold=hold,
+        hold_backlog=hold_backlog,
+    )
+
+
+class NullRequest(InferRequest):
+    """Fills a batch row whose sequence has no request, so that other sequences keep their rows.
+
+    Its responses are discarded.
+    """
+
+    __slots__ = ()
+
+
+class RequestPreparer:
+    """Adds control inputs and states of sequences to requests."""
+
+    def __init__(self, controls: ControlInputs, states: StateKeeper) -> None:
+        self._controls = controls
+        self._states = states
+
+    def prepare(self, request: InferRequest, sequence: LiveSequence) -> None:
+        """Add the control inputs and the state to a request that is about to run."""
+        for tensor in self._controls.of(request):
+            request.inputs[tensor.name] = tensor
+        if self._states:
+            if request.flags & SEQUENCE_START:
+                sequence.state = self._states.first
+            request.inputs.update(sequence.state)
+            if sequence.repeated is not request:
+                self._keep_state(request, sequence)
+
+    def null(self, like: InferRequest, state: State) -> NullRequest:
+        """Return a request for an empty row, with the input shapes of ``like``, a request in the same batch."""
+        inputs = {name: zeros(tensor) for name, tensor in like.inputs.items()}
+        inputs.update({tensor.name: tensor for tensor in self._controls.of_null})
+        inputs.update({name: zeros(tensor) for name, tensor in state.items()})
+        return NullRequest(like.model_name, inputs, ignore, model_version=like.model_version)
+
+    def _keep_state(self, request: InferRequest, sequence: LiveSequence) -> None:
+        """Store the states in the responses, and remove those that the client did not request."""
+        states, hidden = self._states, self._states.request_outputs(request)
+
+        def keep(response: InferResponse) -> None:
+            sequence.state = states.after(sequence.state, response)
+            if hidden:
+                response.outputs = [tensor for tensor in response.outputs if tensor.name not in hidden]
+
+        request.observe(keep)
+
+
+def same_shapes(signature: ModelSignature, first: InferRequest, other: InferRequest) -> bool:
+    """Whether two requests may share a batch: same inputs, same variable dimensions."""
+    if first.inputs.keys() != other.inputs.keys():
+        return False
+    return all(
+        first.inputs[name].shape == other.inputs[name].shape
+        for name, spec in signature.inputs.items()
+        if name in first.inputs and -1 in spec.dims and not spec.ragged
+    )
 
 
 class DirectRows:
@@ -120,11 +228,6 @@ class OldestFirst:
         """Return the requests to run now and when to call this again (ns, 0 for after the next change)."""
         decision = self._batcher.take(now)
         return [(request, self._slots.pop(request.serial).owner) for request in decision.batch], decision.wake_at
-
-
-LOG = logging.getLogger("conch")
-
-EXPIRED = "timeout of the corresponding sequence has been expired"
 
 
 class SequenceScheduler(Scheduler):

@@ -11,11 +11,8 @@ from conch.config.schema import ModelConfig, SequenceBatching
 from conch.core.errors import ConchError, internal
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor
-from conch.server.schedulers.sequences.controls import ControlInputs
-from conch.server.schedulers.sequences.policy import SequencePolicy
-from conch.server.schedulers.sequences.scheduler import SequenceScheduler
-from conch.server.schedulers.sequences.slots import NullRequest
-from conch.server.schedulers.sequences.states import StateKeeper, StateTensor
+from conch.server.schedulers.sequences.inputs import ControlInputs, StateKeeper, StateTensor
+from conch.server.schedulers.sequences.scheduler import NullRequest, SequencePolicy, SequenceScheduler
 
 US = 1000
 SECOND = 10**9

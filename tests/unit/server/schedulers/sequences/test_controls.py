@@ -9,8 +9,7 @@ import pytest
 from conch.core.errors import ConchError
 from conch.core.inference import InferRequest
 from conch.core.tensors import WireTensor, pack_bytes
-from conch.server.schedulers.sequences.controls import ControlInputs
-from conch.server.schedulers.sequences.states import StateTensor
+from conch.server.schedulers.sequences.inputs import ControlInputs, StateTensor
 from tests.unit.server.schedulers.sequences.bench import CONTROLS, OLDEST, POLICY, Bench, batching
 
 

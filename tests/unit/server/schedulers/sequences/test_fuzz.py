@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from conch.core.errors import ConchError
-from conch.server.schedulers.sequences.slots import NullRequest
+from conch.server.schedulers.sequences.scheduler import NullRequest
 from tests.unit.server.schedulers.sequences.bench import POLICY, SECOND, US, Bench
 
 _SEQUENCES = st.sampled_from([1, 2, 3, 4, "a"])
