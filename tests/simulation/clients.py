@@ -177,9 +177,15 @@ class Clients:
             outcome.request = request = self._request(outcome, on_response)
             model.infer(request)
         except LoadNeeded as needed:
-            outcome.give_up = needed.then(partial(self._submit, outcome, on_response))
+            outcome.give_up = needed.then(partial(self._resume, outcome, on_response))
         except ConchError as error:
             on_response(InferResponse(error=error))
+
+    def _resume(self, outcome: Outcome, on_response: OnResponse, load_error: ConchError | None) -> None:
+        if load_error is None:
+            self._submit(outcome, on_response)
+        else:
+            on_response(InferResponse(error=load_error))
 
     def _request(self, outcome: Outcome, on_response: OnResponse, *, named: bool = True) -> InferRequest:
         arguments = outcome.arguments

@@ -58,11 +58,13 @@ class LateStream(AsyncResultStream):
         if self._stream is not None:
             await self._stream.aclose()
 
-    def _begin(self) -> None:
-        """Send the request; called when the model is loaded or its load has failed, which ``send`` raises."""
+    def _begin(self, load_error: ConchError | None) -> None:
+        """Send the request; called when the model is loaded or its load has failed."""
         if self._sent.is_set():
             return
         try:
+            if load_error is not None:
+                raise load_error
             self._stream = self._send()
         except ConchError as error:
             self._error = error

@@ -44,7 +44,7 @@ class BlsModels:
             self._wait(needed, request, decoupled)
             return
         except ConchError:
-            raise internal(f"Failed for execute the inference request. Model '{name}' is not ready.") from None
+            raise _not_ready(name) from None
         if model.signature.decoupled and not decoupled:
             raise internal(
                 f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
@@ -57,12 +57,14 @@ class BlsModels:
         """Run a request when its model is loaded."""
         on_response = request.on_response  # a refused request releases it
 
-        def proceed() -> None:
+        def proceed(error: ConchError | None) -> None:
             request.on_cancel = None
             try:
+                if error is not None:
+                    raise _not_ready(request.model_name)
                 self.infer(request, decoupled)
-            except ConchError as error:
-                on_response(InferResponse(error=error))
+            except ConchError as refusal:
+                on_response(InferResponse(error=refusal))
 
         give_up = needed.then(proceed, by_model=True)
 
@@ -102,3 +104,7 @@ class BlsModels:
             yield
         finally:
             del self._requesters[name]
+
+
+def _not_ready(name: str) -> ConchError:
+    return internal(f"Failed for execute the inference request. Model '{name}' is not ready.")

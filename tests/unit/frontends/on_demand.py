@@ -15,12 +15,9 @@ class LateModels:
     def __init__(self, find: Callable[..., Any]) -> None:
         self._find = find
         self.missing: set[str] = set()
-        self.errors: dict[str, ConchError] = {}
         self.waiting: list[tuple[str, Callable[[ConchError | None], None]]] = []
 
     def model(self, name: str, version: int = -1) -> Any:
-        if name in self.errors:
-            raise self.errors[name]
         if name in self.missing:
             raise LoadNeeded(name, self)  # type: ignore[arg-type]
         return self._find(name, version)
@@ -33,10 +30,9 @@ class LateModels:
         return lambda: self.waiting.remove(entry) if entry in self.waiting else None
 
     def load(self, name: str, error: ConchError | None = None) -> None:
-        """Let what waits for a model go on."""
-        self.missing.discard(name)
-        if error is not None:
-            self.errors[name] = error
+        """Let requests for a model proceed, with ``error`` if its load has failed."""
+        if error is None:
+            self.missing.discard(name)
         waiting, self.waiting = self.waiting, [entry for entry in self.waiting if entry[0] != name]
         for waited, proceed in waiting:
             if waited == name:

@@ -181,9 +181,15 @@ class Market:
         try:
             self.model(asked.name).infer(asked.request)
         except LoadNeeded as needed:
-            asked.give_up = needed.then(lambda: self._send(asked))
+            asked.give_up = needed.then(lambda error: self._resume(asked, error))
         except ConchError as error:
             asked.refused = error
+
+    def _resume(self, asked: Asked, load_error: ConchError | None) -> None:
+        if load_error is None:
+            self._send(asked)
+        else:
+            asked.refused = load_error
 
     def answer(self, name: str) -> None:
         """Answer everything that a model runs."""

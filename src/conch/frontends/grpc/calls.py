@@ -273,14 +273,16 @@ class UnaryCall(Call):
             raise CallFault(Status.INTERNAL, UNREADABLE)
 
     def wait_for(self, needed: LoadNeeded, again: Callable[[], None]) -> None:
-        """Call ``again`` when the required model is loaded or its load has failed."""
-        self._stop_waiting = needed.then(partial(self._go_on, again))
+        """Call ``again`` when the required model is loaded; if its load fails, the call fails."""
+        self._stop_waiting = needed.then(partial(self._proceed, again))
 
-    def _go_on(self, again: Callable[[], None]) -> None:
+    def _proceed(self, again: Callable[[], None], load_error: ConchError | None) -> None:
         self._stop_waiting = None
         if self.finished:
             return
         try:
+            if load_error is not None:
+                raise load_error
             again()
         except Exception as error:
             self.fail(error)

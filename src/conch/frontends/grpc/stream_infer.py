@@ -210,13 +210,18 @@ class StreamInferCall(Call):
         elements: Sequence[int | None],
         size: int,
         slot: _ResponseSlot,
+        load_error: ConchError | None,
     ) -> None:
-        """Run a request whose model is loaded, or whose load has failed."""
+        """Run a request whose model is loaded, or refuse it if the load has failed."""
         del self._loads[slot]
         if self.finished:
             return
         try:
-            self._infer(parsed, raw, elements, size, slot)
+            if load_error is None:
+                self._infer(parsed, raw, elements, size, slot)
+            else:
+                self.release(size)
+                self.refuse(slot, load_error, parsed.id)
         except Exception as error:
             self.fail(error)
         if self.paused and not self.unsent:

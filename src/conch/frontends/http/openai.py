@@ -6,13 +6,13 @@ The router calls them on the event loop; a helper process decodes large bodies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from time import time
 from typing import Final
 
-from conch.core.errors import Code, ConchError, internal
+from conch.core.errors import ConchError, internal, not_found
 from conch.core.inference import InferRequest, InferResponse, ModelSignature
 from conch.core.tensors import WireTensor
 from conch.frontends.http.exchange import JSON, HttpExchange
@@ -30,7 +30,7 @@ from conch.telemetry.tracing.tracing import Tracing
 from conch.wire.openai.answering import Answer, AnswerPlan, event
 from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingPlan, wanted_outputs
 from conch.wire.openai.endpoints import ENDPOINTS
-from conch.wire.openai.errors import ApiError, error_body
+from conch.wire.openai.errors import error_body
 from conch.wire.openai.models import PROMPT, list_body, model_body, usable
 from conch.wire.openai.reading import read_body
 from conch.wire.openai.responses import ChoiceDelta, read_response
@@ -227,7 +227,7 @@ class OpenAi:
     def model(self, exchange: HttpExchange, name: str) -> None:
         """Handle ``GET /v1/models/{name}``: describe one of them."""
         if not self._is_usable(name):
-            raise _unknown(f"The model '{name}' does not exist")
+            raise not_found(f"The model '{name}' does not exist")
         exchange.respond(200, [JSON], model_body(name, self._created))
 
     def chat(self, exchange: HttpExchange) -> None:
@@ -256,7 +256,7 @@ class OpenAi:
             return
         require, read = ENDPOINTS[endpoint]
         fields = read_body(body)
-        model = self._model(fields.required_text("model"))
+        model = self._server.model(fields.required_text("model"))
         require(model.signature)
         request = read(fields)
         self._responder(exchange, model, request.plan, request.inputs(model.signature)).start(
@@ -270,7 +270,7 @@ class OpenAi:
                 await self._decode_large(exchange, endpoint)
                 return
             except LoadNeeded as needed:
-                with given_up_by_client(exchange), _in_its_words():
+                with given_up_by_client(exchange):
                     await needed.wait()
 
     async def _decode_large(self, exchange: HttpExchange, endpoint: str) -> None:
@@ -283,7 +283,7 @@ class OpenAi:
 
             def signature_of(name: str) -> ModelSignature:
                 nonlocal model
-                model = self._model(name)
+                model = self._server.model(name)
                 stack.enter_context(model.held())
                 exchange.body = b""
                 return model.signature
@@ -306,22 +306,3 @@ class OpenAi:
         if isinstance(plan, EmbeddingPlan):
             return EmbeddingResponder(exchange, model, plan, inputs, self._codec)
         return GenerationResponder(exchange, model, plan, inputs)
-
-    def _model(self, name: str) -> Model:
-        with _in_its_words():
-            return self._server.model(name)
-
-
-@contextmanager
-def _in_its_words() -> Iterator[None]:
-    """Replace the error for an unknown model by OpenAI's."""
-    try:
-        yield
-    except ConchError as error:
-        if error.code is not Code.NOT_FOUND:
-            raise
-        raise _unknown(error.public) from None
-
-
-def _unknown(message: str) -> ApiError:
-    return ApiError(message, "model", code=Code.NOT_FOUND, reason="model_not_found")

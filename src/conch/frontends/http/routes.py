@@ -242,12 +242,19 @@ class Router:
         try:
             handler(exchange, *arguments)
         except LoadNeeded as needed:
-            exchange.on_disconnect = needed.then(partial(self.handle, exchange))
+            exchange.on_disconnect = needed.then(partial(self._resume, exchange))
         except ConchError as error:
             self._refuse(exchange, error)
         except Exception:
             LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
             self._refuse(exchange, ConchError("internal server error", Code.INTERNAL))
+
+    def _resume(self, exchange: HttpExchange, load_error: ConchError | None) -> None:
+        """Handle an exchange whose model is loaded, or refuse it if the load has failed."""
+        if load_error is None:
+            self.handle(exchange)
+        else:
+            self._refuse(exchange, load_error)
 
     def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
         """Respond to a request that is not handled."""

@@ -49,34 +49,31 @@ _MEASURE_SECONDS = 5.0
 
 
 class LoadNeeded(ConchError):
-    """The model of a request is not loaded yet; the caller can wait for its load, then retry."""
+    """The model of a request is not loaded yet; the caller can wait for its load."""
 
     def __init__(self, name: str, demand: OnDemand) -> None:
         super().__init__(f"model '{name}' is not loaded", Code.UNAVAILABLE)
         self._name = name
         self._demand = demand
 
-    def then(self, proceed: Callable[[], None], *, by_model: bool = False) -> Callable[[], None]:
-        """Call ``proceed`` once when the model is loaded or its load has failed; returns a function to stop waiting.
+    def then(self, proceed: Callable[[ConchError | None], None], *, by_model: bool = False) -> Callable[[], None]:
+        """Call ``proceed`` once when the model serves, or with the error; returns a function to stop waiting.
 
-        ``proceed`` repeats the call that raised this error: during it,
-        :meth:`conch.server.core.InferenceServer.model` returns the model or raises the error of the load.
-        ``by_model``: the request comes from a model, which may itself be loading.
+        Without an error, ``proceed`` can repeat the call that raised this. ``by_model``: the request comes from a
+        model, which may itself be loading.
         """
-        return self._demand.wait(self._name, lambda error: proceed(), by_model=by_model)
+        return self._demand.wait(self._name, proceed, by_model=by_model)
 
     async def wait(self, *, by_model: bool = False) -> None:
         """Wait until the model is loaded; raises the error of a failed load. ``by_model`` as for :meth:`then`."""
-        answer: asyncio.Future[ConchError | None] = asyncio.get_running_loop().create_future()
-        give_up = self._demand.wait(
-            self._name, lambda error: None if answer.done() else answer.set_result(error), by_model=by_model
-        )
+        ended: asyncio.Future[ConchError | None] = asyncio.get_running_loop().create_future()
+        give_up = self.then(lambda error: None if ended.done() else ended.set_result(error), by_model=by_model)
         try:
-            error = await answer
+            error = await ended
         finally:
             give_up()
         if error is not None:
-            raise _again(error)
+            raise error
 
 
 class OnDemand:
@@ -106,7 +103,6 @@ class OnDemand:
         #: Signatures of models when they were last loaded.
         self._signatures: dict[str, ModelSignature] = {}
         self._requested_by_models: set[str] = set()
-        self._verdict: tuple[str, ConchError | None] | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
@@ -127,8 +123,6 @@ class OnDemand:
 
         It is ``missing`` if no load can help, a refusal if the request may not wait, otherwise :class:`LoadNeeded`.
         """
-        if self._verdict is not None and self._verdict[0] == name:
-            return missing if self._verdict[1] is None else _again(self._verdict[1])
         starting = self._table.starting
         if starting is None or name in starting or not is_directory_name(name) or self._serves(name):
             return missing  # a model that serves does not have the requested version
@@ -334,13 +328,10 @@ class OnDemand:
                 for model in self._models(waiter.name):
                     holds.enter_context(model.held())
             self._loop.call_soon(self._loop.call_soon, holds.pop_all().close)
-        self._verdict = (waiter.name, error)
         try:
-            waiter.proceed(error)
+            waiter.proceed(None if error is None else _again(error))
         except Exception:
             LOG.exception("a request for '%s' could not go on when the model was loaded", waiter.name)
-        finally:
-            self._verdict = None
 
     def _withdraw(self, waiter: Waiter) -> None:
         self.planner.withdraw(waiter)

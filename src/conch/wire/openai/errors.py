@@ -39,6 +39,8 @@ def error_body(status: int, error: ConchError) -> bytes:
     """Return the body of an error response, also used as the data of an event that ends a stream."""
     if isinstance(error, ApiError):
         param, reason = error.param, error.reason
+    elif error.code is Code.NOT_FOUND:  # only models are looked up
+        param, reason = "model", "model_not_found"
     else:
         # Workers report input names; these inputs have the names of request members.
         param, reason = next((name for name in _INPUTS if error.public.startswith(f"input '{name}' ")), None), None

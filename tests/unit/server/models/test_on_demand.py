@@ -96,7 +96,8 @@ async def test_work_that_holds_its_model_a_turn_later_finds_it_loaded() -> None:
         with model.held():
             held.append(not model.stopping)
 
-    def proceed() -> None:
+    def proceed(error: ConchError | None) -> None:
+        assert error is None
         market.model("a")
         asyncio.get_running_loop().create_task(decode())
 
@@ -313,8 +314,8 @@ async def test_request_that_is_given_up_when_an_earlier_one_goes_on_is_not_sent(
     gone: list[str] = []
     with pytest.raises(LoadNeeded) as caught:
         market.model("a")
-    caught.value.then(lambda: give_up_second())  # as a stream does whose first request ends it
-    give_up_second = caught.value.then(lambda: gone.append("second"))
+    caught.value.then(lambda error: give_up_second())  # as a stream does whose first request ends it
+    give_up_second = caught.value.then(lambda error: gone.append("second"))
     await asyncio.sleep(1.5)
     assert gone == [] and market.table.find("a").ready
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from conch.core.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid, not_found
 from conch.wire.openai.errors import ApiError, error_body
 
 
@@ -16,6 +16,7 @@ from conch.wire.openai.errors import ApiError, error_body
         (ApiError("'n' must be a whole number", "n"), "n"),
         (invalid("input 'tools' would have no effect: the chat template of the model has no place for tools"), "tools"),
         (invalid("input 'messages' must be a JSON list"), "messages"),
+        (not_found("Request for unknown model: 'm' is not found"), "model"),
         (invalid("input 'seed' is odd"), None),
         (invalid("the input 'tools' is no member of this sentence's beginning"), None),
     ],
