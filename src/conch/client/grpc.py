@@ -1,22 +1,22 @@
-"""``conch.Client`` over gRPC, with the messages and stubs of ``tritonclient``."""
+"""``conch.Client`` over gRPC, with the messages and stubs of ``tritonclient``; errors of all outgoing gRPC calls."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from conch.client.connection import TlsFiles
+from conch.client.connection import TlsContents, TlsFiles
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import ResultStream
-from conch.client.transport import UnreachableError
+from conch.client.transport import ConnectionFailedError, UnreachableError
 from conch.client.values import decode
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
@@ -46,9 +46,49 @@ def document_of(message: Any) -> dict[str, Any]:
 
 
 #: Asks conch to report stream errors with their codes, at the end of the stream.
-_METADATA: Final = ((ERRORS_WITH_CODES, "true"),)
-#: How long a server may take to end a stream after its error (s).
+STREAM_METADATA: Final = ((ERRORS_WITH_CODES, "true"),)
+#: How long a server may take to end a stream after its final response or error (s): Triton crashes if a stream is
+#: cancelled while it ends.
 END_SECONDS: Final = 5.0
+
+#: Start of gRPC's message for a call without a connection.
+_NO_CONNECTION: Final = "failed to connect to all addresses"
+#: Start of gRPC's message for a host without an address: before gRPC 1.75, and since.
+_NO_ADDRESS: Final = ("DNS resolution failed", "errors resolving ")
+#: Text before the cause in a message: a status and the address, which is already known.
+_BEFORE_CAUSE: Final = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?(?:Failed to connect to remote host: )?")
+#: Certificate errors of BoringSSL and of gRPC itself.
+_CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: (.+?)(?:: OK)?$|Hostname Verification Check failed")
+
+
+def channel_credentials(tls: TlsContents) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.authorities, tls.key, tls.certificate)
+
+
+def call_error(error: Any, host: str, address: str = "") -> ConchError:
+    """Return the error of a failed call of ``grpc`` or ``grpc.aio`` to ``host``; its deadline is the caller's matter.
+
+    ConnectionFailedError is a broken connection, or the server's own UNAVAILABLE. ``address`` is named in errors.
+    """
+    status, details = error.code(), error.details() or ""
+    if status is not grpc.StatusCode.UNAVAILABLE:
+        return ConchError(details or status.name, CODES.get(status.value[0], Code.UNKNOWN))
+    if details.startswith(_NO_CONNECTION):
+        return UnreachableError(_connect_failure(details), address)
+    if details.startswith(_NO_ADDRESS):
+        return UnreachableError(f"no connection: no address is known for '{host}'", address)
+    return ConnectionFailedError(details or status.name)
+
+
+def _connect_failure(details: str) -> str:
+    """Return the reason for a failed connection: the last cause in gRPC's message."""
+    cause = details.rpartition("last error: ")[2] or details
+    certificate = _CERTIFICATE.search(cause)
+    if certificate is not None:
+        return f"its certificate is not accepted: {certificate[1] or certificate[0]}"
+    if "http1.x server" in cause:
+        return "it is not a server for this protocol (it speaks HTTP/1, so that an http:// address may be meant)"
+    return f"no connection: {_BEFORE_CAUSE.sub('', cause)}"
 
 
 class GrpcTransport:
@@ -60,11 +100,11 @@ class GrpcTransport:
     def __init__(
         self, host: str, port: int, tls: TlsFiles | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        address = host_and_port(host, port)
+        self._host, self._address = host, host_and_port(host, port)
         self._channel: Any = (
-            grpc.secure_channel(address, _credentials(tls), options=ANY_SIZE)
+            grpc.secure_channel(self._address, channel_credentials(tls.contents()), options=ANY_SIZE)
             if tls is not None
-            else grpc.insecure_channel(address, options=ANY_SIZE)
+            else grpc.insecure_channel(self._address, options=ANY_SIZE)
         )
         self._headers = tuple((name.lower(), value) for name, value in (headers or {}).items())
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -126,9 +166,11 @@ class GrpcTransport:
         message = _message(request)
 
         def send(left: float | None) -> Any:
-            return self._stub.ModelStreamInfer(iter([message]), timeout=left, metadata=(*self._headers, *_METADATA))
+            return self._stub.ModelStreamInfer(
+                iter([message]), timeout=left, metadata=(*self._headers, *STREAM_METADATA)
+            )
 
-        return _GrpcStream(self._within(request.deadline, request.model, send), request)
+        return _GrpcStream(self._within(request.deadline, request.model, send), request, self._error)
 
     def close(self) -> None:
         self._channel.close()
@@ -145,17 +187,23 @@ class GrpcTransport:
         except TimeoutError:
             raise deadline.no_response(model) from None
         except grpc.RpcError as error:
-            raise _error(error, deadline, model) from None
+            raise self._error(error, deadline, model) from None
         except ValueError:  # with these messages, gRPC raises ValueError only on a closed channel
-            raise _closed() from None
+            raise unavailable("the client is closed") from None
+
+    def _error(self, error: Any, deadline: Deadline, model: str) -> ConchError:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and deadline.at is not None:
+            return deadline.no_response(model)
+        return call_error(error, self._host, self._address)
 
 
 class _GrpcStream(ResultStream):
     """The responses of a call with one request."""
 
-    def __init__(self, call: Any, request: OutgoingRequest) -> None:
+    def __init__(self, call: Any, request: OutgoingRequest, error: Callable[[Any, Deadline, str], ConchError]) -> None:
         self._call = call
         self._request = request
+        self._error = error
         self._closed = False
 
     def __next__(self) -> InferResult:
@@ -165,7 +213,7 @@ class _GrpcStream(ResultStream):
             except grpc.RpcError as error:
                 if self._closed:
                     break
-                raise _error(error, self._request.deadline, self._request.model) from None
+                raise self._error(error, self._request.deadline, self._request.model) from None
             if message.error_message:
                 self._leave_to_end()
                 raise ConchError(message.error_message, Code.UNKNOWN)  # the protocol has no code for it
@@ -187,12 +235,6 @@ class _GrpcStream(ResultStream):
                 pass
         timer.cancel()
         self.close()
-
-
-def _credentials(files: TlsFiles) -> Any:
-    files.context()  # reports unusable files, which gRPC does not
-    names = (files.authorities, files.key if files.certificate else "", files.certificate)
-    return grpc.ssl_channel_credentials(*(Path(name).read_bytes() if name else None for name in names))
 
 
 def _message(request: OutgoingRequest) -> service_pb2.ModelInferRequest:
@@ -230,19 +272,6 @@ def _result(message: service_pb2.ModelInferResponse) -> InferResult:
             if name != FINAL_RESPONSE
         },
     )
-
-
-def _error(error: Any, deadline: Deadline, model: str) -> ConchError:
-    status = error.code()
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED and deadline.at is not None:
-        return deadline.no_response(model)
-    if status is grpc.StatusCode.UNAVAILABLE:
-        return UnreachableError(error.details() or status.name)
-    return ConchError(error.details() or status.name, CODES.get(status.value[0], Code.UNKNOWN))
-
-
-def _closed() -> ConchError:
-    return unavailable("the client is closed")
 
 
 def _version(number: int) -> str:

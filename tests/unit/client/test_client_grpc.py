@@ -18,6 +18,7 @@ from conch.client.client import Client
 from conch.client.grpc import GrpcTransport
 from conch.client.requests import OutgoingRequest
 from conch.client.service import ResultStream
+from conch.client.transport import UnreachableError
 from conch.core.errors import Code, ConchError
 from conch.core.inference import ModelSignature
 from tests.unit.client.test_client_http import HEALTH, WITH_TIMEOUT
@@ -125,3 +126,9 @@ def test_triton_is_not_asked_for_errors_with_codes() -> None:
         with pytest.raises(ConchError):
             next(stream)
     assert service.metadata["conch_grpc_error"] == "true" and "triton_grpc_error" not in service.metadata
+
+
+def test_an_unreachable_server_is_named_with_the_cause() -> None:
+    with Client("grpc://[::1]:1") as client, pytest.raises(ConchError, match=r"^\[::1\]:1 does not answer: ") as raised:
+        client.metadata(timeout=30)
+    assert isinstance(raised.value, UnreachableError) and raised.value.reason.startswith("no connection: ")

@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
 from tritonclient.grpc import service_pb2
 
-from conch.client.transport import LostError, UnreachableError
+from conch.client.grpc import END_SECONDS, STREAM_METADATA, call_error, channel_credentials
+from conch.client.transport import ConnectionFailedError, LostError
 from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.server.execution.remote.transport import RemoteModel
-from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
-from conch.wire.grpc.parameters import ERRORS_WITH_CODES
+from conch.wire.grpc.outgoing import ANY_SIZE, SERVICE_PATH, decode_response, encode_request
 
-#: Timeouts for a server to end a stream after the final response (s): normally, and when the model is unloaded.
-END_SECONDS: Final = 5.0
+#: Timeout for a server to end a stream when the model is unloaded (s); otherwise END_SECONDS.
 UNLOAD_END_SECONDS: Final = 1.0
 #: Maximum number of streams that have had their final response but not ended; the oldest are cancelled.
 MOST_ENDING: Final = 1000
 #: Number of calls from which health checks use their own connection: proxies often allow 100 or 128 streams on
 #: a connection, conch allows 1024.
 MANY_CALLS: Final = 50
-#: Start of gRPC's message for a call without a connection.
-_NO_CONNECTION: Final = "failed to connect to all addresses"
-#: Start of gRPC's message for a host without an address: before gRPC 1.75, and since.
-_NO_ADDRESS: Final = ("DNS resolution failed", "errors resolving ")
-#: Text before the cause in a message: a status and the address, which is already known.
-_BEFORE_CAUSE: Final = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?(?:Failed to connect to remote host: )?")
-#: Certificate errors of BoringSSL and of gRPC itself.
-_CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: (.+?)(?:: OK)?$|Hostname Verification Check failed")
+#: How long gRPC may take to report that a connection broke, after the failure of its calls (s). Errors UNAVAILABLE of
+#: the server itself wait as long, because they look the same.
+BREAK_SECONDS: Final = 0.02
 #: Messages for a proxy's refusals; KServe servers do not return these statuses.
 _REFUSALS: Final = {
     grpc.StatusCode.UNAUTHENTICATED: "it wants other credentials (UNAUTHENTICATED; 'authorization_env' names them)",
     grpc.StatusCode.PERMISSION_DENIED: "it forbids the request (PERMISSION_DENIED)",
 }
+_READY: Final = grpc.ChannelConnectivity.READY
 
 
 class RemoteGrpc:
@@ -58,6 +52,8 @@ class RemoteGrpc:
         self._infer: Any = self._channel.unary_unary(f"{SERVICE_PATH}ModelInfer")
         self._stream: Any = self._channel.stream_stream(f"{SERVICE_PATH}ModelStreamInfer")
         self._loop = asyncio.get_running_loop()
+        #: Completed when the connection breaks; then replaced.
+        self._broken: asyncio.Future[None] = self._loop.create_future()
         self._watching = self._loop.create_task(self._watch())
         self._ending: dict[asyncio.Task[None], None] = {}
 
@@ -73,9 +69,7 @@ class RemoteGrpc:
         )
         if not url.is_encrypted:
             return grpc.aio.insecure_channel(url.address, options)
-        tls = model.tls
-        credentials = grpc.ssl_channel_credentials(tls.authorities, tls.key, tls.certificate)
-        return grpc.aio.secure_channel(url.address, credentials, options)
+        return grpc.aio.secure_channel(url.address, channel_credentials(model.tls), options)
 
     async def check(self) -> None:
         request = service_pb2.ModelReadyRequest(name=self._model.name, version=self._version)
@@ -94,13 +88,14 @@ class RemoteGrpc:
     ) -> None:
         message = encode_request(request, self._model.name, self._model.version, streamed=self._model.decoupled)
         self._calls += 1
+        broken = self._broken
         try:
             if self._model.decoupled:
                 await self._infer_stream(message, seconds, deliver)
                 return
             answer = await self._infer(message, timeout=seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise self._error(error, self._channel) from None
+            raise await self._error(error, self._channel, broken) from None
         finally:
             self._calls -= 1
         deliver(_decoded(answer))
@@ -123,7 +118,7 @@ class RemoteGrpc:
         async def messages() -> AsyncIterator[bytes]:
             yield message
 
-        metadata = (*self._metadata, (ERRORS_WITH_CODES, "true"))
+        metadata = (*self._metadata, *STREAM_METADATA)
         call = self._stream(messages(), timeout=seconds, metadata=metadata)
         answered = False
         try:
@@ -158,6 +153,7 @@ class RemoteGrpc:
         if self._calls + len(self._ending) >= MANY_CALLS:
             channel = self._asking = self._asking or self._open()
         call = channel.unary_unary(f"{SERVICE_PATH}{method}")
+        broken = self._broken
         try:
             answer: bytes = await call(
                 request.SerializeToString(), timeout=self._model.connect_timeout, metadata=self._metadata
@@ -169,34 +165,35 @@ class RemoteGrpc:
             if status is grpc.StatusCode.NOT_FOUND:
                 raise unavailable(f"it has no model '{self._model.name}' ({error.details()})") from None
             try:
-                raise self._error(error, channel)
+                raise await self._error(error, channel, broken)
             except TimeoutError:
                 raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
         return answer
 
-    def _error(self, error: Any, channel: Any) -> Exception:
-        status, details = error.code(), error.details() or ""
-        if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+    async def _error(self, error: Any, channel: Any, broken: asyncio.Future[None]) -> Exception:
+        """Return the error of a failed call; ``broken`` is the future of the connection when the call started."""
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return TimeoutError()
-        if status is grpc.StatusCode.UNAVAILABLE:
-            if details.startswith(_NO_CONNECTION):
-                return UnreachableError(_cause(details))
-            if details.startswith(_NO_ADDRESS):
-                return UnreachableError(f"no connection: no address is known for '{self._url.host}'")
-            if channel.get_state() is not grpc.ChannelConnectivity.READY:
-                return LostError(f"the connection broke ({details})")
-        if status in _REFUSALS:
-            return unavailable(_REFUSALS[status])
-        return ConchError(details or status.name, CODES.get(status.value[0], Code.UNKNOWN))
+        if error.code() in _REFUSALS:
+            return unavailable(_REFUSALS[error.code()])
+        failure = call_error(error, self._url.host)
+        if type(failure) is not ConnectionFailedError:
+            return failure
+        if channel is self._channel and channel.get_state() is _READY:
+            await asyncio.wait([broken], timeout=BREAK_SECONDS)
+        if broken.done() or channel.get_state() is not _READY:
+            return LostError(f"the connection broke ({failure.reason})")
+        return unavailable(failure.reason)
 
     async def _watch(self) -> None:
         """Call ``on_broken`` when the connection breaks."""
-        ready = grpc.ChannelConnectivity.READY
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.UsageError):
             while True:
                 state = self._channel.get_state()
                 await self._channel.wait_for_state_change(state)
-                if state is ready:
+                if state is _READY:
+                    self._broken.set_result(None)
+                    self._broken = self._loop.create_future()
                     self.on_broken()
 
 
@@ -220,14 +217,3 @@ def _decoded(answer: bytes) -> InferResponse:
         raise internal(f"the answer is not a message of the protocol: {error}") from None
     response.final = True
     return response
-
-
-def _cause(details: str) -> str:
-    """The reason for a failed connection: the last cause in gRPC's message."""
-    cause = details.rpartition("last error: ")[2] or details
-    certificate = _CERTIFICATE.search(cause)
-    if certificate is not None:
-        return f"its certificate is not accepted: {certificate[1] or certificate[0]}"
-    if "http1.x server" in cause:
-        return "it is not a server for this protocol (it speaks HTTP/1, so that an http:// address may be meant)"
-    return f"no connection: {_BEFORE_CAUSE.sub('', cause)}"
