@@ -29,6 +29,7 @@ from conch.cli.demo.client import DemoClient
 from conch.cli.demo.command import LoadProgress
 from conch.core.errors import ConchError
 from conch.machine import extras
+from tests.events import eventually
 from tests.models import build as build_toys
 from tests.oracle.run import free_ports
 from tests.servers import ConchServer
@@ -87,7 +88,10 @@ class TestCommand:
         assert main([*toys, "--once"]) == 0
         assert "Serving until" not in capsys.readouterr().out
 
-    @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+    @pytest.mark.parametrize(
+        ("number", "status"),
+        [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
+    )
     def test_a_signal_ends_it_and_its_server(self, tmp_path: Path, number: signal.Signals, status: int) -> None:
         repository = build_toys(tmp_path / "toys", "identity_string")
         script = tmp_path / "demo.py"
@@ -111,7 +115,7 @@ class TestCommand:
             assert client.ready()
             process.send_signal(number)
             assert process.wait(30) == status
-        assert not client.ready()
+        eventually(lambda: not client.ready(), "the end of the server")
 
     def test_a_wrong_answer_is_an_error_and_ends_the_server(
         self, toys: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -134,7 +138,7 @@ class TestCommand:
         (tmp_path / "toys" / "identity_string" / "1" / "model.py").write_text("import no_such_module\n")
         assert main([*toys, "--once"]) == 1
         error = capsys.readouterr().err
-        assert error.startswith("conch serve ended with status 1")
+        assert error.startswith("conch serve has ended with status 1")
         assert error.count("\n") == 1
 
     @pytest.mark.parametrize(("nesting", "start"), [("", "conch demo "), ("1", 'make demo ARGS="')])

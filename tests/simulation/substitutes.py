@@ -13,6 +13,7 @@ from conch.client import connection as client_connection
 from conch.frontends.budget import ByteBudget
 from conch.library import app, async_server
 from conch.library import server as library_server
+from conch.machine import guarded_server
 from conch.machine.process_memory import ProcessMemory
 from conch.repository.stores import copies, pool, s3, transfer
 from conch.server import core
@@ -108,6 +109,6 @@ def _processes(simulation: Simulation) -> list[tuple[Any, str, Any]]:
         *((module, "os", kernel.os) for module in (spawn, templates, output, processes)),
         *((module, "socket", kernel.socket) for module in (spawn, templates)),
         *((module, "signal", kernel.signal) for module in (spawn, templates)),
-        *((module, "subprocess", kernel.subprocess) for module in (spawn, processes)),
+        *((module, "subprocess", kernel.subprocess) for module in (spawn, guarded_server)),
         (templates, "adopting", nullcontext),
     ]

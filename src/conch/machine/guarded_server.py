@@ -46,7 +46,9 @@ class GuardedServer:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env=environment, cwd=folder,
             )  # fmt: skip
-        self._guard = _guard_of(self._process.pid)
+        self._guard = start_guard()
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(f"+{self._process.pid}\n".encode())
 
     @property
     def pid(self) -> int:
@@ -62,6 +64,10 @@ class GuardedServer:
         if self.alive:
             return ""
         return f"conch serve has ended with status {self._process.returncode}:\n{self.log_end()}"
+
+    def wait(self) -> None:
+        """Wait until the server ends."""
+        self._process.wait()
 
     def log_size(self) -> int:
         """Return the size of the log (bytes)."""
@@ -96,9 +102,12 @@ class GuardedServer:
         self._guard.wait()
 
 
-def _guard_of(pid: int) -> subprocess.Popen[bytes]:
-    """Start a process that kills the process group of ``pid`` when this process ends for any reason."""
-    program = subprocess.Popen(
+def start_guard() -> subprocess.Popen[bytes]:
+    """Start a guard process (``guard.py``), which reads the process groups that it must kill from its standard input.
+
+    It leads its own session, so that neither Ctrl+C nor the end of the terminal reaches it.
+    """
+    return subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(guard.__file__))],
         bufsize=0,
         stdin=subprocess.PIPE,
@@ -106,6 +115,3 @@ def _guard_of(pid: int) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    assert program.stdin is not None
-    program.stdin.write(f"+{pid}\n".encode())
-    return program

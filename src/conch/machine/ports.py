@@ -1,4 +1,4 @@
-"""Checks whether a TCP port of this machine is free, and which program uses it.
+"""Checks whether a TCP port is free or accepts connections, and which processes of this machine listen on it.
 
 Used by commands, and when a server cannot start.
 """
@@ -6,6 +6,13 @@ Used by commands, and when a server cannot start.
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from conch.core.errors import one_line, unavailable
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 
 def is_free(address: str, port: int) -> bool:
@@ -19,15 +26,35 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-def holder(port: int) -> str:
-    """Return the program that listens on the port, with its process ID, as far as this user may see it."""
+def check_listens(host: str, port: int, seconds: float, failure: str) -> None:
+    """Raise UNAVAILABLE with the message ``failure`` and the cause unless a connection is made within ``seconds``."""
+    try:
+        socket.create_connection((host, port), seconds).close()
+    except (OSError, OverflowError, UnicodeError) as error:  # the last two: an invalid port or host name
+        raise unavailable(f"{failure}: {one_line(error)}") from None
+
+
+def listening_processes(port: int) -> list[Process]:
+    """Return the processes that listen on the port, as far as this user may see them.
+
+    psutil names an arbitrary one of those that inherited the socket. Raises psutil.Error and OSError.
+    """
     import psutil  # not needed by a server that starts
 
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                process = psutil.Process(connection.pid)
-                return f"{' '.join(process.cmdline()[:4]) or process.name()} (pid {connection.pid})"
-    except (psutil.Error, OSError):
-        pass
+    pids = {connection.pid for connection in psutil.net_connections("tcp") if listens(connection, port)}
+    return [psutil.Process(pid) for pid in sorted(pids - {None})]
+
+
+def listens(connection: Any, port: int) -> bool:
+    """Return whether a connection, as psutil describes it, is a listener on the port."""
+    return bool(connection.status == "LISTEN" and connection.laddr.port == port)
+
+
+def holder(port: int) -> str:
+    """Return the program that listens on the port, with its process ID, as far as this user may see it."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        for process in listening_processes(port):
+            return f"{' '.join(process.cmdline()[:4]) or process.name()} (pid {process.pid})"
     return "a program of another user"

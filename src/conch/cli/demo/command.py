@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -21,12 +20,12 @@ from conch.cli.demo.build import build, require_packages
 from conch.cli.demo.client import TIMEOUT, DemoClient
 from conch.cli.demo.questions import ask_embedders, ask_generator
 from conch.core.errors import internal, unavailable
+from conch.machine.guarded_server import GuardedServer
 from conch.machine.ports import holder, is_free
 
 HOST: Final = "127.0.0.1"
-#: How long the models may take to load, and the server to stop (s).
+#: How long the models may take to load (s).
 START_SECONDS: Final = 300
-STOP_SECONDS: Final = 15
 #: How long nothing is said while models load (s).
 SILENCE_SECONDS: Final = 5
 
@@ -99,33 +98,26 @@ def require_free(ports: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], log: Path) -> Iterator[GuardedServer]:
     """The command as a process, ended when the context is left, by SIGTERM too."""
     before = signal.signal(signal.SIGTERM, _end)
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    log.unlink(missing_ok=True)
     try:
-        yield process
+        with closing(GuardedServer(command, log)) as server:
+            yield server
     finally:
         signal.signal(signal.SIGTERM, before)
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
-def wait_until_ready(client: DemoClient, server: subprocess.Popen[bytes], log: Path, console: Console) -> None:
+def wait_until_ready(client: DemoClient, server: GuardedServer, log: Path, console: Console) -> None:
     """Return when all models are loaded, saying when each is; raises INTERNAL when the server gives up."""
     deadline = time.monotonic() + START_SECONDS
     progress = LoadProgress(time.monotonic())
     while not client.ready(timeout=TIMEOUT):
         for line in progress.lines(client.loaded(), time.monotonic()):
             _say(console, line)
-        if server.poll() is not None:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise internal(f"conch serve ended with status {server.returncode}: {''.join(last)} (see {log})")
+        if message := server.exit_message:
+            raise internal(f"{' '.join(message.split())} (see {log})")
         if time.monotonic() > deadline:
             raise internal(f"the models were not loaded after {START_SECONDS} s (see {log})")
         time.sleep(0.1)
@@ -178,14 +170,14 @@ def show_commands(console: Console, http_port: int, metrics_port: int) -> None:
         _say(console, line)
 
 
-def keep_serving(server: subprocess.Popen[bytes], console: Console) -> None:
+def keep_serving(server: GuardedServer, console: Console) -> None:
     """Return on Ctrl+C; raises INTERNAL when the server ends before."""
     try:
         console.print("\nServing until Ctrl+C.")
-        status = server.wait()
+        server.wait()
     except KeyboardInterrupt:
         return
-    raise internal(f"conch serve ended with status {status}")
+    raise internal(server.exit_message)
 
 
 def _end(number: int, frame: object) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from conch.deploy.ray.application import application
 from conch.deploy.ray.planning import INGRESS, REGISTRY, DeploymentPlan, RayOptions
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from conch.machine.extras import require
+from conch.machine.ports import check_listens
 
 #: The polling interval (s), and the timeout of a registry call (s).
 POLL_SECONDS: Final = 0.5
@@ -46,7 +46,7 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "serve"}
     address = address or os.environ.get("RAY_ADDRESS", "")
     if address not in ("", "auto", "local"):
-        check_listens(address)
+        check_address(address)
     starts = address == "local"
     if starts and not start:
         raise invalid("the address 'local' starts a cluster, and this needs a running one: give its HOST:PORT")
@@ -67,15 +67,12 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
         ray.shutdown()
 
 
-def check_listens(address: str) -> None:
+def check_address(address: str) -> None:
     """Raise UNAVAILABLE if nothing listens at ``address``, because Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         raise invalid(f"'{address}' is no address of a Ray cluster: give HOST:PORT, as 'ray start --head' shows it")
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise unavailable(f"no Ray cluster answers at {address}: {one_line(error)}") from None
+    check_listens(host, int(port), _CONNECT_SECONDS, f"no Ray cluster answers at {address}")
 
 
 def start_serve() -> None:

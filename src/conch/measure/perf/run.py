@@ -29,7 +29,7 @@ from conch.measure.perf.senders.generator import Generators
 from conch.measure.perf.senders.limit import SenderLimit
 from conch.measure.perf.senders.records import join_events
 from conch.measure.perf.senders.schedule import Constant, Intervals, Poisson, Schedule
-from conch.measure.perf.server.api import ServerApi, check_listens
+from conch.measure.perf.server.api import ServerApi
 from conch.measure.perf.server.processes import ServerProcesses, find_server
 from conch.measure.perf.server.resources import GpuReader, GpuSampler, MetricFigures, MetricsSampler, ResourceFigures
 from conch.measure.perf.server.statistics import added, differences
@@ -171,7 +171,7 @@ class Measurement:
         self._api = closing.enter_context(api)
         self.model = ModelSpec(plan.model, plan.version, {}, 0, decoupled=True)
         if plan.protocol == "openai":
-            check_listens(plan.address)
+            plan.address.check_listens()
             with suppress(ConchError):  # another server may implement only the OpenAI API
                 self.server = self._api.server()
         else:
@@ -330,7 +330,7 @@ class Measurement:
 
     def _gone(self) -> str:
         try:
-            check_listens(self.plan.address)
+            self.plan.address.check_listens()
         except ConchError as error:
             return error.message
         return ""

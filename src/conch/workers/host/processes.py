@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from conch.core.errors import unavailable
-from conch.machine import guard as program
 from conch.machine.activity import Activity, activity, children_activity
+from conch.machine.guarded_server import start_guard
 from conch.telemetry.custom import CustomMetrics
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause, Liveness, WorkerTimeouts
 from conch.workers.host.process import WorkerProcess
@@ -145,15 +144,7 @@ class Guard:
             self._process.kill()
             self._process.wait()
         try:
-            # A separate session, so that neither Ctrl+C nor the end of the terminal reaches it.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(program.__file__))],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._process = start_guard()
             assert self._process.stdin is not None
             os.set_blocking(self._process.stdin.fileno(), False)
         except OSError as error:

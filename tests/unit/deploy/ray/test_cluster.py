@@ -14,7 +14,7 @@ from conch.deploy.ray import cluster as module
 from conch.deploy.ray.cluster import (
     Deployed,
     RayApplication,
-    check_listens,
+    check_address,
     connected,
     deployment_error,
     is_complete,
@@ -118,18 +118,18 @@ def test_a_removal_starts_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "http://head:x", "ray://head"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConchError, match="is no address of a Ray cluster: give HOST:PORT") as raised:
-        check_listens(address)
+        check_address(address)
     assert raised.value.code is Code.INVALID_ARG
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        check_listens(f"127.0.0.1:{port}")
-        check_listens(f"ray://127.0.0.1:{port}")
+        check_address(f"127.0.0.1:{port}")
+        check_address(f"ray://127.0.0.1:{port}")
     for address in (f"127.0.0.1:{port}", "127.0.0.1:99999"):
         with pytest.raises(ConchError, match=f"no Ray cluster answers at {address}: ") as raised:
-            check_listens(address)
+            check_address(address)
         assert raised.value.code is Code.UNAVAILABLE
 
 

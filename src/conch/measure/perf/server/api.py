@@ -6,7 +6,6 @@ Called before and after windows, never while the same process times requests.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -19,18 +18,9 @@ from conch.core.errors import Code, ConchError, internal, not_found, unavailable
 from conch.measure.perf.senders.channels.connecting import Address
 
 _SECONDS: Final = 10.0
-_CONNECT_SECONDS: Final = 3.0
 #: The codes of errors for an unknown model; INVALID_ARG is that of Triton over HTTP.
 _UNKNOWN: Final = (Code.NOT_FOUND, Code.INVALID_ARG)
 _Result = TypeVar("_Result")
-
-
-def check_listens(address: Address) -> None:
-    """Raise UNAVAILABLE unless the address accepts connections."""
-    try:
-        socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
-        raise unavailable(f"no server answers at {address.shown}: {error}") from None
 
 
 def transport_to(

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import psutil
 
+from conch.machine.ports import listening_processes, listens
 from conch.measure.perf.senders.channels.connecting import Address
 
 #: Programs that listen on behalf of a server elsewhere: on another machine, or in a container.
@@ -31,12 +32,7 @@ def find_server(address: Address) -> ServerProcesses:
     if not _is_here(address.host):
         return ServerProcesses(unseen=f"the server's machine, {address.host}, was not seen")
     try:
-        pids = [
-            connection.pid
-            for connection in psutil.net_connections("tcp")
-            if _listens(connection, address.port) and connection.pid
-        ]
-        oldest = [_oldest(psutil.Process(pid), address.port) for pid in set(pids)]
+        oldest = [_oldest(process, address.port) for process in listening_processes(address.port)]
         names = {process.pid: process.name() for process in oldest}
     except (psutil.Error, OSError):
         names = {}
@@ -55,22 +51,18 @@ def find_server(address: Address) -> ServerProcesses:
 
 
 def _oldest(process: Any, port: int) -> Any:
-    """Return the first process that has the socket: psutil names an arbitrary one of those that inherited it."""
+    """Return the first process that has the socket, from which the others inherited it."""
     parent = process.parent()
     while parent is not None:
         connections = getattr(parent, "net_connections", None) or parent.connections  # before psutil 6
         try:
-            shared = any(_listens(connection, port) for connection in connections("tcp"))
+            shared = any(listens(connection, port) for connection in connections("tcp"))
         except psutil.AccessDenied:
             break
         if not shared:
             break
         process, parent = parent, parent.parent()
     return process
-
-
-def _listens(connection: Any, port: int) -> bool:
-    return bool(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port)
 
 
 def _is_here(host: str) -> bool:

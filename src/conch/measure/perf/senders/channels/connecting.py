@@ -12,9 +12,12 @@ from typing import Final
 
 from conch.client.connection import TlsFiles
 from conch.machine.addresses import host_and_port
+from conch.machine.ports import check_listens
 
 #: Timeout for establishing a connection (s).
 CONNECT_SECONDS: Final = 10.0
+#: The same for a connection that is closed at once (s).
+_LISTEN_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class Address:
     def files(self) -> TlsFiles:
         """The files for an encrypted connection."""
         return TlsFiles(self.authorities, self.certificate, self.key)
+
+    def check_listens(self) -> None:
+        """Raise UNAVAILABLE unless the address accepts connections."""
+        check_listens(self.host, self.port, _LISTEN_SECONDS, f"no server answers at {self.shown}")
 
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
         """Return a TLS context that offers ``protocols`` (ALPN), or None; raises INVALID_ARG for unusable files."""
