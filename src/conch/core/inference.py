@@ -144,22 +144,22 @@ class SharedTensors:
         """Return the memory of the outputs that a worker can write directly, by output name."""
         if self.copies:
             return {}
-        loans = ((name, place.lend()) for name, place in self.output_targets.items())
+        loans = ((name, target.lend()) for name, target in self.output_targets.items())
         return {name: loan for name, loan in loans if loan is not None}
 
     def lends(self, name: str) -> bool:
         """Return whether a worker may have written an output directly."""
-        place = self.output_targets.get(name)
-        return place is not None and not self.copies and place.lend() is not None
+        target = self.output_targets.get(name)
+        return target is not None and not self.copies and target.lend() is not None
 
     def put(self, name: str, data: Buffer) -> bool:
         """Write an output to its target without copying it first; False if :meth:`deliver` must write it."""
-        place = self.output_targets.get(name)
-        if place is None or self.copies:
+        target = self.output_targets.get(name)
+        if target is None or self.copies:
             return False
         try:
-            place.check(name, len(data))
-            place.write(data)
+            target.check(name, len(data))
+            target.write(data)
         except ConchError:
             return False
         return True
@@ -238,10 +238,10 @@ class InferRequest:
     """
 
     __slots__ = (
-        "answered", "batch_size", "cancelled", "correlation_id", "deadline", "expires", "finished", "flags", "holder",
-        "id", "inputs", "length", "model_name", "model_version", "observers", "on_cancel", "on_final", "on_response",
-        "order", "outputs", "parameters", "priority", "responses", "sequences", "serial", "shared", "timeout", "times",
-        "trace",
+        "batch_size", "cancelled", "correlation_id", "deadline", "finished", "flags", "holder", "id", "inputs",
+        "length", "model_name", "model_version", "observers", "on_cancel", "on_final", "on_response", "order",
+        "outputs", "parameters", "priority", "responded", "responses", "sequences", "serial", "shared",
+        "start_deadline", "timeout", "times", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -269,11 +269,11 @@ class InferRequest:
         self.correlation_id = correlation_id
         self.flags = flags
         self.priority = priority
-        #: Deadline for starting, after which it is refused (ns, monotonic); 0 for none.
-        self.deadline = 0
+        #: The queue deadline: a request that has not started is then refused (ns, monotonic); 0 for none.
+        self.start_deadline = 0
         self.timeout = timeout
-        #: The client's deadline, after which it fails even while it runs (ns, monotonic); 0 for none.
-        self.expires = 0
+        #: The client's deadline: the request then fails, even while it runs (ns, monotonic); 0 for none.
+        self.deadline = 0
         self.batch_size = 1
         self.times = Timings()
         self.on_response = on_response
@@ -283,7 +283,7 @@ class InferRequest:
         self.on_cancel: Callable[[InferRequest], None] | None = None
         self.on_final: Callable[[InferRequest, InferResponse], None] | None = None
         #: Whether the backend itself responded, possibly with an error.
-        self.answered = False
+        self.responded = False
         self.responses = 0
         self.cancelled = False
         self.finished = False

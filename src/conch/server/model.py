@@ -62,13 +62,13 @@ class CheckParameters:
         self._inputs = frozenset(inputs)
         self._known = accepted.names | self._inputs
         # Cached, because the comparison with all known names takes longer than the rest of a small request.
-        self._judged = lru_cache(_REMEMBERED)(self._problem)
+        self._cached_problem = lru_cache(_REMEMBERED)(self._problem)
 
     def __call__(self, names: Iterable[str]) -> None:
         unknown = 0
         for name in names:
             if name not in self._names:
-                problem = self._judged(name) if len(name) <= _LONGEST else self._problem(name)
+                problem = self._cached_problem(name) if len(name) <= _LONGEST else self._problem(name)
                 unknown += 1
                 if not problem and unknown > _MOST_UNKNOWN:
                     problem = f"the request has more than {_MOST_UNKNOWN} parameters that model '{self._model}' ignores"
@@ -100,7 +100,7 @@ SEQUENCE_LOOK_SECONDS: Final = 0.1
 class Model:
     """A loaded model version; ``namespace`` is its repository if names may be ambiguous.
 
-    ``steps`` maps the model names in an ensemble's steps to keys; ``members`` returns the models that the steps use
+    ``steps`` maps the model names in an ensemble's steps to keys; ``step_models`` returns the models that the steps use
     now. ``identity`` covers everything that the responses of this version depend on, for a cache that may outlive it.
     ``cache`` looks up requests before ``executor`` gets them. If ``ordered``, responses are delivered in the order of
     their requests.
@@ -119,7 +119,7 @@ class Model:
         *,
         namespace: str = "",
         steps: Mapping[str, str] | None = None,
-        members: Callable[[], Sequence[Model]] = tuple,
+        step_models: Callable[[], Sequence[Model]] = tuple,
         identity: Identity = NO_IDENTITY,
         cache: CacheLookup | None = None,
         ordered: bool = False,
@@ -129,7 +129,7 @@ class Model:
         self.identity = identity
         #: Files outside of the model's directory that it was loaded from.
         self.external: ExternalFiles = {}
-        self._members = members
+        self._step_models = step_models
         self.name: str = config.name
         self.namespace = namespace
         self.key = qualified(namespace, config.name)
@@ -137,10 +137,10 @@ class Model:
         self.version = version
         self.config = config
         self.statistics = statistics
-        self.tell({})
+        self.set_runtime_facts({})
         runs_on = implementation(config)
         backend = backend_of(runs_on, parameters(config)) if runs_on in BACKENDS else None
-        self.signature = _with_ways_of(make_signature(config, version), backend)
+        self.signature = _with_request_rules(make_signature(config, version), backend)
         self.executor = executor
         self.cache = cache
         self._submit = executor.submit if cache is None else cache.submit
@@ -166,9 +166,9 @@ class Model:
         return self.executor.ready
 
     @property
-    def away(self) -> str:
+    def unavailable_reason(self) -> str:
         """The reason why no remote server can take its requests; empty if one can, or if this server runs them."""
-        return self.executor.away
+        return self.executor.unavailable_reason
 
     @property
     def in_use(self) -> bool:
@@ -176,12 +176,12 @@ class Model:
         return bool(self.in_flight or self.executor.sequences)
 
     @property
-    def sources(self) -> list[Model]:
+    def dependencies(self) -> list[Model]:
         """The models that its responses depend on: itself and, recursively, the models of its steps.
 
         Raises the error of a model that is not found.
         """
-        return [self, *origins_of(self._members())]
+        return [self, *dependencies_of(self._step_models())]
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Model:
         """Replace the configuration by one that does not change how requests run."""
         self.config = config
 
-    def tell(self, runtime_facts: RuntimeFacts) -> None:
+    def set_runtime_facts(self, runtime_facts: RuntimeFacts) -> None:
         """Set the runtime facts that the statistics and the configuration for clients show."""
         self.statistics.runtime_facts = dict(runtime_facts)
         self.shown_config = shown(self.config, runtime_facts)
@@ -224,14 +224,14 @@ class Model:
             raise request.error(STOPPING, Code.UNAVAILABLE)
         self.run_step(request)
 
-    def answer_again(self, message: Hashable) -> object | None:
+    def cached_response(self, message: Hashable) -> object | None:
         """Return the encoded response to an identical earlier message if the response cache still has it."""
         if self.cached_messages is None or self.stopping or logs.current().log_verbose_level:
             return None
-        answer = self.cached_messages.answer_to(message)
-        if answer is not None:
+        response = self.cached_messages.find(message)
+        if response is not None:
             self.last_ended = monotonic_ns()
-        return answer
+        return response
 
     def run_step(self, request: InferRequest) -> None:
         """Accept a request from inside the server, even while the server stops; raises as :meth:`infer` does."""
@@ -315,7 +315,7 @@ class Model:
         given_up = request.cancelled and response.error is not None and response.error.code is Code.CANCELLED
         if times.lookup:
             self.statistics.record_cache_hit(times.lookup, times.lookup, now - times.arrived)
-        elif response.error is None or (request.answered and not given_up):
+        elif response.error is None or (request.responded and not given_up):
             started = times.started or now
             self.statistics.record_success(
                 request.batch_size,
@@ -378,9 +378,9 @@ class Model:
         return WireTensor(tensor.name, tensor.datatype, (*tensor.shape[:1], *dims) if batched else dims, tensor.data)
 
 
-def origins_of(members: Iterable[Model]) -> list[Model]:
-    """Return the models that the responses of an ensemble with these ``members`` depend on."""
-    return [origin for member in members for origin in member.sources]
+def dependencies_of(models: Iterable[Model]) -> list[Model]:
+    """Return the models that the responses of ``models`` depend on."""
+    return [dependency for model in models for dependency in model.dependencies]
 
 
 def _refuse(request: InferRequest) -> None:
@@ -390,7 +390,7 @@ def _refuse(request: InferRequest) -> None:
         request.trace.refused()
 
 
-def _with_ways_of(signature: ModelSignature, backend: Backend | None) -> ModelSignature:
+def _with_request_rules(signature: ModelSignature, backend: Backend | None) -> ModelSignature:
     """Add the request rules of ``backend`` that differ from Triton's; an ensemble has no backend."""
     if backend is None:
         return signature

@@ -41,7 +41,7 @@ class FakeWorker:
         execution.times = (1, 2, 3)
         execution.on_done(execution)
         for request in execution.requests:
-            request.answered = True
+            request.responded = True
             request.respond(InferResponse([WireTensor("y", "FP32", (1,), b"abcd")]))
 
     @property

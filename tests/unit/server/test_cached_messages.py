@@ -36,14 +36,14 @@ class Shelf:
 
 async def test_what_was_sent_is_sent_again_and_counts_as_a_hit() -> None:
     shelf = Shelf()
-    assert shelf.model.answer_again(b"message") is None
+    assert shelf.model.cached_response(b"message") is None
     shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 100)
-    assert shelf.model.answer_again(b"message") == "answer"
+    assert shelf.model.cached_response(b"message") == "answer"
     assert (shelf.statistics.cache_hit_count, shelf.statistics.success_count, shelf.cache.hits) == (1, 1, 1)
     assert shelf.model.last_ended
     assert shelf.cache.used == 2_600
     shelf.model.stopping = True
-    assert shelf.model.answer_again(b"message") is None
+    assert shelf.model.cached_response(b"message") is None
 
 
 async def test_answers_go_with_their_entries() -> None:
@@ -52,10 +52,10 @@ async def test_answers_go_with_their_entries() -> None:
     shelf.cached_messages.keep(hit(b"b", B), b"other", "other answer", 100)
     assert shelf.cache.used == 3_200
     shelf.scope.insert(b"c", CachedResponse((), {}, 1_500))
-    assert shelf.model.answer_again(b"message") is None
-    assert shelf.model.answer_again(b"other") == "other answer"
+    assert shelf.model.cached_response(b"message") is None
+    assert shelf.model.cached_response(b"other") == "other answer"
     shelf.scope.forget()
-    assert shelf.model.answer_again(b"other") is None and shelf.cache.used == 0
+    assert shelf.model.cached_response(b"other") is None and shelf.cache.used == 0
 
 
 async def test_only_answers_from_the_cache_to_requests_without_an_id_are_kept() -> None:
@@ -64,11 +64,11 @@ async def test_only_answers_from_the_cache_to_requests_without_an_id_are_kept() 
     for request in (miss, hit(b"a", id="7"), hit(b"gone")):
         shelf.cached_messages.keep(request, b"message", "answer", 100)
     shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 3_500)
-    assert shelf.model.answer_again(b"message") is None and shelf.cache.used == 2_000
+    assert shelf.model.cached_response(b"message") is None and shelf.cache.used == 2_000
     shelf.cache.size = 20_000
     for number in range(6):
         shelf.cached_messages.keep(hit(b"a"), number, f"answer {number}", 10)
-    answers = [shelf.model.answer_again(number) for number in range(6)]
+    answers = [shelf.model.cached_response(number) for number in range(6)]
     assert answers == ["answer 0", "answer 1", "answer 2", "answer 3", None, None]
 
 
@@ -78,7 +78,7 @@ async def test_same_message_twice_in_one_turn_is_kept_once_and_removed_with_its_
         shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 100)
     assert shelf.cache.used == 2_600
     shelf.scope.insert(b"c", CachedResponse((), {}, 3_000))
-    assert shelf.model.answer_again(b"message") is None and len(shelf.cache) == 1
+    assert shelf.model.cached_response(b"message") is None and len(shelf.cache) == 1
     shelf.scope.forget()
     assert shelf.cache.used == 0
 
@@ -89,7 +89,7 @@ async def test_answer_is_not_kept_beside_an_entry_that_replaced_its_own() -> Non
     shelf.scope = shelf.cache.scope("m", 3, b"")  # a step of the ensemble was reloaded
     shelf.scope.insert(b"a", CachedResponse((), {}, 1_000))
     shelf.cached_messages.keep(late, b"message", "answer of the old step", 100)
-    assert shelf.model.answer_again(b"message") is None
+    assert shelf.model.cached_response(b"message") is None
 
 
 async def test_version_that_ends_after_its_cache_was_closed_ends() -> None:
@@ -97,4 +97,4 @@ async def test_version_that_ends_after_its_cache_was_closed_ends() -> None:
     shelf.cached_messages.keep(hit(b"a"), b"message", "answer", 100)
     await shelf.cache.close()
     shelf.scope.forget()
-    assert shelf.cache.used == 0 and shelf.model.answer_again(b"message") is None
+    assert shelf.cache.used == 0 and shelf.model.cached_response(b"message") is None

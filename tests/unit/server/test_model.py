@@ -57,7 +57,7 @@ def make(answers: Answers, data: bytes = b"abcd") -> InferRequest:
 
 def answered(request: InferRequest) -> None:
     request.times.started = 1
-    request.answered = True
+    request.responded = True
 
 
 async def test_accepted_request_knows_its_version_and_all_outputs(model: Model, executor: FakeExecutor) -> None:

@@ -81,7 +81,7 @@ class InferCall(UnaryCall):
         if model.signature.decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._model = model
-        if model.cached_messages is not None and message and self._answered_again(model, message):
+        if model.cached_messages is not None and message and self._respond_from_cache(model, message):
             return
         regions = context.server.regions.held_by(self.hold) if context.server.regions else NO_REGIONS
         self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw, elements, regions)
@@ -90,7 +90,7 @@ class InferCall(UnaryCall):
             begin_trace(context.server.tracing, self, self._request)
         model.infer(self._request)
 
-    def _answered_again(self, model: Model, message: Buffer) -> bool:
+    def _respond_from_cache(self, model: Model, message: Buffer) -> bool:
         """Send the stored response to an identical message; False if the response cache no longer has it."""
         context = self._context
         if len(message) > MOST_MESSAGE_BYTES or context.forwarding.enabled or context.server.tracing.on:
@@ -99,7 +99,7 @@ class InferCall(UnaryCall):
         if b"shared_memory" in self._message:  # the message alone does not determine the request
             self._message = None
             return False
-        answer = model.answer_again(self._message)
+        answer = model.cached_response(self._message)
         if not isinstance(answer, list):
             return False
         self._send(answer)

@@ -92,7 +92,7 @@ class Inference:
     def _infer_again(self, exchange: HttpExchange, model: Model, body: bytes, length: bytes | None) -> None:
         """Send the stored response to an identical body if the response cache still has it."""
         message = body, length, exchange.headers.get(b"accept-encoding")
-        answer = model.answer_again(message)
+        answer = model.cached_response(message)
         if isinstance(answer, SentAnswer):
             answer.send(exchange)
         else:

@@ -163,7 +163,7 @@ class LocalScope:
         for key in list(self.keys):
             self._cache.remove((self._number, key))
 
-    def answer_to(self, message: Hashable) -> object | None:
+    def find_message(self, message: Hashable) -> object | None:
         """Return the encoded response for an identical earlier message, while its entry is cached."""
         known = self.answers.get(message)
         if known is None:

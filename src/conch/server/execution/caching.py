@@ -65,7 +65,7 @@ class CacheLookup:
         if isinstance(cached, CachedResponse):
             _note_hit(request, key, cached, monotonic_ns() - begun)
             # Deferred, because a caller may not expect a callback before it has sent all its requests.
-            self._loop.call_soon(_answer, request, cached)
+            self._loop.call_soon(_respond, request, cached)
         elif cached is None:
             self._run(request, scope, key, monotonic_ns() - begun)
         else:
@@ -84,7 +84,7 @@ class CacheLookup:
     def _look_up_later(
         self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, cached: Any = None
     ) -> None:
-        request.on_cancel = _give_up
+        request.on_cancel = _cancel
         task = self._loop.create_task(self._look_up(request, scope, key, begun, cached))
         self._looking_up[request] = task
         task.add_done_callback(lambda task: self._looking_up.pop(request, None))
@@ -101,7 +101,7 @@ class CacheLookup:
         lookup = monotonic_ns() - begun
         if cached is not None:
             _note_hit(request, key, cached, lookup)
-            _answer(request, cached)
+            _respond(request, cached)
             return
         try:
             self._run(request, scope, key, lookup)
@@ -164,32 +164,32 @@ class CachedMessages:
         self._scope = scope
         self._statistics = statistics
 
-    def answer_to(self, message: Hashable) -> object | None:
+    def find(self, message: Hashable) -> object | None:
         """Return the encoded response to an identical earlier message and record a cache hit; None if there is none."""
         begun = monotonic_ns()
-        answer = self._scope().answer_to(message)
-        if answer is not None:
+        response = self._scope().find_message(message)
+        if response is not None:
             took = monotonic_ns() - begun
             self._statistics.record_cache_hit(took, took, took)
-        return answer
+        return response
 
-    def keep(self, request: InferRequest, message: Hashable, answer: object, size: int) -> None:
-        """Store ``answer``, an encoded response, if the response cache responded to ``request``.
+    def keep(self, request: InferRequest, message: Hashable, response: object, size: int) -> None:
+        """Store ``response``, an encoded response, if the response cache responded to ``request``.
 
         ``size`` is that of the response and its message (bytes). Requests with an ID are skipped.
         """
         entry = request.times.entry
         if isinstance(entry, CachedResponse) and not request.id:
-            self._scope().attach(request.times.key, entry, message, answer, size + _OVERHEAD)
+            self._scope().attach(request.times.key, entry, message, response, size + _OVERHEAD)
 
 
 def _note_hit(request: InferRequest, key: bytes, entry: CachedResponse, lookup: int) -> None:
     request.times.lookup, request.times.key, request.times.entry = lookup, key, entry
 
 
-def _answer(request: InferRequest, cached: CachedResponse) -> None:
+def _respond(request: InferRequest, cached: CachedResponse) -> None:
     request.respond(cached.response())
 
 
-def _give_up(request: InferRequest) -> None:
+def _cancel(request: InferRequest) -> None:
     request.fail(cancelled())

@@ -28,7 +28,7 @@ from conch.machine import logs
 from conch.server.execution.executor import Executor
 
 
-class Member(Protocol):
+class StepModel(Protocol):
     """The loaded model of a step."""
 
     signature: ModelSignature
@@ -53,21 +53,21 @@ class Step:
 class Ensemble(Executor):
     """The executor of an ensemble; the server checks that the models of its steps are ready.
 
-    ``most_at_once`` limits how many requests of a step are in flight for one request of the ensemble, 0 for no limit:
-    a decoupled model may respond faster than the next step runs.
+    ``max_inflight_requests`` limits the in-flight requests of a step for one request of the ensemble, 0 for no limit: a
+    decoupled model may respond faster than the next step runs.
     """
 
     def __init__(
         self,
         signature: ModelSignature,
         steps: Sequence[Step],
-        find: Callable[[str, int], Member],
-        most_at_once: int = 0,
+        find: Callable[[str, int], StepModel],
+        max_inflight_requests: int = 0,
     ) -> None:
         self.signature = signature
         self.steps = steps
         self.find = find
-        self.most_at_once = most_at_once
+        self.max_inflight_requests = max_inflight_requests
         self._writers = {tensor: step for step in range(len(steps)) for tensor in steps[step].outputs.values()}
         # Precomputed, because most requests want all outputs.
         self._all_outputs = tuple(signature.outputs)
@@ -108,14 +108,14 @@ class _Iteration:
     An iteration also has the tensors of its parents.
     """
 
-    __slots__ = ("answered", "children", "parent", "started", "tensors")
+    __slots__ = ("children", "completed", "parent", "started", "tensors")
 
     def __init__(self, tensors: dict[str, WireTensor | None], parent: _Iteration | None = None) -> None:
         self.tensors = tensors
         self.parent = parent
         self.children: list[_Iteration] = []
         self.started: set[int] = set()
-        self.answered = False
+        self.completed = False
 
     def has(self, name: str) -> bool:
         return name in self.tensors or (self.parent is not None and self.parent.has(name))
@@ -153,8 +153,8 @@ class _Run:
         tensors.update(request.inputs)
         self._root = _Iteration(tensors)
         self._in_flight: dict[int, InferRequest] = {}
-        self._limit = ensemble.most_at_once
-        self._under_way = [0] * len(ensemble.steps)
+        self._limit = ensemble.max_inflight_requests
+        self._running = [0] * len(ensemble.steps)
         self._waiting: list[deque[_Iteration]] = [deque() for _ in ensemble.steps] if self._limit else []
         self._correlation_id = request.correlation_id
         self._flags = request.flags
@@ -173,8 +173,8 @@ class _Run:
                     self._start(step, iteration)
                     if self._request.finished:
                         return
-            if not iteration.answered and all(iteration.has(name) for name in self._outputs):
-                iteration.answered = True
+            if not iteration.completed and all(iteration.has(name) for name in self._outputs):
+                iteration.completed = True
                 complete.append(iteration)
         if self._request.finished:
             return
@@ -182,7 +182,7 @@ class _Run:
             if iteration.parent is not None:
                 iteration.parent.children.remove(iteration)  # it is complete
             last = iteration is complete[-1] and not self._in_flight
-            self._answer(iteration, final=last or not self._ensemble.signature.decoupled)
+            self._respond(iteration, final=last or not self._ensemble.signature.decoupled)
         if not self._in_flight and not self._request.finished:
             self._end()
         if self._request.finished:
@@ -195,7 +195,7 @@ class _Run:
                 return False
         return True
 
-    def _answer(self, iteration: _Iteration, final: bool) -> None:
+    def _respond(self, iteration: _Iteration, final: bool) -> None:
         outputs = [tensor for name in self._outputs if (tensor := iteration.get(name)) is not None]
         if len(outputs) < len(self._outputs):
             names = {tensor.name for tensor in outputs}
@@ -207,22 +207,22 @@ class _Run:
             "sequence_start": bool(self._flags & SEQUENCE_START),
             "sequence_end": bool(self._flags & SEQUENCE_END),
         }
-        self._request.answered = True
+        self._request.responded = True
         self._request.respond(InferResponse(outputs, final=final, parameters=sequence if outputs else None))
 
     def _start(self, index: int, iteration: _Iteration) -> None:
-        if self._limit and self._under_way[index] >= self._limit:
+        if self._limit and self._running[index] >= self._limit:
             self._waiting[index].append(iteration)
             return
-        self._under_way[index] += 1
+        self._running[index] += 1
         step, parent = self._ensemble.steps[index], self._request
         try:
-            member = self._ensemble.find(step.model, step.version)
+            model = self._ensemble.find(step.model, step.version)
             request = InferRequest(
                 step.model,
-                _inputs(step, iteration, member.signature),
-                lambda response: self._arrived(request, index, iteration, member.signature, response),
-                model_version=member.signature.version,
+                _inputs(step, iteration, model.signature),
+                lambda response: self._on_response(request, index, iteration, model.signature, response),
+                model_version=model.signature.version,
                 id=parent.id,
                 outputs=tuple(step.outputs),
                 parameters=parent.parameters,
@@ -236,11 +236,11 @@ class _Run:
             self._in_flight[request.serial] = request
             if not parent.times.started:
                 parent.times.started = parent.times.queued
-            member.run_step(request)
+            model.run_step(request)
         except ConchError as error:
             self._fail(error)
 
-    def _arrived(
+    def _on_response(
         self,
         request: InferRequest,
         index: int,
@@ -251,7 +251,7 @@ class _Run:
         if response.final:
             self._in_flight.pop(request.serial, None)
             self._add_times(request)
-            self._under_way[index] -= 1
+            self._running[index] -= 1
             if self._limit and self._waiting[index] and not self._request.finished and response.error is None:
                 self._start(index, self._waiting[index].popleft())
         if self._request.finished:
@@ -279,10 +279,10 @@ class _Run:
             iteration.tensors[name] = tensor
 
     def _add_times(self, request: InferRequest) -> None:
-        mine, theirs = self._request.times, request.times
-        mine.compute_input += theirs.compute_input
-        mine.compute_infer += theirs.compute_infer
-        mine.compute_output += theirs.compute_output
+        total, times = self._request.times, request.times
+        total.compute_input += times.compute_input
+        total.compute_infer += times.compute_infer
+        total.compute_output += times.compute_output
 
     def _take_over_sequence(self, response: InferResponse) -> None:
         parameters = response.parameters
@@ -310,13 +310,13 @@ class _Run:
         else:
             where = f"in ensemble '{self._ensemble.signature.name}', "
             self._request.fail(ConchError(where + error.message, error.code, public=where + error.public))
-        self._give_up()
+        self._cancel_steps()
 
     def _cancel(self, request: InferRequest) -> None:
         request.fail(cancelled())
-        self._give_up()
+        self._cancel_steps()
 
-    def _give_up(self) -> None:
+    def _cancel_steps(self) -> None:
         self._root.forget()
         for waiting in self._waiting:
             waiting.clear()
@@ -324,22 +324,22 @@ class _Run:
             request.cancel()
 
 
-def _inputs(step: Step, iteration: _Iteration, member: ModelSignature) -> dict[str, WireTensor]:
+def _inputs(step: Step, iteration: _Iteration, signature: ModelSignature) -> dict[str, WireTensor]:
     inputs: dict[str, WireTensor] = {}
     for name, source in step.inputs.items():
         tensor = iteration.get(source)
         if tensor is not None:
-            shape = _adapt(tensor.shape, member, name)
+            shape = _adapt(tensor.shape, signature, name)
             inputs[name] = WireTensor(name, tensor.datatype, shape, tensor.data)
     return inputs
 
 
-def _adapt(shape: tuple[int, ...], member: ModelSignature, name: str) -> tuple[int, ...]:
+def _adapt(shape: tuple[int, ...], signature: ModelSignature, name: str) -> tuple[int, ...]:
     """Add or remove a batch dimension of 1 between models with and without batching."""
-    spec = member.inputs.get(name)
+    spec = signature.inputs.get(name)
     if spec is None:
         return shape
     fits = len(shape) == len(spec.dims) and all(dim in (-1, size) for size, dim in zip(shape, spec.dims, strict=True))
-    if member.max_batch_size > 0:
+    if signature.max_batch_size > 0:
         return (1, *shape) if fits else shape
     return shape[1:] if not fits and shape[:1] == (1,) else shape

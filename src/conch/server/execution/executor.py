@@ -22,7 +22,7 @@ class Executor:
         return True
 
     @property
-    def away(self) -> str:
+    def unavailable_reason(self) -> str:
         """The reason why no remote server can take requests; empty if one can, or if this server runs them."""
         return ""
 

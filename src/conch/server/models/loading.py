@@ -40,7 +40,7 @@ from conch.server.execution.resources import is_limited
 from conch.server.execution.scheduling import make_scheduler, preserves_ordering
 from conch.server.execution.starting import WorkerPlacement, WorkerStarter, compare_placements, placements_of
 from conch.server.execution.worker import SupervisedWorker
-from conch.server.model import Model, origins_of
+from conch.server.model import Model, dependencies_of
 from conch.server.models.cache_scopes import EnsembleCacheScope, entries_of, version_identity
 from conch.server.models.states import ModelTable
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
@@ -173,7 +173,7 @@ class Loader:
             cache=cache, ordered=preserves_ordering(starter.config),
         )  # fmt: skip
         model.external = external
-        model.tell(dispatcher.runtime_facts)
+        model.set_runtime_facts(dispatcher.runtime_facts)
         statistics.load_ns = monotonic_ns() - begun
         return model
 
@@ -220,7 +220,7 @@ class Loader:
         dispatcher.keep([*kept, *new])
         model.reconfigure(changed)
         await dispatcher.finish_retiring()
-        model.tell(dispatcher.runtime_facts)
+        model.set_runtime_facts(dispatcher.runtime_facts)
 
     async def _load_ensemble(
         self, files: ModelFiles, version: int, config: ModelConfig, keys: Mapping[str, str]
@@ -251,12 +251,18 @@ class Loader:
             return [find(step.model, step.version) for step in steps]
 
         cache = self._cache_lookup(
-            executor, identity, version, config, statistics, files.namespace, lambda: origins_of(current_step_models())
+            executor,
+            identity,
+            version,
+            config,
+            statistics,
+            files.namespace,
+            lambda: dependencies_of(current_step_models()),
         )
         labels = {**_inherited_labels(steps, members), **labels}
         model = Model(
             config, version, executor, statistics, labels,
-            namespace=files.namespace, steps=keys, members=current_step_models, identity=identity, cache=cache,
+            namespace=files.namespace, steps=keys, step_models=current_step_models, identity=identity, cache=cache,
         )  # fmt: skip
         return model
 

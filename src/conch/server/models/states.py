@@ -52,8 +52,8 @@ class VersionState:
     @property
     def shown(self) -> tuple[State, str]:
         """State and reason for clients; a remote model is unavailable while its servers are."""
-        if self.state is State.READY and self.model is not None and self.model.away:
-            return State.UNAVAILABLE, self.model.away
+        if self.state is State.READY and self.model is not None and self.model.unavailable_reason:
+            return State.UNAVAILABLE, self.model.unavailable_reason
         return self.state, self.reason
 
     def make_unavailable(self, reason: str) -> None:

@@ -41,8 +41,8 @@ class QueuePolicy:
             timeout = request.timeout
         return now + timeout * NS_PER_US if timeout else 0
 
-    def expiry(self, request: InferRequest, now: int) -> int:
-        """Return when the client's timeout of a request expires, in the queue or in the model (ns); 0 for never.
+    def client_deadline(self, request: InferRequest, now: int) -> int:
+        """Return the client's deadline of a request, in the queue and in the model (ns); 0 for none.
 
         Triton, in contrast, ignores the timeout once a request runs. As in Triton, a policy without a default timeout
         cannot be overridden.
@@ -161,8 +161,8 @@ class RequestQueue:
         request.priority = number
         request.on_cancel = self._cancelled
         deadline = policy.deadline(request, now)
-        request.deadline = 0 if policy.delay_when_late else deadline
-        request.expires = policy.expiry(request, now) if request.timeout else 0
+        request.start_deadline = 0 if policy.delay_when_late else deadline
+        request.deadline = policy.client_deadline(request, now) if request.timeout else 0
         level.append(QueuedRequest(request, now, deadline, number))
         self._size += 1
 

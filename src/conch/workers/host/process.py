@@ -35,15 +35,15 @@ from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 
 
-class Expiries:
-    """Timers of the requests that a worker has and that have an expiry time."""
+class Deadlines:
+    """Timers of the requests that a worker has and that have a deadline."""
 
     def __init__(self) -> None:
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def add(self, request: InferRequest, cancel: Callable[[InferRequest], None]) -> None:
-        """Fail a request when it expires, and call ``cancel`` so that the worker drops it and frees its slot."""
-        seconds = (request.expires - monotonic_ns()) / 1e9
+        """Fail a request at its deadline, and call ``cancel`` so that the worker drops it and frees its slot."""
+        seconds = (request.deadline - monotonic_ns()) / 1e9
         self._timers[request.serial] = asyncio.get_running_loop().call_later(seconds, _expire, request, cancel)
 
     def drop(self, request: InferRequest) -> None:
@@ -141,7 +141,7 @@ class WorkerProcess:
         self._running: dict[int, InferRequest] = {}
         #: Calls from the model to the server; BLS calls work only after ``serve_bls``.
         self.calls = ModelCalls(lambda header, packer: self._link.send(header, packer), self._running)
-        self._expiries = Expiries()
+        self._deadlines = Deadlines()
         self._executions: dict[int, Execution] = {}
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
@@ -219,8 +219,8 @@ class WorkerProcess:
             request.times.started = execution.started
             request.on_cancel = self.cancel
             self._running[request.serial] = request
-            if request.expires:
-                self._expiries.add(request, self.cancel)
+            if request.deadline:
+                self._deadlines.add(request, self.cancel)
             if request.holder is self and self._preparation.take(request):
                 request.holder = None
                 described.append({"serial": request.serial})
@@ -229,7 +229,7 @@ class WorkerProcess:
                     request.holder.drop(request)  # another worker prepared it
                 fields = description(request, packer)
                 if self.slots:
-                    fields["arrived"], fields["deadline"] = request.times.arrived, request.deadline
+                    fields["arrived"], fields["deadline"] = request.times.arrived, request.start_deadline
                     fields["priority"] = request.priority
                 described.append(fields)
             if not self.reschedules:
@@ -408,15 +408,15 @@ class WorkerProcess:
             self._respond(request, response)
 
     def _respond(self, request: InferRequest, response: InferResponse) -> None:
-        request.answered = True
+        request.responded = True
         if response.final:
             self._forget(request)
         request.respond(response)
 
     def _forget(self, request: InferRequest) -> None:
         self._running.pop(request.serial, None)
-        if request.expires:
-            self._expiries.drop(request)
+        if request.deadline:
+            self._deadlines.drop(request)
 
     def _fail_execution(self, execution: Execution, error: ConchError) -> None:
         execution.error = error

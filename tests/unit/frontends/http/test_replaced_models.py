@@ -62,7 +62,7 @@ class LabelExecutor(Executor):
         text = WireTensor("text_output", "BYTES", (1,), pack_bytes([self.label.encode()]))
         vector = WireTensor("embedding", "FP32", (2,), np.array([1, len(self.label)], np.float32).tobytes())
         request.times.started = 1
-        request.answered = True
+        request.responded = True
         request.respond(InferResponse([tensor for tensor in (text, vector) if tensor.name in request.outputs]))
 
 

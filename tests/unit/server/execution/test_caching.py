@@ -39,7 +39,7 @@ class Rig:
 
     def answer(self, *responses: InferResponse) -> None:
         request = self.inner.requests.pop(0)
-        request.times.started, request.answered = 1, True
+        request.times.started, request.responded = 1, True
         for response in responses or (InferResponse([WireTensor("y", "FP32", (1,), b"wxyz")], parameters={"n": 1}),):
             request.respond(response)
 

@@ -16,7 +16,7 @@ from conch.server.models.states import MAX_UNLOADED, UNLOADED, ModelState, Model
 class FakeModel:
     """A version; ``steps`` are the members of an ensemble."""
 
-    away = ""
+    unavailable_reason = ""
 
     def __init__(self, name: str = "m", ready: bool = True, *steps: str) -> None:
         text = ", ".join(f'{{model_name: "{step}" model_version: -1}}' for step in steps)

@@ -132,7 +132,7 @@ def test_time_of_the_client_goes_on_while_its_request_runs(policy: QueuePolicy, 
     queue = RequestQueue(policy)
     one = request(timeout=timeout)
     queue.add(one, 7000)
-    assert one.expires == expires * 1000
+    assert one.deadline == expires * 1000
 
 
 def test_cancelled_request_never_runs_and_ends_once() -> None:

@@ -322,7 +322,7 @@ async def test_request_whose_time_is_over_is_answered_and_given_up_and_its_place
     process, child = make_process()
     ended: list[Execution] = []
     late, timely = Client(), Client()
-    late.request.expires = monotonic_ns() + 50_000_000
+    late.request.deadline = monotonic_ns() + 50_000_000
     process.execute([late.request, timely.request], ended.append)
     child.received()
     await asyncio.sleep(1)
@@ -349,7 +349,7 @@ async def test_nothing_is_kept_of_requests_that_end_long_before_their_time() -> 
     process, child = make_process()
     clients = [Client(), Client(), Client()]
     for client in clients:
-        client.request.expires = monotonic_ns() + 3600 * 10**9
+        client.request.deadline = monotonic_ns() + 3600 * 10**9
     process.execute([clients[0].request], ignore)
     process.execute([clients[1].request], ignore)
     process.execute([clients[2].request], ignore)
@@ -368,7 +368,7 @@ async def test_nothing_is_kept_of_requests_that_end_long_before_their_time() -> 
 async def test_request_that_ends_in_time_does_not_expire() -> None:
     process, child = make_process()
     client = Client()
-    client.request.expires = monotonic_ns() + 50_000_000
+    client.request.deadline = monotonic_ns() + 50_000_000
     process.execute([client.request], ignore)
     child.done(1, EMPTY)
     await settle()

@@ -58,15 +58,15 @@ class HealthWatch:
             self._first.set_result(None)
 
     async def _run(self) -> None:
-        away = 0  # number of consecutive failures
+        failures = 0  # number of consecutive failures
         while True:
             self._looking.clear()
             reason, gone = await self._ask()
             self._on_verdict(reason, gone)
             if not self._first.done():
                 self._first.set_result(None)
-            away = min(away + 1, _MOST_DOUBLINGS) if reason else 0
-            delay = min(self._interval, _FIRST_DELAY * 2 ** (away - 1)) if away else self._interval
+            failures = min(failures + 1, _MOST_DOUBLINGS) if reason else 0
+            delay = min(self._interval, _FIRST_DELAY * 2 ** (failures - 1)) if failures else self._interval
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._looking.wait()
@@ -178,7 +178,7 @@ class RemoteExecutor(Executor):
         return not self.endpoints.reason
 
     @property
-    def away(self) -> str:
+    def unavailable_reason(self) -> str:
         """The reason why no server can take a request; empty if one can."""
         return self.endpoints.reason
 
@@ -250,7 +250,7 @@ class RemoteExecutor(Executor):
                 return await server.transport.config()
             except ConchError as error:
                 reasons.append(f"{url}: {error.message}")
-        raise unavailable("; ".join(reasons) or self.away)
+        raise unavailable("; ".join(reasons) or self.unavailable_reason)
 
     def _add(self, url: str) -> None:
         if self._stopped:
@@ -301,7 +301,7 @@ class RemoteExecutor(Executor):
         """Release the assignment of a request that has ended, even if it was cancelled before it was sent."""
         request = call.request
         del self._tasks[request]
-        if request.cancelled and not request.answered:
+        if request.cancelled and not request.responded:
             self.endpoints.fail(request, call.assignment, "a request before this one was cancelled")
         self.endpoints.release(request, call.assignment)
         sequence = self._key, request.correlation_id
@@ -389,7 +389,7 @@ class RemoteExecutor(Executor):
         """Pass a response to its request, unless that has ended."""
         if request.finished:
             return
-        request.answered = True
+        request.responded = True
         if self._watch is not None and response.error is None:
             outputs = [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in response.outputs]
             rows = request.batch_size if self._watch.batches and not self._decoupled else None

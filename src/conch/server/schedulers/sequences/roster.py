@@ -22,10 +22,10 @@ class LiveSequence:
     """An active sequence, from its first request to its last; it has a slot or waits for one.
 
     ``closed`` is True if no more requests may join it, because it had its last request, was cancelled or was removed.
-    ``last`` is the time of its last activity (ns), ``expires`` the deadline of its wait for a slot (ns, 0 for none).
+    ``last`` is the time of its last activity (ns), ``deadline`` that of its wait for a slot (ns, 0 for none).
     """
 
-    __slots__ = ("closed", "expires", "id", "last", "repeated", "running", "slot", "state", "waiting")
+    __slots__ = ("closed", "deadline", "id", "last", "repeated", "running", "slot", "state", "waiting")
 
     def __init__(self, id: int | str, state: State) -> None:
         self.id = id
@@ -36,7 +36,7 @@ class LiveSequence:
         self.slot: Slot | None = None
         self.closed = False
         self.last = 0
-        self.expires = 0
+        self.deadline = 0
         #: The request that an iterative model runs again.
         self.repeated: InferRequest | None = None
 
@@ -112,12 +112,12 @@ class SequenceRoster:
         self.backlog: dict[LiveSequence, None] = {}
         #: Sequences with a slot, in the order in which they expire when idle.
         self.settled: OrderedDict[LiveSequence, None] = OrderedDict()
-        #: Sequences that ended with their instance before their clients received an error: error and expiry (ns).
+        #: Sequences that ended with their instance before their clients received an error: error and deadline (ns).
         self._lost: OrderedDict[int | str, tuple[ConchError, int]] = OrderedDict()
         #: The sequence of each waiting request, by serial number.
         self.waiting: dict[int, LiveSequence] = {}
-        #: Lower bound of the expiry times in the backlog (ns); 0 if none expires.
-        self._first_expiry = 0
+        #: Lower bound of the deadlines in the backlog (ns); 0 if there are none.
+        self._first_deadline = 0
 
     def find(self, id: int | str) -> LiveSequence | None:
         """Return the sequence that a request with this correlation ID joins."""
@@ -143,8 +143,8 @@ class SequenceRoster:
             self.touch(sequence, now)
         elif request.timeout:
             late = now + request.timeout * NS_PER_US
-            sequence.expires = min(sequence.expires or late, late)
-            self._first_expiry = min(self._first_expiry or late, late)
+            sequence.deadline = min(sequence.deadline or late, late)
+            self._first_deadline = min(self._first_deadline or late, late)
 
     def touch(self, sequence: LiveSequence, now: int) -> None:
         """Restart the idle time of a sequence at ``now``."""
@@ -179,11 +179,11 @@ class SequenceRoster:
 
     def late(self, now: int) -> list[InferRequest]:
         """End the sequences that have exceeded their timeout in the backlog; return their requests."""
-        if not self._first_expiry or now < self._first_expiry:
+        if not self._first_deadline or now < self._first_deadline:
             return []
-        late = [sequence for sequence in self.backlog if sequence.expires and sequence.expires <= now]
+        late = [sequence for sequence in self.backlog if sequence.deadline and sequence.deadline <= now]
         requests = [request for sequence in late for request in self.forget(sequence)]
-        self._first_expiry = min((sequence.expires for sequence in self.backlog if sequence.expires), default=0)
+        self._first_deadline = min((sequence.deadline for sequence in self.backlog if sequence.deadline), default=0)
         return requests
 
     def idle(self, now: int) -> Iterator[LiveSequence]:
@@ -198,11 +198,11 @@ class SequenceRoster:
             else:
                 self.touch(sequence, now)
 
-    def next_expiry(self) -> int:
+    def next_deadline(self) -> int:
         """Return when the next sequence expires, idle or in the backlog (ns, never too late); 0 for never."""
         first = next(iter(self.settled), None)
         idle = first.last + self._idle_limit() if first is not None else 0
-        return min(idle, self._first_expiry) if idle and self._first_expiry else idle or self._first_expiry
+        return min(idle, self._first_deadline) if idle and self._first_deadline else idle or self._first_deadline
 
     def note_replaced(self) -> None:
         """Record that another version now receives the requests, except for some that are still being decoded."""
@@ -229,5 +229,5 @@ class SequenceRoster:
             requests += withdraw(sequence)
             requests += self.forget(sequence)
         self._lost.clear()
-        self._first_expiry = 0
+        self._first_deadline = 0
         return requests

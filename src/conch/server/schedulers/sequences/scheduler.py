@@ -365,7 +365,7 @@ class SequenceScheduler(Scheduler):
             slot = self._cut_short.pop()
             if self._instances.get(slot.instance.key) is slot.instance:
                 self._advance(slot, now)
-        wake = self.roster.next_expiry()
+        wake = self.roster.next_deadline()
         if self._held and self._holds():
             return BatchDecision([], wake)
         for instance in self._instances.values():

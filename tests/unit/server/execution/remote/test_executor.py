@@ -70,7 +70,7 @@ async def test_without_a_ready_server_a_request_is_refused_at_once_with_the_reas
     bench = RemoteBench(A)
     bench.fails(A, unavailable("it has no model 'm'"))
     await bench.executor.start()
-    assert (bench.executor.ready, bench.executor.away) == (False, f"{A}: it has no model 'm'")
+    assert (bench.executor.ready, bench.executor.unavailable_reason) == (False, f"{A}: it has no model 'm'")
     with pytest.raises(ConchError, match="model 'm' is not available: grpc://a:1: it has no model 'm'") as refused:
         bench.send()
     assert refused.value.code is Code.UNAVAILABLE
@@ -170,7 +170,7 @@ async def test_a_server_that_unloads_its_model_is_asked_at_once() -> None:
     bench.servers[A].refusal = not_found("Request for unknown model: 'm' is not found")
     bench.servers[A].reason = unavailable("it has no model 'm'")
     await bench.send().error()
-    await until(lambda: bench.executor.away == f"{A}: it has no model 'm'")
+    await until(lambda: bench.executor.unavailable_reason == f"{A}: it has no model 'm'")
 
 
 async def test_a_cancelled_request_is_given_up_on_its_server() -> None:
@@ -436,7 +436,7 @@ async def test_a_removed_server_is_closed_after_its_last_request() -> None:
     call.answer()
     await sent.ended.wait()
     await until(lambda: bench.servers[A].closed)
-    assert bench.executor.away == "it has no servers"
+    assert bench.executor.unavailable_reason == "it has no servers"
 
 
 async def test_stopping_fails_what_is_under_way_and_closes_all_connections() -> None:

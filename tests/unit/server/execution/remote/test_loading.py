@@ -83,7 +83,7 @@ async def test_what_is_written_is_kept_and_nobody_asked(tmp_path: Path) -> None:
     config = written("grpc://127.0.0.1:1", tensors)
     assert await complete_remote(config, tmp_path) == config
     executor = await make_executor(config, 1, tmp_path, ModelStatistics("mine", 1), 10, "mine", RemoteSequences())
-    assert "grpc://127.0.0.1:1: no connection: Connection refused" in executor.away
+    assert "grpc://127.0.0.1:1: no connection: Connection refused" in executor.unavailable_reason
     await executor.stop(0)
 
 
