@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError
-from conch.repository.errors import NotFoundError
+from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
 from conch.repository.versions import select_versions
@@ -31,7 +31,8 @@ class LoadFootprints:
     async def of(self, name: str) -> Footprints:
         """Return the footprints of a load of ``name``: of the model and, recursively, the models of its steps.
 
-        Raises :class:`NotFoundError` if the model does not exist. Other problems of a model are reported by its load.
+        Raises :class:`PollError` if the model does not exist or cannot be read, so that no other model is evicted for
+        it. Other problems of a model are reported by its load.
         """
         footprints: dict[str, Footprint] = {}
         waiting = [name]
@@ -42,11 +43,11 @@ class LoadFootprints:
             try:
                 files = await self._repository.described(model)
                 footprints[model] = await self._of_one(files)
-            except NotFoundError:
-                if model == name:
+            except (ConchError, OSError, ValueError) as error:
+                if model == name and isinstance(error, PollError) and not isinstance(error, NotUniqueError):
                     raise
-            except (ConchError, OSError, ValueError):
-                footprints[model] = Footprint(Capacity(models=1))
+                if not isinstance(error, NotFoundError):
+                    footprints[model] = Footprint(Capacity(models=1))
             else:
                 waiting += footprints[model].members
         return footprints

@@ -18,7 +18,7 @@ from typing import Any
 from conch.core.errors import Code, ConchError, invalid, not_found, one_line
 from conch.core.inference import ModelSignature
 from conch.machine.memory import read_size, usable_memory
-from conch.repository.errors import NotFoundError, without_directories
+from conch.repository.errors import NotFoundError, PollError, without_directories
 from conch.repository.names import is_directory_name
 from conch.repository.scan import ModelRepository
 from conch.server.model import Model
@@ -296,6 +296,8 @@ class OnDemand:
             error = not_found(f"Request for unknown model: '{name}' is not found")
             self.planner.unknown(name, error, self._clock())
         except Exception as error:
+            if isinstance(error, PollError):
+                LOG.error("%s", error.message)
             self.planner.unreadable(name, _failure(name, error), self._clock())
         self._schedule()
 

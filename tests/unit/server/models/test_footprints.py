@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.config.schema import ModelConfig
-from conch.repository.errors import NotFoundError
+from conch.repository.errors import NotFoundError, PollError
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
 from conch.server.models.eviction.capacity import Capacity
@@ -51,7 +51,8 @@ async def test_model_that_is_not_there_is_told_from_one_that_is_wrong(tmp_path: 
     with pytest.raises(NotFoundError):
         await footprints(house).of("nobody")
     house.write("wrong", "no configuration")
-    assert await footprints(house).of("wrong") == {"wrong": Footprint(Capacity(models=1))}
+    with pytest.raises(PollError, match="Poll failed for model directory 'wrong': "):
+        await footprints(house).of("wrong")
 
 
 class StaleRepository(ModelRepository):
