@@ -18,7 +18,13 @@ from conch.settings import Settings
 from tests.models import build
 from tests.unit.frontends.http.site import Client
 
-SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json;json-header-size="
+#: By port: the path of a request, and the header of a binary response before the size of its JSON.
+PORTS = {
+    "http": ("/v2/models/identity_fp32/infer", "inference-header-content-length", ""),
+    "sagemaker": ("/invocations", "content-type", "application/vnd.sagemaker-triton.binary+json;json-header-size="),
+    "vertex-ai": ("/predicted", "inference-header-content-length", ""),
+    "oci": ("/predict", "inference-header-content-length", ""),
+}
 
 
 class CachedModel:
@@ -41,6 +47,8 @@ class CachedModel:
 @pytest.fixture
 async def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CachedModel]:
     monkeypatch.setenv("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "identity_fp32")
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/predicted")
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "/health")
     config = build(tmp_path, "identity_fp32") / "identity_fp32" / "config.pbtxt"
     config.write_text(config.read_text() + "response_cache { enable: true }\n")
     application = Application(
@@ -53,6 +61,10 @@ async def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
             grpc_port=0,
             allow_sagemaker=True,
             sagemaker_port=0,
+            allow_vertex_ai=True,
+            vertex_ai_port=0,
+            allow_oci=True,
+            oci_port=0,
             allow_metrics=False,
         )
     )
@@ -119,20 +131,15 @@ async def test_same_request_of_two_grpc_calls_at_once_is_unloaded(cached: Cached
     await until_unloaded(client)
 
 
-@pytest.mark.parametrize("first", ["http", "sagemaker"])
+@pytest.mark.parametrize("first", PORTS)
 async def test_binary_answer_has_the_header_of_the_port_that_was_asked(cached: CachedModel, first: str) -> None:
-    asked = {
-        "http": (await cached.connect(), request(binary=True)),
-        "sagemaker": (await cached.connect("sagemaker"), request(path="/invocations", binary=True)),
-    }
-    ports = [first, *(port for port in asked if port != first)]
-    for port in [*ports, *ports, *ports]:
-        client, message = asked[port]
-        client.send(message)
-        status, headers, body = await client.response()
+    clients = {port: await cached.connect(port) for port in (first, *PORTS)}
+    for port in (*clients, *clients, *clients):
+        path, header, kind = PORTS[port]
+        clients[port].send(request(path=path, binary=True))
+        status, headers, body = await clients[port].response()
         size = len(body) - 4
         assert status == 200 and json.loads(body[:size])["model_name"] == "identity_fp32"
-        if port == "http":
-            assert headers["inference-header-content-length"] == str(size)
-        else:
-            assert headers["content-type"] == f"{SAGEMAKER_TYPE}{size}"
+        assert headers[header] == f"{kind}{size}"
+    [version] = cached.application.server.statistics("identity_fp32")
+    assert version["inference_stats"]["cache_hit"]["count"] == 3 * len(PORTS) - 1
