@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from benchmarks.columns import Column
 from benchmarks.offline import Offline
 from benchmarks.questions import FULL, Question
+from conch.measure.reports.report import Table
+from conch.measure.reports.text import markdown_table
 
 
 def absolute(questions: Sequence[Question], columns: Sequence[Column]) -> str:
@@ -67,9 +69,7 @@ def share_of_offline(questions: Sequence[Question], columns: Sequence[Column], f
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return a table; the first of ``rows`` is its header."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join([*lines, ""])
+    return markdown_table(Table.of(rows[0], rows[1:]))
 
 
 def _ratio(question: Question, ours: str, peer: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.generation.columns import Column
 from benchmarks.generation.figures import Figure, median_ratio
 from benchmarks.generation.questions import Question
+from benchmarks.tables import markdown
 
 
 def servers(columns: Sequence[Column]) -> str:
@@ -66,13 +67,6 @@ def document(questions: Sequence[Question], columns: Sequence[Column], spoilt: S
             {"title": question.title, "part": question.part, "answers": question.answers} for question in questions
         ],
     }
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; the first of ``rows`` is its header."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join([*lines, ""])
 
 
 def _ratio(question: Question, figure: Figure, ours: str, peer: str) -> str:

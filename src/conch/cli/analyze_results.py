@@ -26,7 +26,7 @@ def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSe
 
     Raises UNSUPPORTED instead if the user has ``chosen`` the formats.
     """
-    from conch.measure.reports.writing import require_charts
+    from conch.measure.reports.files import require_charts
 
     if "html" not in settings.output_formats or settings.skip_summary_reports:
         return settings, ""
@@ -112,7 +112,7 @@ def write_results(
 
     Returns what could not be written, and why; one file that fails costs no other.
     """
-    from conch.measure.analyze.report.assembling import analysis_of
+    from conch.measure.analyze.report.analysis import analysis_of
     from conch.measure.analyze.saved_results import FILENAME, save
 
     writers: dict[Path, Callable[[Path], object]] = {}
@@ -136,8 +136,8 @@ def write_results(
 def _writers(settings: AnalyzeSettings, analysis: Analysis) -> Iterator[tuple[str, Callable[[Path], object]]]:
     """The files of one search by name, each with what writes it."""
     from conch.measure.analyze.report import files
-    from conch.measure.analyze.report.page import page
-    from conch.measure.reports.writing import write_page, write_whole
+    from conch.measure.analyze.report.page import report
+    from conch.measure.reports.files import write_report, write_whole
 
     def text(content: str) -> Callable[[Path], object]:
         return lambda path: write_whole(path, content.encode())
@@ -147,21 +147,21 @@ def _writers(settings: AnalyzeSettings, analysis: Analysis) -> Iterator[tuple[st
     if "json" in settings.output_formats:
         yield "analysis.json", text(files.json(analysis))
     if "html" in settings.output_formats and not settings.skip_summary_reports:
-        yield "analysis.html", lambda path: write_page(page(analysis), path)
+        yield "analysis.html", lambda path: write_report(report(analysis), path)
 
 
 def show_results(
     console: Any, settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch]
 ) -> int:
     """Print the rankings; 1 where a search has no configuration that keeps its constraints."""
-    from conch.measure.analyze.report.assembling import analysis_of
-    from conch.measure.analyze.report.terminal import shown
+    from conch.measure.analyze.report.analysis import analysis_of
+    from conch.measure.analyze.report.page import summary
+    from conch.measure.reports.terminal import show
 
     status = 0
     for search, folder in _folders(settings.export_path, searches):
         analysis = analysis_of(search, circumstances, _apply_line(settings.export_path, circumstances))
-        for part in shown(analysis, console.width):
-            console.print(part, highlight=False)
+        show(console, *summary(analysis))
         page = folder / "analysis.html"
         if "html" in settings.output_formats and not settings.skip_summary_reports and page.exists():
             console.print(f"Report: {page}", highlight=False)

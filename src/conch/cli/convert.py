@@ -115,8 +115,8 @@ def convert_command(
     The fastest variant that agrees with the checkpoint becomes "auto".
     """
     from conch.cli import terminal
-    from conch.convert.report.written import written_manifest
-    from conch.measure.reports.writing import check_files, check_reports
+    from conch.convert.publish import written_manifest
+    from conch.measure.reports.files import check_files, check_reports
 
     if report is not None:
         _require_alone(click.get_current_context())
@@ -172,16 +172,17 @@ def _convert(model: str, output: Path, **options: Any) -> ConvertedModel:
     return converted
 
 
-def _write(manifest: Manifest, markdown: Path | None, html: Path | None) -> None:
+def _write(manifest: Manifest, markdown_file: Path | None, html: Path | None) -> None:
     """Write the report to the files that were asked for."""
-    from conch.convert.report import document
-    from conch.convert.report.page import page_of
-    from conch.measure.reports.writing import write_page
+    from conch.convert.report.page import report
+    from conch.convert.report.table import short_report
+    from conch.measure.reports.files import write_report
+    from conch.measure.reports.text import markdown
 
-    if markdown is not None:
-        markdown.write_text(document.markdown(manifest), encoding="utf-8")
+    if markdown_file is not None:
+        markdown_file.write_text(markdown(short_report(manifest)), encoding="utf-8")
     if html is not None:
-        write_page(page_of(manifest), html)
+        write_report(report(manifest), html)
 
 
 def _next_steps(converted: ConvertedModel) -> Iterator[str]:
@@ -193,16 +194,14 @@ def _next_steps(converted: ConvertedModel) -> Iterator[str]:
 
 def _print_manifest(console: Console, manifest: Manifest, lines: Iterable[str], verbose: bool) -> None:
     """Print the table, the warnings, and ``lines``."""
-    from conch.convert.report.document import log_lines
-    from conch.convert.report.terminal import table
+    from conch.convert.report.table import log_lines, summary
+    from conch.measure.reports.terminal import show
 
     def print_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     for line in log_lines(manifest) if verbose else ():
         print_line(line)
-    variants = table(manifest, console.width)
-    variants.expand = console.is_terminal
-    console.print(variants)
-    for line in (*(f"warning: {warning}" for warning in manifest.warnings), *lines):
+    show(console, *summary(manifest))
+    for line in lines:
         print_line(line)

@@ -73,9 +73,10 @@ def perf(options: PerfOptions) -> int:
     from conch.core.errors import invalid
     from conch.measure.perf.breakdown import breakdown
     from conch.measure.perf.report import terminal as shown
-    from conch.measure.perf.report.command import command_line
-    from conch.measure.perf.report.outputs import OutputFiles, Outputs
+    from conch.measure.perf.report.files import OutputFiles, Outputs, command_line
+    from conch.measure.perf.report.page import level_table
     from conch.measure.perf.run import Measurement
+    from conch.measure.reports.terminal import show
 
     plan, prefix = plan_of(options)
     console = terminal.console()
@@ -102,15 +103,17 @@ def perf(options: PerfOptions) -> int:
                         level, line.on_window, on_collected=partial(outputs.on_collected, level)
                     )
                 measured.append(outputs.take(result))
-                console.print(shown.details(plan, measured[-1], console.width), highlight=False)
+                console.print()
+                show(console, shown.level_section(plan, measured[-1]))
                 if before is not None:
-                    stretches = breakdown(result, plan.model, plan.protocol, reader.read().since(before))
-                    console.print(shown.stretches(stretches, shown.level_of(plan, level)))
+                    steps = breakdown(result, plan.model, plan.protocol, reader.read().since(before))
+                    show(console, shown.breakdown_table(steps, shown.level_of(plan, level)))
                 if result.stopped or result.gone or not result.figures.requests:
                     break  # levels that come after it would be answered no better
     finally:  # what there is, is shown and written, whatever went wrong
         if len(measured) > 1:
-            console.print(shown.summary(plan, measured, console.width))
+            console.print()
+            show(console, level_table(plan, measured))
         outputs.write(opening, command_line(sys.argv), measured)
     if any(measurement.stopped for measurement in measured):
         return INTERRUPTED

@@ -52,8 +52,9 @@ def run_against(
     """Compare at every level, show and write the ratios; returns the exit status."""
     from conch.measure.perf.against import compare
     from conch.measure.perf.report import comparison as shown
-    from conch.measure.perf.report.outputs import write_all
+    from conch.measure.perf.report.files import write_all
     from conch.measure.perf.run import Measurement
+    from conch.measure.reports.terminal import show
 
     a = replace(plan, trials=1, runs=1, sender_limit=False)
     b, other = against.plan(a, prefix)
@@ -71,7 +72,8 @@ def run_against(
                         partial(_tell, status, heading, against.rounds),
                     )  # fmt: skip
                 compared.append(comparison)
-                _show(console, heading, comparison, open_load=plan.rates is not None)
+                console.print()
+                show(console, shown.level_section(comparison, open_load=plan.rates is not None))
                 if comparison.stopped or comparison.ended:
                     break
     finally:
@@ -85,38 +87,18 @@ def _writers(
     json_file: Path | None, html: Path | None, a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
     """What writes each file; nothing without a level."""
-    from conch.measure.perf.report.comparison import json
-    from conch.measure.reports.writing import write_whole
-
-    if json_file is not None and compared:
-        yield json_file, lambda: write_whole(json_file, json(a, b, compared).encode())
-    if html is not None and compared:
-        yield html, lambda: _write_page(html, a, b, compared)
-
-
-def _write_page(path: Path, a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> None:
     import sys
 
-    from conch.measure.perf.report.command import command_line
-    from conch.measure.perf.report.comparison_page import comparison_page, this_machine
-    from conch.measure.reports.writing import write_page
+    from conch.measure.perf.report.comparison import comparison_json, comparison_report
+    from conch.measure.perf.report.files import command_line
+    from conch.measure.reports.files import write_report, write_whole
 
-    write_page(comparison_page(a, b, command_line(sys.argv), compared, this_machine()), path)
+    if json_file is not None and compared:
+        yield json_file, lambda: write_whole(json_file, comparison_json(a, b, compared).encode())
+    if html is not None and compared:
+        yield html, lambda: write_report(comparison_report(a, b, command_line(sys.argv), compared), html)
 
 
 def _tell(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound]) -> None:
     disturbed = sum(measured_round.disturbed for measured_round in rounds)
     status.update(f"{heading}: {len(rounds)} of {wanted} rounds, {disturbed} of them disturbed")
-
-
-def _show(console: Any, heading: str, comparison: Comparison, *, open_load: bool) -> None:
-    from rich.text import Text
-
-    from conch.measure.perf.report import comparison as shown
-
-    console.print(f"\n{heading}, {len(comparison.counted)} of {len(comparison.rounds)} rounds count:", highlight=False)
-    if comparison.figures:
-        console.print(shown.table(comparison))
-    console.print(comparison.sentence(open_load), highlight=False)
-    for warning in comparison.warnings:
-        console.print(Text.assemble(("warning", "yellow"), f"  {warning}"))

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from conch.checkpoints.manifest import FILENAME, Manifest
 from conch.core.errors import Code, ConchError, invalid
 
 _WORK: Final = ".conch-convert-"
@@ -165,3 +166,16 @@ def _held(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def written_manifest(folder: Path) -> Manifest:
+    """Return the manifest in ``folder``, or in its version with the highest number; other files may be missing.
+
+    Raises INVALID_ARG if there is none, or if it cannot be read.
+    """
+    versions = [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
+    for place in (folder, *sorted(versions, key=lambda version: -int(version.name))):
+        manifest = Manifest.read(place)
+        if manifest is not None:
+            return manifest
+    raise invalid(f"{folder} is no converted model: neither it nor a version in it has a {FILENAME}")

@@ -28,8 +28,8 @@ from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.measure import by_shape, measure
 from conch.convert.plan import Plan
 from conch.convert.publish import publish, require_free, workspace
-from conch.convert.report import document
-from conch.convert.report.page import page_of
+from conch.convert.report.page import report
+from conch.convert.report.table import short_report
 from conch.convert.verdict import (
     NOT_ASKED_FOR,
     REFERENCE,
@@ -46,7 +46,8 @@ from conch.machine import extras
 from conch.machine.cores import usable_cores
 from conch.machine.facts import description, load_average
 from conch.machine.interference import Interference, InterferenceMeter
-from conch.measure.reports.writing import write_page
+from conch.measure.reports.files import write_report
+from conch.measure.reports.text import markdown
 from conch.measure.texts.shapes import Mix, Shape
 
 # A variant gains at a shape if it is 1.1 times as fast as ``auto`` by the medians, the quartiles of the two do not
@@ -457,6 +458,6 @@ def _write(
     variants = tuple(replace(variant, path=paths.get(variant.name, "")) for variant in manifest.variants)
     manifest = replace(manifest, variants=variants, files=hashes(model / "1"))
     manifest.write(model / "1")
-    (model / "report.md").write_text(document.markdown(manifest), encoding="utf-8")
-    write_page(page_of(manifest), model / "report.html")
+    (model / "report.md").write_text(markdown(short_report(manifest)), encoding="utf-8")
+    write_report(report(manifest), model / "report.html")
     return manifest

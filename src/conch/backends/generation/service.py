@@ -103,7 +103,7 @@ class RequestState:
         return max(sampling.max_tokens for _, sampling in self.builder.prompts)
 
 
-class Report:
+class ProgressReport:
     """Collects the events since the last ``progress`` frame. Used by the service's thread.
 
     ``telemetry/statistics.py`` counts the ``load`` of the frame.
@@ -228,7 +228,7 @@ class GenerationService:
         self._owners: dict[int, tuple[RequestState, int]] = {}
         self._with_deadline: dict[int, RequestState] = {}  # requests without a token yet
         self._reserved = 0
-        self._report = Report()
+        self._report = ProgressReport()
         self._packer = Packer()  # of the next frame
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="conch-engine", daemon=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
+
+from conch.measure.reports.report import CodeBlock, Paragraph, Properties, Section, Table
+from conch.measure.reports.text import json_text
 
 if TYPE_CHECKING:
     from conch.cli.doctor.advice import Advice
@@ -18,47 +20,45 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
 def doctor_command(as_json: bool) -> None:
     """Show versions, engines, GPUs, processor, memory, limits and ports, and what would be faster with what."""
+    from conch.cli import terminal
     from conch.cli.doctor.advice import advice
     from conch.cli.doctor.examine import examine
+    from conch.measure.reports.terminal import show
 
     facts = examine()
     advised = advice(facts)
     if as_json:
-        click.echo(json.dumps({**asdict(facts), "advice": [asdict(item) for item in advised]}, indent=2))
+        document = {**asdict(facts), "advice": [asdict(item) for item in advised]}
+        click.echo(json_text(document), nl=False)
     else:
-        for line in lines(facts, advised):
-            click.echo(line)
+        show(terminal.console(), *sections(facts, advised))
 
 
-def lines(facts: Facts, suggestions: Iterable[Advice]) -> Iterator[str]:
-    """The report, a fact on each line."""
-    yield from _section("Versions", [
+def sections(facts: Facts, suggestions: Sequence[Advice]) -> Iterator[Section]:
+    """Yield the report, a fact on each line."""
+    yield _facts("Versions", [
         ("conch", facts.conch), ("Triton's protocol", facts.protocol), ("Python", facts.python),
         ("system", facts.platform), ("event loop", "uvloop" if facts.uvloop else "asyncio"),
     ])  # fmt: skip
-    rows = _section(
-        "Engines and extras", [(package.name, _version(package), package.purpose) for package in facts.packages]
-    )
-    commands = ["", *(f"    -> {package.install}" if package.install else "" for package in facts.packages), ""]
-    yield from (line for row, command in zip(rows, commands, strict=True) for line in (row, command) if line)
-    yield ""
+    rows = [(package.name, _version(package), package.purpose) for package in facts.packages]
+    yield Section("Engines and extras", [Table.of(["", "", ""], rows), *_commands(facts.packages)])
     gpus = [(gpu.name, f"{_size(gpu.memory)}, driver {gpu.driver}") for gpu in facts.gpus.found]
-    yield from _section("GPUs", gpus or [("NVIDIA", facts.gpus.note)])
+    yield _facts("GPUs", gpus or [("NVIDIA", facts.gpus.note)])
     processor = facts.processor
     features = ", ".join(f"{name}" if there else f"no {name}" for name, there in processor.features.items())
-    yield from _section("Processor", [
+    yield _facts("Processor", [
         (processor.maker, processor.name), ("features", features),
         ("cores", f"{processor.usable} of {processor.cores} may be used"),
     ])  # fmt: skip
     memory, limits = facts.memory, facts.limits
-    yield from _section("Memory and limits", [
+    yield _facts("Memory and limits", [
         ("memory", _free(memory.available, memory.total)),
         ("control group", f"at most {_size(memory.limit)}" if memory.limit else "sets no limit"),
         ("/dev/shm", _free(memory.shm_free, memory.shm_total) if memory.shm_total else "not there"),
         ("memfd", "there" if memory.memfd else "not there"),
         ("open files", _range(limits.nofile)), ("locked memory", _range(limits.memlock, bytes_=True)),
     ])  # fmt: skip
-    yield from _section(
+    yield _facts(
         "Ports",
         [
             (f"{port.port}", f"{port.service}: " + (f"taken by {port.taken_by}" if port.taken_by else "free"))
@@ -69,19 +69,24 @@ def lines(facts: Facts, suggestions: Iterable[Advice]) -> Iterator[str]:
     held = f"{cache.models} models, {_size(cache.size)}, {_size(cache.free)} free" + (
         ", offline" if cache.offline else ""
     )
-    yield from _section("Hub's cache", [("folder", cache.path), ("holds", held)])
-    yield "What would help"
-    advised = [line for item in suggestions for line in (f"  {item.reason}", f"    -> {item.action}")]
-    yield from advised or ["  nothing that is known here"]
+    yield _facts("Hub's cache", [("folder", cache.path), ("holds", held)])
+    advised = [CodeBlock(item.action, item.reason) for item in suggestions]
+    yield Section("What would help", advised or [Paragraph("nothing that is known here")])
 
 
-def _section(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    yield title
-    table = list(rows)
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for row in table:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield ""
+def _facts(title: str, items: Sequence[tuple[str, str]]) -> Section:
+    return Section(title, [Properties(items)])
+
+
+def _commands(packages: Iterable[PackageFact]) -> Iterator[CodeBlock]:
+    """Yield the commands that install what is missing or too old, each with the packages that it is for."""
+    names: dict[str, list[str]] = {}
+    for package in packages:
+        if package.install:
+            names.setdefault(package.install, []).append(package.name)
+    if names:
+        text = "\n".join(f"{command}  # {', '.join(wanted)}" for command, wanted in names.items())
+        yield CodeBlock(text, "To install the others:")
 
 
 def _version(package: PackageFact) -> str:

@@ -12,23 +12,32 @@ from typing import Any, Final
 from conch.checkpoints.manifest import Contrasts, Manifest, Variant
 from conch.convert.measure import by_shape, speed_up
 from conch.convert.plan import default_name
-from conch.convert.report import columns
-from conch.convert.report.columns import notation_of, shapes, title
-from conch.convert.report.document import facts, log_lines
+from conch.convert.report.table import (
+    conditions,
+    facts,
+    is_disturbed,
+    is_refused,
+    log_lines,
+    notation_of,
+    reference_of,
+    shapes,
+    title,
+    variants_table,
+)
 from conch.convert.verdict import NOT_ASKED_FOR, REFERENCE
 from conch.machine.extras import load
 from conch.measure.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
 from conch.measure.reports.numbers import NONE, bytes_of, significant
-from conch.measure.reports.page import (
+from conch.measure.reports.report import (
     Block,
     Bullets,
     Chart,
     CodeBlock,
     Column,
     Note,
-    Page,
     Paragraph,
     Properties,
+    Report,
     Row,
     Section,
     Table,
@@ -75,7 +84,7 @@ def speed_map(manifest: Manifest) -> Chart | None:
 
     The fastest variant that may serve is highlighted.  None if nothing was measured.
     """
-    reference = by_shape(_reference(manifest).latency)
+    reference = by_shape(reference_of(manifest).latency)
     notation = notation_of(manifest)
     rows: list[dict[str, Any]] = []
     for shape in shapes(manifest):
@@ -149,12 +158,8 @@ def _sizes(manifest: Manifest) -> Iterator[Bar]:
                 yield Bar(title(variant), part, size / 1e6)
 
 
-def _reference(manifest: Manifest) -> Variant:
-    return next(variant for variant in manifest.variants if variant.name == REFERENCE)
-
-
 def _speed_up(variant: Variant, manifest: Manifest) -> float:
-    return speed_up(variant.latency, _reference(manifest).latency)
+    return speed_up(variant.latency, reference_of(manifest).latency)
 
 
 def _fastest(manifest: Manifest, shape: Shape) -> str:
@@ -237,10 +242,12 @@ def _map_spec(rows: Sequence[Mapping[str, Any]], variants: Sequence[str], column
     return spec | {"padding": _PADDING}
 
 
-def page_of(manifest: Manifest) -> Page:
-    """Return the page, without sections for which the manifest has no data."""
+def report(manifest: Manifest) -> Report:
+    """Return the report, without sections for which the manifest has no data."""
     sections = [
-        Section("Which variant, and why", [*_charts(tradeoff_chart(manifest)), *_choice(manifest), _table(manifest)]),
+        Section(
+            "Which variant, and why", [*_charts(tradeoff_chart(manifest)), *_choice(manifest), variants_table(manifest)]
+        ),
         Section("Where each is fastest", [*_charts(speed_map(manifest)), *_by_shape(manifest)]),
         Section("How far answers differ", [*_charts(differences_chart(manifest))]),
         Section("The worst ten texts, side by side", [*_worst(manifest)]),
@@ -249,7 +256,7 @@ def page_of(manifest: Manifest) -> Page:
         Section("The machine", [Properties(list(_machine(manifest)))]),
         Section("How to reproduce it", [*_reproduce(manifest)]),
     ]
-    return Page(
+    return Report(
         f"Conversion of {manifest.source.model if manifest.source.revision else default_name(manifest.source.model)}",
         _lead(manifest),
         [section for section in sections if section.blocks],
@@ -266,30 +273,30 @@ def _lead(manifest: Manifest) -> str:
     auto = manifest.variant(manifest.auto)
     beside = ""
     if manifest.by_shape is not None:
-        other = columns.title(manifest.variant(manifest.by_shape.variant))
+        other = title(manifest.variant(manifest.by_shape.variant))
         beside = f", with {other} beside it for the shapes where that is faster"
     why = "it was refused, and serves by --force" if auto.forced else "the fastest that agrees with the checkpoint"
-    if _disturbed(manifest):
+    if is_disturbed(manifest):
         why += "; other processes used the machine, so its speed is not reliable"
-    return f"{columns.title(auto)} serves {manifest.task}{beside}: {why}."
+    return f"{title(auto)} serves {manifest.task}{beside}: {why}."
 
 
 def _tiles(manifest: Manifest) -> Tiles:
     auto = manifest.variant(manifest.auto)
-    reference = _latency(manifest, REFERENCE)
+    reference = reference_of(manifest)
     faster = speed_up(auto.latency, reference.latency) if auto.latency and reference.latency else None
     shape = min(by_shape(auto.latency), default=None)
-    disturbed = _disturbed(manifest)
+    disturbed = is_disturbed(manifest)
     grey: Tone = "muted" if disturbed else ""
     marked = "disturbed; " if disturbed else ""
     items = [Tile(f"{significant(faster)}x", "speed-up", f"{marked}over PyTorch in fp32", grey or "good")]
     if shape is not None:
-        notation = columns.notation_of(manifest)
+        notation = notation_of(manifest)
         before = by_shape(reference.latency).get(shape)
         detail = f"PyTorch: {notation.speed(before)}" if before is not None else ""
         speed = notation.speed(by_shape(auto.latency)[shape])
         items.append(Tile(speed, notation.heading(shape), f"{marked}{detail}".removesuffix("; "), grey))
-    agreement = columns.notation_of(manifest).agreement(auto.agreement).split("; ")[-1]
+    agreement = notation_of(manifest).agreement(auto.agreement).split("; ")[-1]
     if agreement:
         name, _, value = agreement.partition(" (")[0].rpartition(" ")
         items.append(Tile(value, name.removesuffix(" ≥"), "1 is PyTorch's own"))
@@ -297,18 +304,9 @@ def _tiles(manifest: Manifest) -> Tiles:
         items.append(Tile(bytes_of(auto.memory_bytes), "memory", f"PyTorch: {bytes_of(reference.memory_bytes)}"))
     if auto.disk_bytes:
         items.append(Tile(bytes_of(auto.disk_bytes), "disk", f"PyTorch: {bytes_of(reference.disk_bytes)}"))
-    refused = sum(1 for variant in manifest.variants if _is_refused(variant))
+    refused = sum(1 for variant in manifest.variants if is_refused(variant))
     items.append(Tile(f"{len(manifest.variants) - refused} of {len(manifest.variants)}", "variants agree"))
     return Tiles(items)
-
-
-def _disturbed(manifest: Manifest) -> bool:
-    """Return whether the speed of the serving variant was measured on a busy machine."""
-    return columns.is_busy(manifest.variant(manifest.auto), _latency(manifest, REFERENCE).latency)
-
-
-def _latency(manifest: Manifest, name: str) -> Variant:
-    return next(variant for variant in manifest.variants if variant.name == name)
 
 
 def _choice(manifest: Manifest) -> Iterator[Block]:
@@ -316,29 +314,11 @@ def _choice(manifest: Manifest) -> Iterator[Block]:
         yield Bullets([f"{reason}." for reason in manifest.choice])
 
 
-def _table(manifest: Manifest) -> Table:
-    """Return the table of all variants, without the speeds by shape, which the map shows."""
-    names = columns.headings(manifest)
-    count = len(columns.shapes(manifest))
-    places = [0, *range(count + 1, len(names))]
-    chosen = [Column(names[place], 0 < place <= count + 3) for place in places]
-    rows = [
-        Row([cells[place] for place in places], _tone(variant, manifest)) for variant, cells in columns.rows(manifest)
-    ]
-    return Table("All variants", chosen, rows)
-
-
-def _tone(variant: Variant, manifest: Manifest) -> Tone:
-    if variant.name == manifest.auto:
-        return "" if _disturbed(manifest) else "good"
-    return "bad" if _is_refused(variant) else "" if variant.usable else "muted"
-
-
 def _by_shape(manifest: Manifest) -> Iterator[Block]:
     companion = manifest.by_shape
     if companion is None:
         return
-    other = columns.title(manifest.variant(companion.variant))
+    other = title(manifest.variant(companion.variant))
     closeness = companion.agreement.get("cosine_min")
     share = companion.agreement.get("argmax")
     same = f"at least {closeness:.4f}" if closeness is not None else NONE
@@ -357,7 +337,7 @@ def _by_shape(manifest: Manifest) -> Iterator[Block]:
                 f"{gain.batch}x{gain.tokens}", f"{gain.gain:.2f}",
                 other
                 if companion.faster_at(gain.batch, gain.tokens)
-                else columns.title(manifest.variant(manifest.auto)),
+                else title(manifest.variant(manifest.auto)),
             ])
             for gain in companion.gains
         ],
@@ -373,7 +353,7 @@ def _worst(manifest: Manifest) -> Iterator[Block]:
     ]
     coarse = [(variant, contrasts) for variant, contrasts in known if variant.precision != "fp32"]
     for variant, contrasts in coarse or known:
-        yield _worst_table(columns.title(variant), contrasts)
+        yield _worst_table(title(variant), contrasts)
 
 
 def _worst_table(title: str, contrasts: Contrasts) -> Table:
@@ -397,17 +377,13 @@ def _worst_table(title: str, contrasts: Contrasts) -> Table:
     return Table(f"{title}: {what}", headings, rows)
 
 
-def _is_refused(variant: Variant) -> bool:
-    return bool(variant.reasons) and not variant.passed and variant.reasons != (NOT_ASKED_FOR,)
-
-
 def _refused(manifest: Manifest) -> Iterator[Block]:
-    refused = [variant for variant in manifest.variants if _is_refused(variant)]
+    refused = [variant for variant in manifest.variants if is_refused(variant)]
     if not refused:
         yield Paragraph("Nothing: every variant that was asked for agrees with the checkpoint.")
         return
     rows = [
-        Row([columns.title(variant), "; ".join(variant.reasons), "yes, by --force" if variant.forced else "no"], "bad")
+        Row([title(variant), "; ".join(variant.reasons), "yes, by --force" if variant.forced else "no"], "bad")
         for variant in refused
     ]
     yield Table("Variants that do not serve", [Column("variant"), Column("why"), Column("may serve")], rows)
@@ -415,7 +391,7 @@ def _refused(manifest: Manifest) -> Iterator[Block]:
 
 def _machine(manifest: Manifest) -> Iterator[tuple[str, str]]:
     machine = manifest.machine
-    yield "conditions", columns.conditions(manifest)
+    yield "conditions", conditions(manifest)
     for name, label, unit in (
         ("memory", "memory", 2**30), ("governor", "governor", 0), ("virtual", "kind", 0), ("quota", "quota (cores)", 0)
     ):  # fmt: skip
@@ -435,7 +411,7 @@ def _reproduce(manifest: Manifest) -> Iterator[Block]:
     lines = "\n".join(log_lines(manifest))
     if lines:
         yield CodeBlock(lines, "All figures:")
-    yield Paragraph(columns.notation_of(manifest).legend)
+    yield Paragraph(notation_of(manifest).legend)
 
 
 def _hashes(caption: str, files: Mapping[str, str]) -> Table:

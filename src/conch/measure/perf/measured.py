@@ -1,13 +1,14 @@
-"""The result of measuring one level, and the warnings about its figures.
+"""The result of measuring one level: figures, warnings, stages of the average request, and distributions.
 
 Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from math import log10
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,16 @@ from numpy.typing import NDArray
 from conch.machine.facts import MachineFacts
 from conch.machine.interference import THROTTLED, Interference
 from conch.machine.processes import Rival
-from conch.measure.perf.figures import WINDOWS, Confidence, GenerationFigures, WindowFigures
-from conch.measure.perf.senders.records import Records
+from conch.measure.perf.figures import (
+    WINDOWS,
+    Confidence,
+    GenerationFigures,
+    LatencyFigures,
+    WindowFigures,
+    token_times,
+)
+from conch.measure.perf.plan import PerfPlan
+from conch.measure.perf.senders.records import Outcome, Records, ended_in
 from conch.measure.perf.server.resources import MetricFigures, ResourceFigures
 from conch.measure.perf.server.statistics import ServerFigures
 
@@ -197,3 +206,74 @@ class Measured:
     @property
     def _per_second(self) -> float:
         return (self.figures.requests + self.failed) / self.figures.seconds if self.figures.seconds else 0.0
+
+
+#: The stages in the server's statistics, in order.
+SERVER_STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
+def server_of(plan: PerfPlan, measured: Measured) -> ServerFigures | None:
+    """Return the statistics of the measured model; others may have run as ensemble steps."""
+    return next((version for version in measured.server if version.model == plan.model), None)
+
+
+def stages_of(plan: PerfPlan, measured: Measured) -> Mapping[str, float]:
+    """Return the seconds of each stage: ``send``, ``network``, the server's stages, ``receive``.
+
+    ``network`` is the client's wait beyond the server's stages. If parts of a stream arrive while the server computes,
+    they are included in the server's stages, and ``receive`` is left out. Without server statistics, ``wait`` replaces
+    the stages between ``send`` and ``receive``.
+    """
+    figures, server = measured.figures, server_of(plan, measured)
+    counted = server.stages if server is not None else {}
+    send, wait, receive = (_average(stage) for stage in (figures.send, figures.wait, figures.receive))
+    if not counted:
+        return {"send": send, "wait": wait, "receive": receive}
+    stages = {name: counted[name].average if name in counted else 0.0 for name in SERVER_STAGES}
+    spent = sum(stages.values())
+    if spent > wait:
+        return {"send": send, "network": max(0.0, wait + receive - spent), **stages}
+    return {"send": send, "network": wait - spent, **stages, "receive": receive}
+
+
+def _average(latency: LatencyFigures | None) -> float:
+    return latency.average if latency is not None else 0.0
+
+
+#: Number of quantiles of a distribution, spaced logarithmically towards its tail.
+_QUANTILES: Final = 80
+
+Quantiles = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelDistributions:
+    """Quantiles as pairs of a fraction (0 to below 1) and the time (s) that this fraction of requests did not exceed.
+
+    ``ttft`` and ``itl`` are empty unless responses are text.
+    """
+
+    latency: Quantiles
+    ttft: Quantiles
+    itl: Quantiles
+
+    @classmethod
+    def of(cls, level: LevelRecords, *, text: bool) -> LevelDistributions:
+        """Return the distributions of the successful requests in the windows that count."""
+        records = level.records[ended_in(level.records, level.spans)]
+        well = records[records["outcome"] == Outcome.OK]
+        latency = quantiles(well["end"] - well["due"])
+        if not text:
+            return cls(latency, (), ())
+        times = token_times(level.records, level.events, level.spans)
+        return cls(latency, quantiles(times.ttft), quantiles(times.itl))
+
+
+def quantiles(durations: NDArray[Any]) -> Quantiles:
+    """Return the quantiles of durations (ns); the largest is at the fraction of all others."""
+    count = len(durations)
+    if not count:
+        return ()
+    shares = 1 - np.logspace(0, -log10(count), min(_QUANTILES, count)) if count > 1 else np.zeros(1)
+    values = np.percentile(durations / 1e9, 100 * shares, method="inverted_cdf")
+    return [(float(share), float(value)) for share, value in zip(shares, values, strict=True)]

@@ -1,7 +1,7 @@
 """The charts of reports, made with Altair: lines, bars and distributions by percentile.
 
-Each function returns a :class:`~conch.measure.reports.page.Chart`. Figures that cannot be shown are left out: infinite
-ones, and those that are not above 0 on logarithmic axes.
+Each function returns a :class:`~conch.measure.reports.report.Chart`. Figures that cannot be shown are left out:
+infinite ones, and those that are not above 0 on logarithmic axes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10
 from typing import Any, Final, Literal
 
-from conch.measure.reports.page import Chart
+from conch.measure.reports.report import Chart
 from conch.measure.reports.theme import FAINT, SHAPES
 
 #: The percentiles labelled on the axis of a distribution, as positions: 1 / (1 - fraction).

@@ -1,4 +1,4 @@
-"""Writes a page as one HTML file with all styles, scripts, charts and figures, so that it loads nothing.
+"""Renders a report as one HTML page with all styles, scripts, charts and figures, so that it loads nothing.
 
 Each chart is included twice: as an image, for paper and readers without scripts, and as a specification that the script
 draws when it becomes visible. A content security policy prevents any text in the page from loading anything.
@@ -17,15 +17,15 @@ from typing import Any, Final
 from zlib import crc32
 
 from conch.machine.extras import load
-from conch.measure.reports.page import (
+from conch.measure.reports.report import (
     Block,
     Bullets,
     Chart,
     CodeBlock,
     Note,
-    Page,
     Paragraph,
     Properties,
+    Report,
     Row,
     Section,
     Table,
@@ -43,26 +43,26 @@ _KINDS: Final = {"info": "", "warning": "Warning: ", "error": "Error: "}
 _NAMED: Final = re.compile(r'<(?:\w+Gradient|clipPath|pattern)\b[^>]*? id="|="url\(#')
 
 
-def html(page: Page) -> str:
-    """Return the page as HTML; raises UNSUPPORTED if it has charts and vl-convert is missing."""
-    anchors = anchors_of(page.sections)
-    charts = [block for blocks in (page.opening, *(section.blocks for section in page.sections)) for block in blocks]
-    has_charts = any(isinstance(block, Chart) for block in charts)
+def html(report: Report) -> str:
+    """Return the report as HTML; raises UNSUPPORTED if it has charts and vl-convert is missing."""
+    anchors = anchors_of(report.sections)
+    blocks = [*report.opening, *(block for section in report.sections for block in section.blocks)]
+    has_charts = any(isinstance(block, Chart) for block in blocks)
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(page.title)}</title>\n<style>\n{_asset('page.css')}</style></head>\n<body>\n<header>",
-        f'<h1>{escape(page.title)}</h1>\n<p class="lead">{escape(page.lead)}</p>\n',
-        *_blocks(page.opening),
-        *(_contents(page.sections, anchors) if len(page.sections) > 2 else ()),
+        f"<title>{escape(report.title)}</title>\n<style>\n{_asset('page.css')}</style></head>\n<body>\n<header>",
+        f'<h1>{escape(report.title)}</h1>\n<p class="lead">{escape(report.lead)}</p>\n',
+        *_blocks(report.opening),
+        *(_contents(report.sections, anchors) if len(report.sections) > 2 else ()),
         "</header>\n<main>",
         *(
             f'<section id="{anchor}">\n<h2>{escape(section.title)}</h2>\n{"".join(_blocks(section.blocks))}</section>\n'
-            for section, anchor in zip(page.sections, anchors, strict=True)
+            for section, anchor in zip(report.sections, anchors, strict=True)
         ),
         "</main>\n",
-        f"<footer>{escape(page.footer)}</footer>\n" if page.footer else "",
+        f"<footer>{escape(report.footer)}</footer>\n" if report.footer else "",
         *(f"<script>{part}</script>\n" for part in (_bundle(),) if has_charts),
         f'<script type="application/json" id="chart-configs">{_json(_configs())}</script>\n',
         f"<script>\n{_asset('page.js')}</script>\n</body></html>\n",
@@ -124,7 +124,7 @@ def _table(table: Table) -> str:
         f'<th scope="col"{kind}>{escape(column.heading)}</th>'
         for column, kind in zip(table.columns, classes, strict=True)
     )
-    rows = "\n".join(_row(row, classes) for row in table.rows)
+    rows = "\n".join(_row(row, table.texts(row), classes) for row in table.rows)
     return (
         f'<div class="table" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table{dense}>\n'
         f"<caption>{escape(table.caption)}</caption>\n<thead><tr>{headings}</tr></thead>\n"
@@ -132,8 +132,8 @@ def _table(table: Table) -> str:
     )
 
 
-def _row(row: Row, classes: Sequence[str]) -> str:
-    cells = [escape(cell) for cell in row.cells]
+def _row(row: Row, texts: Sequence[str], classes: Sequence[str]) -> str:
+    cells = [escape(text) for text in texts]
     if row.target:
         cells[0] = f'<a href="#{escape(row.target)}">{cells[0]}</a>'
     tone = f' class="{row.tone}"' if row.tone else ""

@@ -25,11 +25,12 @@ from conch.convert.causal.conversion import Texts, run_of, shapes
 from conch.convert.causal.export import export, load
 from conch.convert.measure import measure
 from conch.convert.plan import Plan
-from conch.convert.report import document
-from conch.convert.report.page import page_of
+from conch.convert.report.page import report
+from conch.convert.report.table import short_report
 from conch.convert.run import ConvertedModel, convert
 from conch.core.errors import Code, ConchError
 from conch.machine.interference import Interference
+from conch.measure.reports.text import markdown
 from conch.measure.texts.shapes import Shape
 from tests.convert_checkpoints import causal, no_progress, quick_plan
 
@@ -102,12 +103,12 @@ def test_the_server_computes_as_the_verdict_did(converted: ConvertedModel, capab
 
 
 def test_the_report_is_in_tokens_a_second(converted: ConvertedModel) -> None:
-    text = document.markdown(converted.manifest)
+    text = markdown(short_report(converted.manifest))
 
     assert "| write x1 tok/s | read 16 tok/s | write x2 tok/s |" in text
     assert "perplexity" in text and "next token 1.0000" in text and " MB |" in text
     assert "cosine" not in text
-    titles = [section.title for section in page_of(converted.manifest).sections]
+    titles = [section.title for section in report(converted.manifest).sections]
     assert titles[:3] == ["Which variant, and why", "Where each is fastest", "How far answers differ"]
 
 

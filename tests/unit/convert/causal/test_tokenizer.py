@@ -29,9 +29,10 @@ from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert.causal.conversion import write_tokenizer, write_weights
 from conch.convert.causal.export import export, load
-from conch.convert.report import document
+from conch.convert.report.table import short_report
 from conch.convert.run import convert
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS
+from conch.measure.reports.text import markdown
 from tests.convert_checkpoints import quick_plan
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import metaspace
@@ -171,7 +172,7 @@ def test_the_report_says_that_there_is_no_structured_output(llama: Path, tmp_pat
     converted = convert(plan, steps.append)
 
     assert "structured output will not be available: ImportError: transformers" in steps
-    assert "- structured output: not available on OpenVINO: ImportError: transformers" in document.markdown(
-        converted.manifest
+    assert "- structured output: not available on OpenVINO: ImportError: transformers" in markdown(
+        short_report(converted.manifest)
     )
     assert not list(tmp_path.glob("m/1/*/openvino_tokenizer.xml"))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from conch.checkpoints.manifest import Companion, Contrast, Contrasts, Gain, Manifest
-from conch.convert.report.page import page_of
+from conch.convert.report.page import report
 from conch.measure.reports.html import html
-from conch.measure.reports.page import Chart, Page, Section, Table, Tiles
+from conch.measure.reports.report import Chart, Report, Section, Table, Tiles
 from tests.unit.convert.report.test_document import MANIFEST
 
 WORST = Contrasts(
@@ -30,15 +30,15 @@ WHOLE = replace(
 )
 
 
-def section(page: Page, title: str) -> Section:
+def section(page: Report, title: str) -> Section:
     return next(one for one in page.sections if one.title == title)
 
 
-def tables(page: Page, title: str) -> list[Table]:
+def tables(page: Report, title: str) -> list[Table]:
     return [block for block in section(page, title).blocks if isinstance(block, Table)]
 
 
-def chart(page: Page, title: str) -> Chart:
+def chart(page: Report, title: str) -> Chart:
     return next(block for block in section(page, title).blocks if isinstance(block, Chart))
 
 
@@ -55,7 +55,7 @@ def rows(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_page_shows_every_variant_by_speed_and_agreement() -> None:
-    shown = chart(page_of(WHOLE), "Which variant, and why")
+    shown = chart(report(WHOLE), "Which variant, and why")
 
     by_series = {row["series"]: row for row in rows(shown.spec)}
     assert by_series["ONNX Runtime (int8): auto"]["x"] == pytest.approx(5)
@@ -66,7 +66,7 @@ def test_page_shows_every_variant_by_speed_and_agreement() -> None:
 
 
 def test_map_frames_the_fastest_that_may_serve() -> None:
-    cells = {(row["variant"], row["shape"]): row for row in rows(chart(page_of(WHOLE), "Where each is fastest").spec)}
+    cells = {(row["variant"], row["shape"]): row for row in rows(chart(report(WHOLE), "Where each is fastest").spec)}
 
     assert cells["ONNX Runtime (int8)", "1x16"]["factor"] == 5
     assert cells["ONNX Runtime (int8)", "1x16"]["best"]
@@ -80,8 +80,8 @@ def test_a_speed_up_that_others_disturbed_is_grey(place: int) -> None:
     variants = list(WHOLE.variants)
     disturbed = variants[place]
     variants[place] = replace(disturbed, latency=tuple(replace(one, busy=True) for one in disturbed.latency))
-    shown = page_of(replace(WHOLE, variants=tuple(variants)))
-    quiet = page_of(WHOLE)
+    shown = report(replace(WHOLE, variants=tuple(variants)))
+    quiet = report(WHOLE)
 
     tiles = {tile.label: tile for block in shown.opening if isinstance(block, Tiles) for tile in block.items}
     assert (tiles["speed-up"].tone, tiles["speed-up"].detail) == ("muted", "disturbed; over PyTorch in fp32")
@@ -94,7 +94,7 @@ def test_a_speed_up_that_others_disturbed_is_grey(place: int) -> None:
 
 
 def test_worst_texts_stand_side_by_side() -> None:
-    (table,) = tables(page_of(WHOLE), "The worst ten texts, side by side")
+    (table,) = tables(report(WHOLE), "The worst ten texts, side by side")
 
     assert [column.heading for column in table.columns][:3] == ["text", "PyTorch says", "ONNX Runtime (int8) says"]
     assert [*table.rows[0].cells] == [
@@ -103,7 +103,7 @@ def test_worst_texts_stand_side_by_side() -> None:
 
 
 def test_what_was_refused_says_why() -> None:
-    (table,) = tables(page_of(WHOLE), "What was refused, and why")
+    (table,) = tables(report(WHOLE), "What was refused, and why")
 
     assert [row.cells[1] for row in table.rows] == [
         "cosine_min 0.93 of embedding is below 0.97", "tensorrt is not installed: pip install tensorrt",
@@ -112,7 +112,7 @@ def test_what_was_refused_says_why() -> None:
 
 def test_two_variants_say_which_runs_where() -> None:
     companion = Companion("torch-fp32", (Gain(1, 16, 0.2), Gain(8, 16, 1.4)), 1.18, 900_000_000, {"cosine_min": 0.999})
-    (table,) = tables(page_of(replace(WHOLE, by_shape=companion)), "Where each is fastest")
+    (table,) = tables(report(replace(WHOLE, by_shape=companion)), "Where each is fastest")
 
     assert [[*row.cells] for row in table.rows] == [
         ["1x16", "0.20", "ONNX Runtime (int8)"],
@@ -123,11 +123,11 @@ def test_two_variants_say_which_runs_where() -> None:
 def test_page_is_made_again_from_the_written_manifest() -> None:
     read = Manifest.from_json(json.loads(json.dumps(WHOLE.to_json())))
 
-    assert page_of(read) == page_of(WHOLE)
+    assert report(read) == report(WHOLE)
 
 
 def test_texts_of_users_are_escaped_and_nothing_is_loaded() -> None:
-    page = html(page_of(WHOLE))
+    page = html(report(WHOLE))
 
     assert "&lt;b&gt;What&lt;/b&gt; a price!" in page and "<b>What</b>" not in page
     assert "conch convert -m &#x27;a &lt;b&gt;&#x27;" in page
@@ -137,7 +137,7 @@ def test_texts_of_users_are_escaped_and_nothing_is_loaded() -> None:
 
 
 def test_manifest_of_an_older_conch_has_a_page_without_what_it_lacks() -> None:
-    titles = [one.title for one in page_of(MANIFEST).sections]
+    titles = [one.title for one in report(MANIFEST).sections]
 
     assert "The worst ten texts, side by side" not in titles
     assert "How far answers differ" not in titles
@@ -147,13 +147,13 @@ def test_manifest_of_an_older_conch_has_a_page_without_what_it_lacks() -> None:
 def test_conversion_in_which_nothing_was_measured_has_a_page() -> None:
     bare = replace(WHOLE, variants=tuple(replace(variant, latency=()) for variant in WHOLE.variants))
 
-    assert "Where each is fastest" not in [one.title for one in page_of(bare).sections]
+    assert "Where each is fastest" not in [one.title for one in report(bare).sections]
 
 
 def test_variant_that_serves_by_force_is_not_said_to_agree() -> None:
     first, auto, *others = WHOLE.variants
     forced = replace(auto, passed=False, forced=True, reasons=("cosine_min 0.93 of embedding is below 0.97",))
 
-    assert page_of(WHOLE).lead.endswith(": the fastest that agrees with the checkpoint.")
-    lead = page_of(replace(WHOLE, variants=(first, forced, *others))).lead
+    assert report(WHOLE).lead.endswith(": the fastest that agrees with the checkpoint.")
+    lead = report(replace(WHOLE, variants=(first, forced, *others))).lead
     assert lead == "ONNX Runtime (int8) serves feature-extraction: it was refused, and serves by --force."

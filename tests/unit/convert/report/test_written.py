@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from conch.cli import main
-from conch.convert.report import document
+from conch.convert.report.table import short_report
+from conch.measure.reports.text import markdown
 from tests.unit.convert.report.test_document import MANIFEST
 
 WRITTEN = replace(MANIFEST, files={"a.onnx": "sha256:12", "b.onnx": "sha256:34"})
@@ -30,7 +31,7 @@ def test_report_of_the_latest_version_is_shown_again(model: Path, capsys: pytest
 
     assert main(["convert", "--report", str(model), "--markdown", str(again), "--verbose"]) == 0
 
-    assert again.read_text() == document.markdown(WRITTEN)
+    assert again.read_text() == markdown(short_report(WRITTEN))
     output = capsys.readouterr().out
     assert "ONNX Runtime (int8)" in output and "conch serve" not in output
     assert output.count("[PyTorch (fp32)]") == 2

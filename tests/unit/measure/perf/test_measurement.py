@@ -71,9 +71,9 @@ def test_files_have_a_row_for_each_level() -> None:
         plan = _plan(server, trials=1)
         with Measurement(plan) as measurement:
             measured = [measurement.measure(level) for level in (1, 2)]
-    rows = files.csv(plan, measured).splitlines()
+    rows = files.csv_of(plan, measured).splitlines()
     assert rows[0].startswith("Concurrency,Inferences/Second,Client Send,") and len(rows) == 3
-    document = json.loads(files.json(plan, measured))
+    document = json.loads(files.json_of(plan, measured))
     assert [level["concurrency"] for level in document["levels"]] == [1, 2]
     assert document["levels"][0]["requests"] == measured[0].figures.requests
 

@@ -11,17 +11,16 @@ import pytest
 
 from conch.core.errors import ConchError
 from conch.measure.perf.figures import LatencyFigures, WindowFigures
-from conch.measure.perf.measured import LevelRecords, Measured
+from conch.measure.perf.measured import LevelDistributions, LevelRecords, Measured, quantiles, stages_of
 from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.report import files
-from conch.measure.perf.report.command import command_line
-from conch.measure.perf.report.distributions import LevelDistributions, quantiles
-from conch.measure.perf.report.outputs import OutputFiles, Outputs, RequestLog, lines
-from conch.measure.perf.report.stages import stages_of
-from conch.measure.perf.report.terminal import details, summary
+from conch.measure.perf.report.files import OutputFiles, Outputs, RequestLog, command_line, lines
+from conch.measure.perf.report.page import level_table
+from conch.measure.perf.report.terminal import level_section
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.records import RECORD, Collected, Outcome, Unfinished
 from conch.measure.perf.server.statistics import ServerFigures, Stage
+from conch.measure.reports.terminal import show
 from tests.unit.measure.perf.known_server import KnownServer, running
 
 PLAN = PerfPlan("m", Address("127.0.0.1", 8000))
@@ -60,20 +59,20 @@ def level(level: float = 1, *, errors: dict[str, int] | None = None, plan: PerfP
     ],
 )
 def test_the_columns_are_those_of_perf_analyzer(plan: PerfPlan, verbose: bool, headings: str) -> None:
-    first, row = files.csv(plan, [level(plan=plan)], verbose=verbose).splitlines()
+    first, row = files.csv_of(plan, [level(plan=plan)], verbose=verbose).splitlines()
     assert first == headings
     assert len(row.split(",")) == len(headings.split(","))
 
 
 def test_a_row_is_in_microseconds_and_of_the_model_that_was_asked() -> None:
-    row = files.csv(PLAN, [level(16)], verbose=True).splitlines()[1]
+    row = files.csv_of(PLAN, [level(16)], verbose=True).splitlines()[1]
     assert row == "16,200,100,400,200,100,4000,100,20,5000,5000,5000,5000,5000,120,4800"
 
 
 def test_a_server_that_counts_nothing_leaves_the_wait_whole() -> None:
     unknown = replace(level(), server=())
     assert stages_of(PLAN, unknown) == {"send": 0.0001, "wait": 0.0048, "receive": 0.00002}
-    assert files.csv(PLAN, [unknown]).splitlines()[1].startswith("1,200,100,4800,0,0,0,0,20,")
+    assert files.csv_of(PLAN, [unknown]).splitlines()[1].startswith("1,200,100,4800,0,0,0,0,20,")
 
 
 def test_what_a_stream_brings_while_the_server_computes_counts_once() -> None:
@@ -83,7 +82,7 @@ def test_what_a_stream_brings_while_the_server_computes_counts_once() -> None:
 
 
 def test_the_json_has_a_version() -> None:
-    document = json.loads(files.json(PLAN, [level(errors={"boom": 3})]))
+    document = json.loads(files.json_of(PLAN, [level(errors={"boom": 3})]))
     assert document["format"] == 1
     assert document["levels"][0]["failures"] == {"refused": 3} and document["levels"][0]["errors"] == {"boom": 3}
 
@@ -157,8 +156,7 @@ def test_lines_and_table_fit_into_the_terminal(width: int) -> None:
     console = Console(width=width)
     many = [level(number, errors={"[bold]no[/bold] memory " + 30 * "long ": 2}) for number in (1, 10_000)]
     with console.capture() as shown:
-        console.print(details(PLAN, many[0], width), highlight=False)
-        console.print(summary(PLAN, many, width))
+        show(console, level_section(PLAN, many[0]), level_table(PLAN, many))
     text = shown.get()
     assert all(len(line) <= width for line in text.splitlines())
     assert "[bold]no[/bold] memory" in text and "5.00 ms on average" in text

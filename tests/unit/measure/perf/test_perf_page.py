@@ -11,23 +11,22 @@ from conch.cli import main
 from conch.machine.facts import MachineFacts
 from conch.machine.interference import Interference
 from conch.measure.perf.figures import GenerationFigures, LatencyFigures
-from conch.measure.perf.measured import MachineFigures
-from conch.measure.perf.report.distributions import LevelDistributions
-from conch.measure.perf.report.page import page
-from conch.measure.perf.report.terminal import details
+from conch.measure.perf.measured import LevelDistributions, MachineFigures
+from conch.measure.perf.report.page import report
+from conch.measure.perf.report.terminal import level_section
 from conch.measure.perf.server.resources import GpuFigures, ResourceFigures
 from conch.measure.reports.html import html
-from conch.measure.reports.page import Chart, Note, Page, Table, Tiles
+from conch.measure.reports.report import Chart, Note, Report, Table, Tiles
 from tests.unit.measure.perf.known_server import KnownServer, running
 from tests.unit.measure.perf.test_perf_files import PLAN, latency, level
 
 
 def test_a_run_is_reported_with_its_command(tmp_path: Path) -> None:
-    report, lines = tmp_path / "report.html", tmp_path / "requests.jsonl"
+    page, lines = tmp_path / "report.html", tmp_path / "requests.jsonl"
     with running(KnownServer(service=0.002, fails=7)) as server:
         given = ["-m", "known", "-u", f"127.0.0.1:{server.port}", "-p", "200", "--warm-up", "0.1", "-s", "900"]
-        main(["perf", *given, "--concurrency-range", "1:2", "--html", str(report), "--jsonl", str(lines)])
-    text = report.read_text()
+        main(["perf", *given, "--concurrency-range", "1:2", "--html", str(page), "--jsonl", str(lines)])
+    text = page.read_text()
     for title in ("Latency against throughput", "Distribution of latency", "Average time of a request by stage",
                   "Throughput by window", "What failed", "How to reproduce"):  # fmt: skip
         assert title in text
@@ -38,7 +37,7 @@ def test_a_run_is_reported_with_its_command(tmp_path: Path) -> None:
 
 def test_warnings_come_before_figures_and_nothing_is_no_silent_zero() -> None:
     none = replace(level(), figures=replace(level().figures, requests=0, throughput=0.0, latency=None), windows=())
-    made = page(PLAN, "server at x", "conch perf -m m", [none], [None])
+    made = report(PLAN, "server at x", "conch perf -m m", [none], [None])
     assert isinstance(made.opening[0], Note) and made.opening[0].kind == "error"
     assert "no request was answered" in made.opening[0].text
     assert "No request was answered well" in made.lead
@@ -50,25 +49,25 @@ def test_text_and_gpus_have_sections_where_they_are_known() -> None:
     used = ResourceFigures(1.5, 10**9, {"GPU-1": GpuFigures(0.9, 46 * 10**9, 210.0)})
     one = replace(level(), generation=tokens, resources=used)
     spread = LevelDistributions([(0.5, 0.1), (0.9, 0.2)], [(0.5, 0.1), (0.9, 0.2)], [(0.5, 0.01), (0.9, 0.02)])
-    made = page(PLAN, "server", "conch", [one, one], [spread, spread])
+    made = report(PLAN, "server", "conch", [one, one], [spread, spread])
     sections = {section.title: section.blocks for section in made.sections}
     titles = [block.title for block in sections["Tokens"] if isinstance(block, Chart)]
     assert titles == ["Time to the first token", "Time between tokens"]
     [table] = [block for block in sections["What the server used"] if isinstance(block, Table)]
-    assert list(table.rows[0].cells) == ["1", "1.50", "1,000", "90 %", "46,000", "210"]
+    assert table.texts(table.rows[0]) == ["1", "1.50", "1,000", "90 %", "46,000", "210"]
     assert "What failed" not in sections
 
 
-def _captions(made: Page) -> str:
+def _captions(made: Report) -> str:
     return " ".join(block.caption for section in made.sections for block in section.blocks if isinstance(block, Chart))
 
 
 def test_figures_that_others_disturbed_are_no_headline() -> None:
     seen = MachineFigures(MachineFacts.read(), 1.0, 3.0, Interference(0.8))
     disturbed = replace(level(2), disturbed=True, machine=seen)
-    made = page(PLAN, "server", "conch", [level(1), disturbed], [None, None])
-    alone = page(PLAN, "server", "conch", [disturbed], [None])
-    quiet = page(PLAN, "server", "conch", [level(1)], [None])
+    made = report(PLAN, "server", "conch", [level(1), disturbed], [None, None])
+    alone = report(PLAN, "server", "conch", [disturbed], [None])
+    quiet = report(PLAN, "server", "conch", [level(1)], [None])
 
     assert "undisturbed windows" in _captions(quiet) and "inferences a second" in quiet.lead
     assert "Disturbed windows count at concurrency 2." in _captions(made)
@@ -80,18 +79,16 @@ def test_figures_that_others_disturbed_are_no_headline() -> None:
     assert [row.tone for row in table.rows] == ["", "muted"]
 
 
-def test_the_terminal_shows_them_grey() -> None:
-    disturbed = replace(level(2), disturbed=True)
-    assert details(PLAN, level(), 120).plain.splitlines()[1] == "concurrency 1: 200.0 infer/s, 1000 requests"
-    shown = details(PLAN, disturbed, 120)
-    assert shown.plain.splitlines()[1] == "concurrency 2: 200.0 infer/s, 1000 requests, disturbed"
-    assert [str(span.style) for span in shown.spans][:1] == ["dim"]
+def test_the_terminal_marks_them() -> None:
+    assert level_section(PLAN, level()).title == "concurrency 1: 200.0 infer/s, 1000 requests"
+    shown = level_section(PLAN, replace(level(2), disturbed=True))
+    assert shown.title == "concurrency 2: 200.0 infer/s, 1000 requests, disturbed"
 
 
 def test_many_levels_leave_charts_readable() -> None:
     levels = [level(number) for number in range(1, 41)]
     spread = LevelDistributions([(0.0, 0.1), (0.9, 0.2)], (), ())
-    made = page(PLAN, "server", "conch", levels, [spread] * 40)
+    made = report(PLAN, "server", "conch", levels, [spread] * 40)
     [chart] = next(section.blocks for section in made.sections if section.title == "Latency")
     assert isinstance(chart, Chart)
     names = chart.spec["layer"][0]["encoding"]["color"]["scale"]["domain"]
@@ -101,7 +98,7 @@ def test_many_levels_leave_charts_readable() -> None:
 @pytest.mark.parametrize("latest", [None, LatencyFigures(0.1, 0, {50: 0.1, 90: 0.1, 95: 0.1, 99: 0.1}, 0.1)])
 def test_a_level_without_answers_is_a_row_beside_others(latest: LatencyFigures | None) -> None:
     other = replace(level(2), figures=replace(level().figures, latency=latest, requests=5 if latest else 0))
-    made = page(PLAN, "server", "conch", [level(1), other], [None, None])
+    made = report(PLAN, "server", "conch", [level(1), other], [None, None])
     table = made.sections[0].blocks[0]
     assert isinstance(table, Table) and [row.cells[0] for row in table.rows] == ["1", "2"]
     assert (table.rows[1].tone == "bad") == (latest is None)

@@ -20,28 +20,28 @@ from conch.measure.reports.charts import (
     line_chart,
     percentile_chart,
 )
+from conch.measure.reports.files import check_files, check_reports
 from conch.measure.reports.html import html
-from conch.measure.reports.page import (
+from conch.measure.reports.report import (
     Bullets,
     Chart,
     CodeBlock,
     Column,
     Note,
-    Page,
     Paragraph,
     Properties,
+    Report,
     Row,
     Section,
     Table,
     Tile,
     Tiles,
 )
-from conch.measure.reports.writing import check_files, check_reports
 
 EVIL = "</script><script>alert('µ')</script><img src=http://evil.example/x>"
 
 
-def page(name: str = EVIL) -> Page:
+def page(name: str = EVIL) -> Report:
     milliseconds = Axis(f"latency of {name} (ms)", logarithmic=True)
     dots = [Dot(20.1, 49.7, name, 45.0, 55.0), Dot(71.9, 897.0, name), Dot(80.0, 0.0), Dot(float("inf"), 1.0)]
     charts = [
@@ -67,7 +67,7 @@ def page(name: str = EVIL) -> Page:
         Table(name, [Column(name), Column("p99 (ms)", number=True)], [Row([name, "1,413"], "good", "detail")]),
         *charts,
     ]
-    return Page(name, name, [Section(name, blocks, "detail")], opening=[Note("error", name)], footer=name)
+    return Report(name, name, [Section(name, blocks, "detail")], opening=[Note("error", name)], footer=name)
 
 
 class Reader(HTMLParser):
@@ -125,7 +125,7 @@ def test_the_libraries_are_embedded_once() -> None:
     text = html(page("falcon7b"))
     assert text.count("vegaEmbed=") == 1
     assert len(text) < 1_300_000
-    assert "vegaEmbed=" not in html(Page("t", "l", [Section("s", [Paragraph("p")])]))
+    assert "vegaEmbed=" not in html(Report("t", "l", [Section("s", [Paragraph("p")])]))
 
 
 def test_charts_and_tables_say_what_they_show_to_those_who_cannot_see_them(read: Reader) -> None:
@@ -164,7 +164,7 @@ def test_gradients_of_pictures_have_names_of_their_own() -> None:
         values = [{"x": 1}, {"x": 2}]
         return Chart("t", {"data": {"values": values}, "mark": "point", "encoding": {"x": place, "color": colour}}, "a")
 
-    text = html(Page("t", "l", [Section("s", [chart("blues"), chart("reds")])]))
+    text = html(Report("t", "l", [Section("s", [chart("blues"), chart("reds")])]))
     markup = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     named = re.findall(r'<linearGradient id="([^"]+)"', markup)
 

@@ -18,7 +18,7 @@ from conch.measure.analyze.options import goal_texts, values
 from conch.measure.analyze.options.description import described
 from conch.measure.analyze.options.models import ModelSettings, models
 from conch.measure.analyze.options.values import OptionProblem
-from conch.measure.reports.writing import NO_PDF
+from conch.measure.reports.files import NO_PDF
 from conch.options import declaration
 from conch.options.declaration import Reader
 

@@ -5,11 +5,83 @@ Pure. Made from the ranking. Times are in seconds, memory in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from conch.measure.analyze.judging.ranking import Advice, DefaultComparison
+from conch.measure.analyze.judging.goals import Goals, in_words
+from conch.measure.analyze.judging.objectives import satisfied
+from conch.measure.analyze.judging.ranking import Advice, DefaultComparison, Ranking, recommend
 from conch.measure.analyze.results import CandidateResult, LoadKind, ModelFigures, Point
+from conch.measure.analyze.saved_results import Circumstances, SavedSearch
+
+#: Fields with their own columns, which are left out of the other changes.
+_SHOWN: Final = ("instance_group", "max_batch_size", "dynamic_batching", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigTraits:
+    """Batching and instances of a model: ``instances`` by kind (``GPU``, ``CPU``), queue ``delay`` (µs)."""
+
+    max_batch_size: int
+    batching: bool
+    preferred: tuple[int, ...]
+    delay: int
+    instances: Mapping[str, int]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], *, gpus: bool = False) -> ConfigTraits:
+        """Return the traits of a JSON configuration; ``gpus`` is whether groups without a kind run on GPUs."""
+        batching = config.get("dynamic_batching")
+        instances: Counter[str] = Counter()
+        for group in config.get("instance_group") or [{}]:
+            kind = str(group.get("kind", "KIND_AUTO")).removeprefix("KIND_")
+            devices = len(group.get("gpus") or ()) if kind in ("GPU", "AUTO") else 0
+            instances["GPU" if kind == "AUTO" and gpus else "CPU" if kind == "AUTO" else kind] += (
+                int(group.get("count", 0)) or 1
+            ) * max(1, devices)
+        dynamic = batching or {}
+        return cls(
+            int(config.get("max_batch_size", 0)),
+            batching is not None,
+            tuple(int(size) for size in dynamic.get("preferred_batch_size") or ()),
+            int(dynamic.get("max_queue_delay_microseconds", 0)),
+            dict(instances),
+        )
+
+    @property
+    def instance_text(self) -> str:
+        """The instances in model analyzer's format: ``3:GPU``."""
+        return " + ".join(f"{count}:{kind}" for kind, count in self.instances.items())
+
+    @property
+    def total(self) -> int:
+        """The number of instances of all kinds."""
+        return sum(self.instances.values())
+
+
+def traits_of(result: CandidateResult, model: str, *, gpus: bool) -> ConfigTraits:
+    """Return the traits of the configuration in force, or else of the candidate's overrides."""
+    config = result.configs.get(model) or result.candidate.overrides.get(model) or {}
+    return ConfigTraits.of(config, gpus=gpus)
+
+
+def other_changes(result: CandidateResult, model: str) -> str:
+    """Return the candidate's other changes, such as ``precision=int8, threads=2``; empty if there are none."""
+    overrides = result.candidate.overrides.get(model, {})
+    rest = {name: value for name, value in overrides.items() if name not in _SHOWN}
+    return ", ".join(f"{name}={value}" for name, value in _flat("", rest))
+
+
+def _flat(prefix: str, of: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in of.items():
+        # In {"threads": {"string_value": "2"}}, the names around the value are redundant.
+        whole = prefix if name == "string_value" else name if prefix in ("", "parameters") else f"{prefix}.{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(whole, value)
+        else:
+            yield whole, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +208,58 @@ def utilisation_of(point: Point) -> float | None:
     if point.resources is None or not point.resources.gpus:
         return None
     return sum(gpu.utilisation for gpu in point.resources.gpus.values()) / len(point.resources.gpus)
+
+
+def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = "") -> Analysis:
+    """Return the analysis of a search; ``apply`` is the command that applies the best configuration."""
+    recommendation = recommend(search.results, search.goals, search.final, complete=search.complete)
+    ranking = recommendation.ranking
+    limits = [
+        constraint.maximum
+        for wanted in search.goals.models.values()
+        for constraint in wanted.constraints
+        if constraint.metric == "latency_p99" and constraint.maximum is not None
+    ]
+    notes = list(ranking.cautions)
+    if not search.complete:
+        notes.append("The search was interrupted, so that a better configuration may not have been tried.")
+    return Analysis(
+        models=search.models,
+        wanted=in_words(search.goals),
+        placed=_placed(search, ranking),
+        load_kind=circumstances.load_kind,
+        batch_size=circumstances.batch_sizes.get(search.models[0], 1),
+        latency_limit=min(limits, default=None),
+        notes=notes,
+        only_throughput=all(
+            objective.metric == "throughput" for model in search.goals.models.values() for objective in model.objectives
+        ),
+        advice=recommendation.advice,
+        reason=recommendation.reason,
+        comparison=recommendation.comparison,
+        server=circumstances.server,
+        machine=circumstances.machine,
+        settings=circumstances.settings,
+        reproduce=circumstances.reproduce,
+        apply=apply,
+    )
+
+
+def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:
+    rows = [
+        Placed(
+            row.result,
+            row.point,
+            _passing(row.result.points, search.goals),
+            tuple(dict.fromkeys(map(str, row.violations))),
+            row.score,
+            row.tied,
+        )
+        for row in ranking.rows
+    ]
+    names = {row.name for row in rows}
+    return [*rows, *(Placed(result, None) for result in search.results if result.candidate.name not in names)]
+
+
+def _passing(points: Sequence[Point], goals: Goals) -> frozenset[float]:
+    return frozenset(point.load for point in points if satisfied(point, goals))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv as csv_module
-import io
-import json as json_module
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from conch.measure.analyze.report.analysis import Analysis, Placed
-from conch.measure.analyze.report.traits import traits_of
+from conch.measure.analyze.report.analysis import Analysis, Placed, traits_of
 from conch.measure.analyze.results import Point
+from conch.measure.reports.report import Cell, Table
+from conch.measure.reports.text import csv_text, json_text
 
 #: The version of the JSON format; incremented by changes that break existing readers.
 FORMAT: Final = 2
@@ -29,15 +27,15 @@ def tables(analysis: Analysis) -> Mapping[str, str]:
         "Model", "GPU UUID", "Batch", level, "Model Config Path", "Instance Group", "Satisfies Constraints",
         "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)",
     )  # fmt: skip
-    by_name = {"metrics-model-inference.csv": _csv(inference, _inference(analysis))}
+    by_name = {"metrics-model-inference.csv": csv_text(Table.of(inference, _inference(analysis)))}
     if analysis.has_gpus:
-        by_name["metrics-model-gpu.csv"] = _csv(gpu, _gpus(analysis))
+        by_name["metrics-model-gpu.csv"] = csv_text(Table.of(gpu, _gpus(analysis)))
     if analysis.server_only:
-        rows = (
+        rows: list[list[Cell]] = [
             ["triton-server", uuid, round(memory / 1e6, 1), round(100 * used, 1), round(power, 1)]
             for uuid, (memory, used, power) in analysis.server_only.items()
-        )
-        by_name["metrics-server-only.csv"] = _csv(SERVER_ONLY, rows)
+        ]
+        by_name["metrics-server-only.csv"] = csv_text(Table.of(SERVER_ONLY, rows))
     return by_name
 
 
@@ -59,7 +57,7 @@ def json(analysis: Analysis) -> str:
         "notes": list(analysis.notes),
         "configurations": [_candidate(candidate) for candidate in analysis.placed],
     }
-    return json_module.dumps(document, indent=2) + "\n"
+    return json_text(document)
 
 
 def _candidate(candidate: Placed) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def _points(analysis: Analysis) -> Iterator[tuple[Placed, Point, str, str]]:
             yield candidate, point, "Yes" if point.load in candidate.passing else "No", instances
 
 
-def _inference(analysis: Analysis) -> Iterator[Sequence[Any]]:
+def _inference(analysis: Analysis) -> Iterator[Sequence[Cell]]:
     for candidate, point, satisfies, _ in _points(analysis):
         for model, figures in point.models.items():
             traits = traits_of(candidate.result, model, gpus=analysis.has_gpus)
@@ -98,18 +96,10 @@ def _inference(analysis: Analysis) -> Iterator[Sequence[Any]]:
             )  # fmt: skip
 
 
-def _gpus(analysis: Analysis) -> Iterator[Sequence[Any]]:
+def _gpus(analysis: Analysis) -> Iterator[Sequence[Cell]]:
     for candidate, point, satisfies, instances in _points(analysis):
         for uuid, gpu in point.resources.gpus.items() if point.resources else ():
             yield (
                 ", ".join(analysis.models), uuid, analysis.batch_size, f"{point.load:g}", candidate.name, instances,
                 satisfies, round(gpu.memory / 1e6, 1), round(100 * gpu.utilisation, 1), round(gpu.power, 1),
             )  # fmt: skip
-
-
-def _csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    writer = csv_module.writer(out, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows(rows)
-    return out.getvalue()

@@ -1,33 +1,35 @@
-"""The HTML page of an analysis: result, ranking, charts, and a section per configuration. Pure."""
+"""The report of an analysis: result, ranking, charts, and a section per configuration; its summary. Pure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from conch.measure.analyze.report.analysis import Analysis, Placed, load_text, memory_of, slowest, utilisation_of
-from conch.measure.analyze.report.columns import STAGES, disturbed_mark, load_table, ranking_table
+from conch.measure.analyze.report.tables import STAGES, disturbed_mark, load_table, ranking_table
 from conch.measure.analyze.report.words import doubts, headline, missing, reasons, title
 from conch.measure.analyze.results import Point
 from conch.measure.reports.charts import Axis, Bar, Dot, Limit, Series, bar_chart, line_chart
 from conch.measure.reports.numbers import bytes_of, duration, percent, significant
-from conch.measure.reports.page import (
+from conch.measure.reports.report import (
     Block,
     Bullets,
     Chart,
     CodeBlock,
     Note,
-    Page,
     Paragraph,
     Properties,
+    Report,
     Section,
     Tile,
     Tiles,
     Tone,
 )
 
-#: Number of configurations with curves, and with their own sections (the default always has one).
+#: Number of configurations in the summary, with curves, and with their own sections (the default always has one).
+_RANKED: Final = 10
 _CURVES: Final = 3
 _DETAILS: Final = 12
 _STAGE_NAMES: Final = {
@@ -36,7 +38,7 @@ _STAGE_NAMES: Final = {
 }  # fmt: skip
 
 
-def page(analysis: Analysis, footer: str = "") -> Page:
+def report(analysis: Analysis) -> Report:
     """Return the whole report; charts need the extra ``report``."""
     detailed = _with_default(analysis, analysis.measured[:_DETAILS])
     sections = [
@@ -54,7 +56,22 @@ def page(analysis: Analysis, footer: str = "") -> Page:
     why = list(reasons(analysis))
     if why:
         opening.append(Bullets(why))
-    return Page(title(analysis), headline(analysis), sections, opening, footer)
+    return Report(title(analysis), headline(analysis), sections, opening)
+
+
+def summary(analysis: Analysis) -> Iterator[Block | Section]:
+    """Yield the result for a terminal: the best configurations, the reasons and the doubts."""
+    if analysis.measured:
+        table = ranking_table(analysis, analysis.measured[:_RANKED])
+        yield replace(table, caption=f"{', '.join(analysis.models)}: {analysis.wanted}")
+        if (rest := len(analysis.measured) - _RANKED) > 0:
+            yield Paragraph(f"and {rest} more")
+    blocks: list[Block] = [Bullets(list(reasons(analysis))), *(Note("warning", text) for text in doubts(analysis))]
+    yield Section(headline(analysis), blocks)
+    if lines := list(missing(analysis)):
+        yield Section("Not measured, or failed", [Bullets(lines)])
+    if analysis.apply and analysis.advice == "use":
+        yield CodeBlock(analysis.apply, "To use it:")
 
 
 def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section]:
@@ -62,12 +79,12 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
         return
     shown = {candidate.name for candidate in detailed}
     table = ranking_table(analysis, analysis.measured, targets=True)
-    rows = [row if row.target in shown else type(row)(row.cells, row.tone) for row in table.rows]
+    rows = [row if row.target in shown else replace(row, target="") for row in table.rows]
     yield Section(
         "Ranking",
         [
             Paragraph(f"Wanted: {analysis.wanted}."),
-            type(table)(table.caption, table.columns, rows),
+            replace(table, rows=rows),
             *([Paragraph(text)] if (text := " ".join(_about_grey(analysis))) else []),
         ],
         "ranking",

@@ -6,8 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from conch.measure.analyze.judging.ranking import DefaultComparison
-from conch.measure.analyze.report.analysis import Analysis, Placed, load_text, memory_of, slowest
-from conch.measure.analyze.report.traits import ConfigTraits, other_changes, traits_of
+from conch.measure.analyze.report.analysis import (
+    Analysis,
+    ConfigTraits,
+    Placed,
+    load_text,
+    memory_of,
+    other_changes,
+    slowest,
+    traits_of,
+)
 from conch.measure.analyze.results import ModelFigures, Point
 from conch.measure.reports.numbers import bytes_of, count, duration, significant, times
 

@@ -1,19 +1,33 @@
-"""The comparison of two servers as a terminal table and as JSON. Pure."""
+"""The comparison of two servers as a table, as JSON, and as a report with the ratio of B to A. Pure."""
 
 from __future__ import annotations
 
-import json as json_module
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
 
+from conch import __version__
 from conch.machine.facts import MachineFacts
 from conch.measure.perf.against import THROUGHPUT, ComparedFigure, Comparison
 from conch.measure.perf.plan import PerfPlan
-from conch.measure.reports.numbers import duration, significant
+from conch.measure.reports.charts import Axis, Dot, Limit, Series, line_chart
+from conch.measure.reports.numbers import milliseconds, significant
+from conch.measure.reports.report import (
+    Block,
+    CodeBlock,
+    Column,
+    Note,
+    Paragraph,
+    Properties,
+    Report,
+    Row,
+    Section,
+    Table,
+)
+from conch.measure.reports.text import json_text
 
-if TYPE_CHECKING:
-    from rich.table import Table
+#: The figures that the chart shows.
+_SHOWN: Final = (THROUGHPUT, "p50", "p99")
 
 
 def side(plan: PerfPlan, sent: str) -> str:
@@ -27,27 +41,39 @@ def sides(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> tuple[str
     return side(a, first.a[0].sent if first else ""), side(b, first.b[0].sent if first else "")
 
 
-def table(comparison: Comparison) -> Table:
+def level_section(comparison: Comparison, *, open_load: bool) -> Section:
+    """Return the comparison at one level: the ratios, what they show, and the warnings."""
+    table = comparison_table(comparison, "request rate" if open_load else "concurrency")
+    return Section(
+        table.caption,
+        [
+            *([replace(table, caption="")] if table.rows else []),
+            Paragraph(comparison.sentence(open_load)),
+            *(Note("warning", warning) for warning in comparison.warnings),
+        ],
+    )
+
+
+def comparison_table(comparison: Comparison, level: str) -> Table:
     """Return a table of every figure of both sides, the ratio B / A, and whether they differ."""
-    from rich.table import Table
-
-    shown = Table(box=None, header_style="bold", pad_edge=False)
-    shown.add_column("")
-    for heading in ("A", "B", "B / A", "95% range"):
-        shown.add_column(heading, justify="right")
-    shown.add_column("")
+    rows = []
     for figure in comparison.figures:
-        interval = f"{figure.interval.low:.3f} … {figure.interval.high:.3f}" if figure.interval else "–"
-        shown.add_row(
-            "infer/s" if figure.name == THROUGHPUT else figure.name, _value(figure, figure.a), _value(figure, figure.b),
-            f"{figure.ratio:.3f}", interval,
-            "disturbed" if comparison.disturbed else "" if figure.differs else "no difference can be told",
-            style="dim" if comparison.disturbed else "",
-        )  # fmt: skip
-    return shown
+        text = significant if figure.name == THROUGHPUT else milliseconds
+        low, high = _ends(figure)
+        interval = f"{low:.3f} … {high:.3f}" if low is not None and high is not None else None
+        name = f"{figure.name} ({'infer/s' if figure.name == THROUGHPUT else 'ms'})"
+        differs = "disturbed" if comparison.disturbed else "yes" if figure.differs else "no difference can be told"
+        rows.append(Row([name, text(figure.a), text(figure.b), figure.ratio, interval, differs],
+                        "" if figure.differs and not comparison.disturbed else "muted"))  # fmt: skip
+    columns = [
+        Column("Figure"), Column("A", True), Column("B", True), Column("B / A", True, "{:.3f}".format),
+        Column("95 % range", True), Column("Differs"),
+    ]  # fmt: skip
+    counted = f"{len(comparison.counted)} of {len(comparison.rounds)} rounds count"
+    return Table(f"{level} {comparison.level:g}: {counted}", columns, rows)
 
 
-def json(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> str:
+def comparison_json(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> str:
     """Return the whole comparison as JSON, with times in seconds."""
     of_a, of_b = sides(a, b, compared)
     document = {
@@ -57,7 +83,7 @@ def json(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> str:
         "machine": asdict(MachineFacts.read()),
         "levels": [_level(a, comparison) for comparison in compared],
     }
-    return json_module.dumps(document, indent=2) + "\n"
+    return json_text(document)
 
 
 def _level(plan: PerfPlan, comparison: Comparison) -> dict[str, Any]:
@@ -79,5 +105,59 @@ def _level(plan: PerfPlan, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _value(figure: ComparedFigure, value: float) -> str:
-    return significant(value) if figure.name == THROUGHPUT else duration(value)
+def comparison_report(a: PerfPlan, b: PerfPlan, command: str, compared: Sequence[Comparison]) -> Report:
+    """Return the report; ``command`` reproduces the comparison."""
+    open_load = a.rates is not None
+    level = "requests/s" if open_load else "concurrency"
+    warnings = [
+        Note("warning", f"{level} {comparison.level:g}: {text}.")
+        for comparison in compared
+        for text in comparison.warnings
+    ]
+    blocks: list[Block] = [*_chart(compared, level), *(comparison_table(comparison, level) for comparison in compared)]
+    lead = " ".join(f"At {level} {comparison.level:g}: {comparison.sentence(open_load)}." for comparison in compared)
+    rounds = "A, B, B, A: each gives a ratio, and the mean of the ratios counts, with its 95 % range"
+    of_a, of_b = sides(a, b, compared)
+    facts = [("A", of_a), ("B", of_b), ("machine of the senders", str(MachineFacts.read())), ("rounds", rounds)]
+    return Report(
+        f"{a.model} compared" if a.model == b.model else f"{a.model} and {b.model} compared",
+        lead,
+        [
+            Section("B beside A", blocks),
+            Section("Sides and machine", [Properties(facts)]),
+            Section("How to reproduce", [CodeBlock(command)]),
+        ],
+        warnings,
+        f"Written by conch {__version__}.",
+    )
+
+
+def _chart(compared: Sequence[Comparison], level: str) -> Iterator[Block]:
+    series = [
+        Series(
+            name,
+            [
+                Dot(comparison.level, figure.ratio, "", *_ends(figure))
+                for comparison in compared
+                for figure in comparison.figures
+                if figure.name == name
+            ],
+        )
+        for name in _SHOWN
+    ]
+    disturbed = ", ".join(f"{level} {comparison.level:g}" for comparison in compared if comparison.disturbed)
+    if len(compared) > 1 and any(line.dots for line in series):
+        yield line_chart(
+            "B over A",
+            series,
+            Axis(level, zero=False),
+            Axis("ratio (times)", zero=False),
+            alt="; ".join(f"at {level} {comparison.level:g}: {comparison.sentence()}" for comparison in compared) + ".",
+            caption="Above 1 B has the higher throughput, or the longer latency; bars are 95 % ranges."
+            + (f" Other processes used the machine at {disturbed}." if disturbed else ""),
+            limits=[Limit("y", 1.0, "equal")],
+        )
+
+
+def _ends(figure: ComparedFigure) -> tuple[float | None, float | None]:
+    return (figure.interval.low, figure.interval.high) if figure.interval is not None else (None, None)

@@ -1,4 +1,4 @@
-"""The HTML page of a measurement: warnings, figures of each level, and charts. Pure."""
+"""The report of a measurement: warnings, figures of each level, and charts. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Final, Literal, TypeVar
 
 from conch import __version__
 from conch.measure.perf.figures import WINDOWS, LatencyFigures
-from conch.measure.perf.measured import Measured
+from conch.measure.perf.measured import LevelDistributions, Measured, Quantiles, server_of, stages_of
 from conch.measure.perf.plan import PerfPlan
-from conch.measure.perf.report.distributions import LevelDistributions, Quantiles
-from conch.measure.perf.report.stages import server_of, stages_of
 from conch.measure.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
-from conch.measure.reports.numbers import NONE, bytes_of, count, duration, megabytes, milliseconds, percent, significant
-from conch.measure.reports.page import (
+from conch.measure.reports.numbers import bytes_of, count, duration, megabytes, milliseconds, percent, significant
+from conch.measure.reports.report import (
     Block,
+    Cell,
     Chart,
     CodeBlock,
     Column,
     Note,
-    Page,
     Paragraph,
     Properties,
+    Report,
     Row,
     Section,
     Table,
@@ -39,56 +38,66 @@ def short_level(plan: PerfPlan, measured: Measured) -> str:
 
 def level_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     """Return a table of the figures of each level."""
-    headings = [
-        "Requests/s" if plan.rates is not None else "Concurrency", "Throughput (infer/s)", "95 % range", "Average (ms)",
-        *(f"p{number:g} (ms)" for number in plan.percentiles), "Longest (ms)", "Queue (ms)", "Compute infer (ms)",
-        "Batch size", "Requests", "Failed",
+    main = (50, 99, plan.percentile)
+    columns = [
+        _level_column(plan),
+        Column("Throughput (infer/s)", True, significant, "infer/s"),
+        Column("95 % range", True, narrow="hide"),
+        Column("Average (ms)", True, milliseconds),
+        *(Column(f"p{number:g} (ms)", True, milliseconds, narrow="keep" if number in main else "hide")
+          for number in plan.percentiles),
+        Column("Longest (ms)", True, milliseconds, narrow="hide"),
+        Column("Queue (ms)", True, milliseconds),
+        Column("Compute infer (ms)", True, milliseconds),
+        Column("Batch size", True, significant, narrow="hide"),
+        Column("Requests", True, count, narrow="hide"),
+        Column("Failed", True, count),
     ]  # fmt: skip
     rows = []
     for measurement in measured:
-        latency, server = measurement.figures.latency, server_of(plan, measurement)
-        sure = measurement.confidence.throughput if measurement.confidence is not None else None
+        figures, server = measurement.figures, server_of(plan, measurement)
+        interval = measurement.confidence.throughput if measurement.confidence is not None else None
         stages = server.stages if server is not None else {}
         rows.append(
             Row(
                 [
                     f"{measurement.level:g}",
-                    significant(measurement.figures.throughput),
-                    f"{significant(sure.low)} – {significant(sure.high)}" if sure is not None else NONE,
-                    *_times(latency, plan.percentiles),
-                    *(milliseconds(stages[name].average) if name in stages else NONE
-                      for name in ("queue", "compute_infer")),
-                    significant(server.batch_size) if server is not None and server.executions else NONE,
-                    count(measurement.figures.requests),
-                    count(measurement.failed),
+                    figures.throughput,
+                    f"{significant(interval.low)} – {significant(interval.high)}" if interval is not None else None,
+                    *_times(figures.latency, plan.percentiles),
+                    *(stages[name].average if name in stages else None for name in ("queue", "compute_infer")),
+                    server.batch_size if server is not None and server.executions else None,
+                    figures.requests,
+                    measurement.failed,
                 ],
-                "bad" if not measurement.figures.requests or measurement.gone
-                else "muted" if measurement.disturbed else "",
+                "bad" if not figures.requests or measurement.gone else "muted" if measurement.disturbed else "",
             )
-        )  # fmt: skip
-    return Table("Figures by level", [Column(heading, number=True) for heading in headings], rows)
+        )
+    return Table("Figures by level", columns, rows)
 
 
 def generation_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     """Return a table of token rates and times."""
-    goodput = any(
-        measurement.generation is not None and measurement.generation.goodput is not None for measurement in measured
-    )
-    headings = [
-        "Requests/s" if plan.rates is not None else "Concurrency", "Tokens/s in all", "Tokens/s of a request",
-        *(["Within the objective (requests/s)"] if goodput else []), "First token, p50 (ms)", "First token, p99 (ms)",
-        "Inter-token, p50 (ms)", "Inter-token, p99 (ms)",
+    known = [(measurement, measurement.generation) for measurement in measured if measurement.generation is not None]
+    goodput = any(generation.goodput is not None for _, generation in known)
+    columns = [
+        _level_column(plan),
+        Column("Tokens/s in all", True, significant),
+        Column("Tokens/s of a request", True, significant),
+        *([Column("Within the objective (requests/s)", True, significant)] if goodput else []),
+        *(Column(f"{what}, p{number} (ms)", True, milliseconds) for what in ("First token", "Inter-token")
+          for number in (50, 99)),
     ]  # fmt: skip
     rows = [
         Row([
-            f"{measurement.level:g}", significant(generation.tokens), significant(generation.tokens_per_user),
-            *([significant(generation.goodput)] if goodput else []),
-            *(milliseconds(times.percentiles[number]) if times is not None else NONE
+            f"{measurement.level:g}", generation.tokens, generation.tokens_per_user,
+            *([generation.goodput] if goodput else []),
+            *(times.percentiles[number] if times is not None else None
               for times in (generation.ttft, generation.itl) for number in (50, 99)),
         ])
-        for measurement in measured if (generation := measurement.generation) is not None
+        for measurement, generation in known
     ]  # fmt: skip
-    return Table("Tokens by level", [Column(heading, number=True) for heading in headings], rows)
+    return Table("Tokens by level", columns, rows)
 
 
 def resources_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
@@ -97,66 +106,69 @@ def resources_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
         {uuid for measurement in measured if measurement.resources is not None for uuid in measurement.resources.gpus}
     )
     metrics = list(dict.fromkeys(name for measurement in measured for name in measurement.metrics))
-    headings = [
-        "Requests/s" if plan.rates is not None else "Concurrency", "Cores", "Memory (MB)",
-        *(f"{uuid}: {what}" for uuid in uuids for what in ("busy", "memory (MB)", "power (W)")),
-        *(f"{name}: {what}" for name in metrics for what in ("average", "largest")),
-    ]  # fmt: skip
+    columns = [_level_column(plan), Column("Cores", True, significant), Column("Memory (MB)", True, megabytes)]
+    for uuid in uuids:
+        columns += [
+            Column(f"{uuid}: busy", True, percent), Column(f"{uuid}: memory (MB)", True, megabytes),
+            Column(f"{uuid}: power (W)", True, significant),
+        ]  # fmt: skip
+    columns += [Column(f"{name}: {what}", True, significant) for name in metrics for what in ("average", "largest")]
     rows = []
     for measurement in measured:
         used = measurement.resources
-        cells = [f"{measurement.level:g}"]
-        cells += [significant(used.cores), megabytes(used.memory)] if used is not None else [NONE, NONE]
+        cells: list[Cell] = [f"{measurement.level:g}"]
+        cells += [used.cores, used.memory] if used is not None else [None] * 2
         for uuid in uuids:
             gpu = used.gpus.get(uuid) if used is not None else None
-            known = [percent(gpu.utilisation), megabytes(gpu.memory), significant(gpu.power)] if gpu is not None else []
-            cells += known or [NONE] * 3
+            cells += [gpu.utilisation, gpu.memory, gpu.power] if gpu is not None else [None] * 3
         for name in metrics:
             metric = measurement.metrics.get(name)
-            cells += [significant(metric.average), significant(metric.largest)] if metric is not None else [NONE] * 2
+            cells += [metric.average, metric.largest] if metric is not None else [None] * 2
         rows.append(Row(cells))
-    return Table("The server's processes by level", [Column(heading, number=True) for heading in headings], rows)
+    return Table("The server's processes by level", columns, rows)
 
 
 def machine_tables(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Table]:
     """Yield a table of interference on the senders' machine; none if it was not measured."""
-    headings = [
-        "Requests/s" if plan.rates is not None else "Concurrency", "Load before", "Load during", "Used by others",
-        "Taken by the host (steal)",
-    ]  # fmt: skip
+    columns = [
+        _level_column(plan),
+        Column("Load before", True, "{:.1f}".format),
+        Column("Load during", True, "{:.1f}".format),
+        Column("Used by others", True, percent),
+        Column("Taken by the host (steal)", True, percent),
+        Column("Busiest others"),
+    ]
     rows = []
     for measurement in measured:
         if (machine := measurement.machine) is not None:
-            seen = machine.interference
-            others = NONE if machine.unseen else percent(seen.others)
-            cells = [f"{measurement.level:g}", f"{machine.load_before:.1f}", f"{machine.load_during:.1f}", others]
-            cells += [
-                percent(seen.stolen),
+            cells: list[Cell] = [
+                f"{measurement.level:g}", machine.load_before, machine.load_during,
+                None if machine.unseen else machine.interference.others, machine.interference.stolen,
                 ", ".join(f"{rival.name} ({rival.cores:.2f} cores)" for rival in machine.rivals),
-            ]
+            ]  # fmt: skip
             rows.append(Row(cells, "bad" if measurement.disturbed else ""))
     if rows:
-        columns = [*(Column(heading, number=True) for heading in headings), Column("Busiest others")]
         yield Table("The machine of the senders by level", columns, rows)
 
 
 def failures_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     """Return a table of errors, the most frequent first."""
     rows = [
-        Row([short_level(plan, measurement), count(number), message], "bad")
+        Row([short_level(plan, measurement), number, message], "bad")
         for measurement in measured
         for message, number in Counter(measurement.errors).most_common(10)
     ]
-    return Table("Errors by level", [Column("Level"), Column("Times", number=True), Column("Message")], rows)
+    return Table("Errors by level", [Column("Level"), Column("Times", True, count), Column("Message")], rows)
 
 
-def _times(latency: LatencyFigures | None, percentiles: Sequence[float]) -> Iterator[str]:
+def _level_column(plan: PerfPlan) -> Column:
+    return Column("Requests/s" if plan.rates is not None else "Concurrency", True, short="" if plan.rates else "conc.")
+
+
+def _times(latency: LatencyFigures | None, percentiles: Sequence[float]) -> list[float | None]:
     if latency is None:
-        yield from [NONE] * (len(percentiles) + 2)
-        return
-    yield milliseconds(latency.average)
-    yield from (milliseconds(latency.percentiles[number]) for number in percentiles)
-    yield milliseconds(latency.longest)
+        return [None] * (len(percentiles) + 2)
+    return [latency.average, *(latency.percentiles[number] for number in percentiles), latency.longest]
 
 
 _Of = TypeVar("_Of")
@@ -164,10 +176,10 @@ _Of = TypeVar("_Of")
 _LINES: Final = 6
 
 
-def page(
+def report(
     plan: PerfPlan, opening: str, command: str, measured: Sequence[Measured],
     distributions: Sequence[LevelDistributions | None],
-) -> Page:  # fmt: skip
+) -> Report:  # fmt: skip
     """Return the report; ``opening`` describes the server, model and requests, ``distributions`` are by level."""
     answered = [measurement for measurement in measured if measurement.figures.latency is not None]
     sections = [
@@ -185,7 +197,7 @@ def page(
         ),
         Section("How to reproduce", [CodeBlock(command)], "command"),
     ]
-    return Page(
+    return Report(
         f"{plan.model}, measured",
         f"{opening.splitlines()[0]}. {_result(plan, answered)}",
         [section for section in sections if section.blocks],

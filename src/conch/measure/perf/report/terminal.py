@@ -1,37 +1,30 @@
-"""The terminal output of ``conch perf``: a live line, the figures of each level, and a summary table.
+"""The terminal output of ``conch perf``: a live line, and a section with the figures of each level.
 
-Times in sentences have a fitting unit; those in the table are in milliseconds.
+Times in sentences have a fitting unit.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from textwrap import fill
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from conch.machine.facts import MachineFacts
 from conch.measure.perf.breakdown import TimeSpent
-from conch.measure.perf.figures import GenerationFigures, LatencyFigures, WindowFigures
+from conch.measure.perf.figures import GenerationFigures, Interval, LatencyFigures, WindowFigures
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.plan import PerfPlan
-from conch.measure.perf.report import conditions
-from conch.measure.perf.report.stages import server_of
 from conch.measure.perf.run import Measurement
+from conch.measure.perf.server.resources import ResourceFigures
 from conch.measure.perf.server.statistics import ServerFigures
-from conch.measure.reports.numbers import duration, milliseconds, significant
+from conch.measure.reports.numbers import duration, significant
+from conch.measure.reports.report import Block, Bullets, Column, Note, Properties, Row, Section, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-#: Narrower terminals get fewer columns.
-_WIDE: Final = 90
-#: Indentation of wrapped lines, below the text after the heading.
-_INDENT: Final = " " * 13
-_WARNING: Final = "warning"
 #: The extension that contains conch's version.
 _CONCH: Final = re.compile(r"conch\((.+)\)")
 
@@ -96,82 +89,70 @@ class LiveLine:
             self._console.print(f"{text}, {window.seconds:.1f} s", highlight=False)
 
 
-def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
-    """Return the figures of one level, in lines of at most ``width`` columns."""
-    from rich.text import Text
-
+def level_section(plan: PerfPlan, measured: Measured) -> Section:
+    """Return the figures of a level, its warnings, and its most frequent errors."""
     figures = measured.figures
     disturbed = ", disturbed" if measured.disturbed else ""
-    headline = (
-        f"{level_of(plan, measured.level)}: {figures.throughput:.1f} infer/s, {figures.requests} requests{disturbed}"
+    blocks: list[Block] = [Properties(list(_figures(plan, measured)))]
+    blocks += [Note("warning", warning) for warning in measured.warnings]
+    if measured.errors:
+        blocks.append(Bullets([f"{count} x {text}" for text, count in Counter(measured.errors).most_common(5)]))
+    return Section(
+        f"{level_of(plan, measured.level)}: {figures.throughput:.1f} infer/s, {figures.requests} requests{disturbed}",
+        blocks,
     )
-    lines = [headline]
+
+
+def breakdown_table(spent: Sequence[TimeSpent], level: str) -> Table:
+    """Return a table of the time of a request by step, with the share of each."""
+    total = sum(step.seconds for step in spent)
+    caption = f"One request on average at {level}" if spent else f"No request was answered at {level}"
+    rows = [Row([step.where, step.what, 1e6 * step.seconds, step.seconds / total]) for step in spent]
+    rows.append(Row(["all", "the client's average latency", 1e6 * total, ""]))
+    columns = [
+        Column("where"),
+        Column("what"),
+        Column("µs", True, "{:.0f}".format),
+        Column("share", True, "{:.1%}".format),
+    ]
+    return Table(caption, columns, rows)
+
+
+def _figures(plan: PerfPlan, measured: Measured) -> Iterator[tuple[str, str]]:
+    figures = measured.figures
     if figures.latency is not None:
-        lines.append(f"  latency    {_spread(figures.latency)}")
+        yield "latency", _spread(figures.latency)
     parts = (("send", figures.send), ("wait", figures.wait), ("receive", figures.receive))
     client = ", ".join(f"{name} {duration(latency.average)}" for name, latency in parts if latency is not None)
     if client:
-        lines.append(f"  client     {client}")
+        yield "client", client
     if measured.generation is not None:
-        lines += _generation(measured.generation)
+        yield from _generation(measured.generation)
     if plan.rates is not None and figures.late is not None:
-        lines.append(f"  sent late  {_spread(figures.late)}")
-    lines += [f"  server     {_server(version)}" for version in measured.server]
-    lines += [f"  {line}" for line in conditions.lines(measured)]
-    lines += [f"  {_WARNING}    {warning}" for warning in measured.warnings]
-    lines += [f"{_INDENT}{count} x {message}" for message, count in _most(measured.errors)]
-    shown = Text("\n")
-    for line in lines:
-        # Texts from servers are not markup, and may have any length.
-        wrapped = fill(line, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
-        grey = "dim" if measured.disturbed and line is headline else ""
-        shown.append(wrapped + "\n", "yellow" if line.startswith(f"  {_WARNING}") else grey)
-    shown.rstrip()
-    return shown
+        yield "sent late", _spread(figures.late)
+    for version in measured.server:
+        yield "server", _server(version)
+    yield from _conditions(measured)
 
 
-def summary(plan: PerfPlan, measured: Sequence[Measured], width: int) -> Table:
-    """Return a table of all levels; narrow terminals get fewer columns."""
-    from rich.table import Table
-
-    narrow = width < _WIDE
-    numbers = [number for number in plan.percentiles if not narrow or number in (50, 99, plan.percentile)]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("requests/s" if plan.rates is not None else "concurrency", justify="right")
-    table.add_column("infer/s", justify="right")
-    for heading in ("average", *(f"p{number:g}" for number in numbers), "queue", "compute"):
-        table.add_column(f"{heading}\nms", justify="right", no_wrap=True)
-    table.add_column("failed", justify="right")
-    for measurement in measured:
-        figures, server, latency = measurement.figures, server_of(plan, measurement), measurement.figures.latency
-        stages = server.stages if server is not None else {}
-        table.add_row(
-            f"{measurement.level:g}",
-            significant(figures.throughput),
-            milliseconds(latency.average if latency else None),
-            *(milliseconds(latency.percentiles[number] if latency else None) for number in numbers),
-            *(milliseconds(stages[name].average if name in stages else None) for name in ("queue", "compute_infer")),
-            str(measurement.failed),
-            style="red" if measurement.gone or not figures.requests else "dim" if measurement.disturbed else "",
-        )
-    return table
-
-
-def stretches(spent: Sequence[TimeSpent], level: str) -> Table:
-    """Return a table of the time of a request by step, with the share of each."""
-    from rich.table import Table
-    from rich.text import Text
-
-    total = sum(stretch.seconds for stretch in spent)
-    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title_style="bold")
-    table.title = f"One request on average at {level}" if spent else f"No request was answered at {level}"
-    for heading, justify in (("where", "left"), ("what", "left"), ("µs", "right"), ("share", "right")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for stretch in spent:
-        share = f"{stretch.seconds / total:.1%}"
-        table.add_row(stretch.where, Text(stretch.what), f"{stretch.seconds * 1e6:.0f}", share)
-    table.add_row("all", "the client's average latency", f"{total * 1e6:.0f}", "", style="bold")
-    return table
+def _conditions(measured: Measured) -> Iterator[tuple[str, str]]:
+    confidence = measured.confidence
+    if confidence is not None:
+        interval = confidence.throughput
+        parts = [f"{significant(interval.low)} … {significant(interval.high)} infer/s"]
+        parts += [f"p{number:g} {_range(confidence.percentiles[number])}"
+                  for number in (50, 99) if number in confidence.percentiles]  # fmt: skip
+        yield "95% range", f"{', '.join(parts)} (over {confidence.count} {confidence.over})"
+    if measured.resources is not None:
+        yield "used", _resources(measured.resources)
+    for name, metric in measured.metrics.items():
+        yield "metric", f"{name}: {_number(metric.average)} on average, {_number(metric.largest)} at most"
+    if measured.limit:
+        yield "senders", f"can do {measured.limit:,.0f} requests a second at this level"
+    if measured.machine is not None:
+        yield "machine", str(measured.machine)
+        if measured.machine.unseen:
+            yield "", measured.machine.unseen
 
 
 def _spread(latency: LatencyFigures) -> str:
@@ -180,15 +161,13 @@ def _spread(latency: LatencyFigures) -> str:
     return f"{average}, {percentiles}, longest {duration(latency.longest)}"
 
 
-def _generation(figures: GenerationFigures) -> list[str]:
-    """Return lines with token rates and times."""
+def _generation(figures: GenerationFigures) -> Iterator[tuple[str, str]]:
     goodput = "" if figures.goodput is None else f", {figures.goodput:.2f} requests a second keep the objective"
-    lines = [f"  tokens     {figures.tokens:.1f} a second, {figures.tokens_per_user:.1f} for each request{goodput}"]
+    yield "tokens", f"{figures.tokens:.1f} a second, {figures.tokens_per_user:.1f} for each request{goodput}"
     if figures.ttft is not None:
-        lines.append(f"  first      {_spread(figures.ttft)}")
+        yield "first", _spread(figures.ttft)
     if figures.itl is not None:
-        lines.append(f"  between    {_spread(figures.itl)}")
-    return lines
+        yield "between", _spread(figures.itl)
 
 
 def _server(figures: ServerFigures) -> str:
@@ -201,5 +180,18 @@ def _server(figures: ServerFigures) -> str:
     return f"{figures.model} {figures.version}: {figures.inferences} inferences{batch}; {stages}"
 
 
-def _most(errors: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(errors.items(), key=lambda entry: -entry[1])[:5]
+def _resources(used: ResourceFigures) -> str:
+    gpus = (
+        f"; {uuid}: {gpu.utilisation:.0%} busy, {gpu.memory / 2**20:,.0f} MiB"
+        + (f", {gpu.power:.0f} W" if gpu.power else "")
+        for uuid, gpu in used.gpus.items()
+    )
+    return f"by the server: {used.cores:.2f} cores, {used.memory / 2**20:,.0f} MiB{''.join(gpus)}"
+
+
+def _range(interval: Interval) -> str:
+    return f"{duration(interval.low)} … {duration(interval.high)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

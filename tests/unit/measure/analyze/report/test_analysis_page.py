@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from conch.measure.analyze.judging.ranking import Advice
-from conch.measure.analyze.report.page import page
+from conch.measure.analyze.report.page import report
 from conch.measure.reports.html import html
-from conch.measure.reports.page import Chart, Table
+from conch.measure.reports.report import Chart, Table
 from tests.unit.measure.analyze.report.analyses import analysis, nothing
 
 
 def test_the_page_has_the_ranking_the_curves_and_a_section_for_each() -> None:
-    made = page(analysis())
+    made = report(analysis())
     titles = [section.title for section in made.sections]
     assert titles[:5] == [
         "Ranking", "Latency, throughput and memory", "What was not measured, or failed", "Machine and settings",
@@ -39,17 +39,17 @@ def test_the_page_has_the_ranking_the_curves_and_a_section_for_each() -> None:
     ],
 )
 def test_the_title_says_what_was_found(advice: Advice, title: str) -> None:
-    assert page(replace(analysis(), advice=advice)).title == title
+    assert report(replace(analysis(), advice=advice)).title == title
 
 
 def test_names_in_rows_lead_only_to_sections_that_are_there() -> None:
-    made = page(analysis(many=40))
+    made = report(analysis(many=40))
     anchors = {section.anchor for section in made.sections}
     [table] = [block for block in made.sections[0].blocks if isinstance(block, Table)]
     assert len(table.rows) == 42 and {row.target for row in table.rows} - {""} <= anchors
 
 
 def test_a_run_without_a_valid_point_gives_a_partial_report() -> None:
-    text = html(page(nothing()))
+    text = html(report(nothing()))
     assert "There is no valid measurement" in text and "port 8000 is taken" in text
     assert "vegaEmbed=" not in text

@@ -11,22 +11,21 @@ import pytest
 from rich.console import Console
 
 from conch.measure.analyze.judging.ranking import DefaultComparison
-from conch.measure.analyze.report import files, terminal
-from conch.measure.analyze.report.analysis import Analysis, Placed
-from conch.measure.analyze.report.columns import load_table, ranking_table
-from conch.measure.analyze.report.page import page
-from conch.measure.analyze.report.traits import ConfigTraits
+from conch.measure.analyze.report import files
+from conch.measure.analyze.report.analysis import Analysis, ConfigTraits, Placed
+from conch.measure.analyze.report.page import report, summary
+from conch.measure.analyze.report.tables import load_table, ranking_table
 from conch.measure.analyze.report.words import doubts, headline, missing, reasons
 from conch.measure.perf.figures import Interval
-from conch.measure.reports.page import Tiles
+from conch.measure.reports.report import Tiles
+from conch.measure.reports.terminal import show
 from tests.unit.measure.analyze.points import point
 from tests.unit.measure.analyze.report.analyses import analysis, candidate, nothing
 
 
 def printed(shown: Analysis, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO())
-    for part in terminal.shown(shown, width):
-        console.print(part)
+    show(console, *summary(shown))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -193,7 +192,7 @@ def test_figures_of_disturbed_rounds_are_withheld() -> None:
     )
     assert not any("times" in reason for reason in reasons(doubtful) if "final rounds" in reason)
     assert any("Other processes used the machine" in doubt for doubt in doubts(doubtful))
-    assert not any(isinstance(block, Tiles) for block in page(doubtful).opening)
+    assert not any(isinstance(block, Tiles) for block in report(doubtful).opening)
 
 
 def test_disturbed_points_are_marked_and_never_coloured() -> None:

@@ -9,14 +9,14 @@ from typing import Final
 
 from conch.core.errors import invalid
 from conch.machine.extras import require
-from conch.measure.reports.page import Page
+from conch.measure.reports.report import Report
 
 #: The error of options that name a PDF file.
 NO_PDF: Final = "conch does not write PDF: write the report as HTML and print that page from a browser"
 
 
 def check_reports(paths: Mapping[str, Path | None]) -> None:
-    """Check that pages can be written to ``paths``, by option; None is an option that is not given.
+    """Check that reports can be written to ``paths``, by option; None is an option that is not given.
 
     Raises UNSUPPORTED if the extra ``report`` is missing, and INVALID_ARG for a name that does not end in .html or a
     file that cannot be written.
@@ -50,11 +50,11 @@ def check_files(paths: Mapping[str, Path | None]) -> None:
             raise invalid(f"{flag} {path}: cannot be written: permission denied")
 
 
-def write_page(page: Page, path: Path) -> None:
-    """Write a page as an HTML file, completely or not at all."""
+def write_report(report: Report, path: Path) -> None:
+    """Write a report as an HTML file, completely or not at all."""
     from conch.measure.reports.html import html
 
-    write_whole(path, html(page).encode("utf-8", "xmlcharrefreplace"))
+    write_whole(path, html(report).encode("utf-8", "xmlcharrefreplace"))
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -1,13 +1,17 @@
 """The elements of a report: text, figures, tables and charts, in sections. Pure data.
 
-All texts are plain: the writers escape them.
+Commands build this data; there is one renderer for each output: :mod:`conch.measure.reports.html`,
+:mod:`conch.measure.reports.terminal`, and :mod:`conch.measure.reports.text` (Markdown and CSV). All texts are plain:
+renderers escape them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from conch.measure.reports.numbers import NONE
 
 #: The emphasis of a row or figure: best or chosen, faulty, or less important.
 Tone = Literal["", "good", "bad", "muted"]
@@ -44,6 +48,9 @@ class Tile:
     detail: str = ""
     tone: Tone = ""
 
+    def __str__(self) -> str:
+        return f"{self.label}: {self.value}" + (f" ({self.detail})" if self.detail else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -67,19 +74,35 @@ class CodeBlock:
     caption: str = ""
 
 
+#: A value of a table: text, a number, or None if it is missing.
+Cell = str | float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The heading of a column, with the unit of its values; numbers are aligned to the right."""
+    """A column: its heading with the unit, and the ``format`` of its numbers, which CSV does not use.
+
+    A column of numbers (``number``) is aligned to the right, and its cells are not wrapped. On a terminal that is too
+    narrow for the table, ``short`` replaces the heading, and ``narrow`` decides whether the column is kept, hidden, or
+    stacked: each of its cells is then below the one to its left.
+    """
 
     heading: str
     number: bool = False
+    format: Callable[[Any], str] = str
+    short: str = ""
+    narrow: Literal["keep", "hide", "stack"] = "keep"
+
+    def text(self, cell: Cell) -> str:
+        """Return a cell as text."""
+        return NONE if cell is None else cell if isinstance(cell, str) else self.format(cell)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """The cells of a row. ``target`` is the anchor of the section that the first cell links to."""
 
-    cells: Sequence[str]
+    cells: Sequence[Cell]
     tone: Tone = ""
     target: str = ""
 
@@ -91,6 +114,15 @@ class Table:
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Row]
+
+    @classmethod
+    def of(cls, headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+        """Return a table of texts and unformatted numbers."""
+        return cls("", [Column(heading) for heading in headings], [Row(cells) for cells in rows])
+
+    def texts(self, row: Row) -> list[str]:
+        """Return the cells of a row as text."""
+        return [column.text(cell) for column, cell in zip(self.columns, row.cells, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +157,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Report:
     """A report: title, result in a sentence (``lead``), important notes (``opening``), and sections.
 
     ``footer`` names the program that wrote it.

@@ -1,4 +1,4 @@
-"""The tables of an analysis, for the terminal and for pages. Pure.
+"""The tables of an analysis. Pure.
 
 Headings are those of model analyzer's reports.
 """
@@ -8,17 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from conch.measure.analyze.report.analysis import Analysis, Placed, memory_of, utilisation_of
-from conch.measure.analyze.report.traits import ConfigTraits, other_changes, traits_of
+from conch.measure.analyze.report.analysis import (
+    Analysis,
+    ConfigTraits,
+    Placed,
+    memory_of,
+    other_changes,
+    traits_of,
+    utilisation_of,
+)
 from conch.measure.analyze.results import ModelFigures, Point
 from conch.measure.reports.numbers import NONE, megabytes, milliseconds, significant
-from conch.measure.reports.page import Column, Row, Table, Tone
+from conch.measure.reports.report import Column, Row, Table, Tone
 
 STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 #: Separates the figures of several models in a cell.
 _BETWEEN: Final = " / "
 
 _TEXTUAL: Final = ("Model Config Name", "Dynamic Batching", "Total Instance Count", "Preferred Sizes", "Also Changed")
+#: Columns that narrow terminals do not show.
+_ONLY_WIDE: Final = ("Dynamic Batching", "Average GPU Utilization (%)", "Average CPU Usage (cores)")
+#: Headings on narrow terminals.
+_SHORT: Final = {
+    "Model Config Name": "config", "Max Batch Size": "max batch", "Preferred Sizes": "preferred",
+    "Queue Delay (µs)": "delay µs", "Also Changed": "also", "Total Instance Count": "inst.", "Concurrency": "conc.",
+    "Request Rate": "rate", "p99 Latency (ms)": "p99 ms", "Throughput (infer/sec)": "infer/s",
+    "Max GPU Memory Usage (MB)": "GPU MB", "Max CPU Memory Usage (MB)": "CPU MB",
+}  # fmt: skip
 
 _Cell = Callable[[Placed], str]
 
@@ -36,7 +52,15 @@ def ranking_table(analysis: Analysis, placed: Sequence[Placed], *, targets: bool
     ]
     return Table(
         "Configurations, the best first, each at its best load",
-        [Column(heading, number=heading not in _TEXTUAL) for heading, _ in columns],
+        [
+            Column(
+                heading,
+                heading not in _TEXTUAL,
+                short=_SHORT.get(heading, ""),
+                narrow="hide" if heading in _ONLY_WIDE else "keep",
+            )
+            for heading, _ in columns
+        ],
         rows,
     )
 

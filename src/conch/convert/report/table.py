@@ -6,12 +6,27 @@ Everything is taken from the manifest, so that reports can be regenerated.  All 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Literal
 
 from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.convert.measure import by_shape, speed_up
 from conch.convert.verdict import NOT_ASKED_FOR, REFERENCE, interference
 from conch.core.sampling import TEXT_GENERATION
+from conch.measure.reports.numbers import NONE
+from conch.measure.reports.report import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Note,
+    Paragraph,
+    Properties,
+    Report,
+    Row,
+    Table,
+    Tone,
+)
 from conch.measure.texts.shapes import Shape
 
 _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
@@ -25,8 +40,6 @@ _SIZES: Final = (
 )
 #: The minimum number of runs for quartiles.
 _MIN_RUNS: Final = 4
-#: Placeholder for a missing figure.
-_NONE: Final = "–"
 
 
 class EncoderNotation:
@@ -58,7 +71,7 @@ class EncoderNotation:
         lines = ["  x" + "".join(f"{length:>8}" for length in lengths)] if lengths else []
         for batch in sorted({shape.batch for shape in latencies}):
             cells = (latencies.get(Shape(batch, length)) for length in lengths)
-            lines.append(f"{batch:>3}" + "".join(f"{self.speed(cell) if cell else _NONE:>8}" for cell in cells))
+            lines.append(f"{batch:>3}" + "".join(f"{self.speed(cell) if cell else NONE:>8}" for cell in cells))
         return "\n".join(lines)
 
     def agreement(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
@@ -130,40 +143,63 @@ def notation_of(manifest: Manifest) -> EncoderNotation:
     return LanguageModelNotation() if manifest.task == TEXT_GENERATION else EncoderNotation()
 
 
-def headings(manifest: Manifest) -> list[str]:
-    """Return the headings: title, speed at each shape, speed-up, disk, memory, agreement, batch invariance, verdict."""
-    heading = notation_of(manifest).heading
-    return [
-        "engine (precision)",
-        *map(heading, shapes(manifest)),
-        "speed-up",
-        "disk",
-        "memory",
-        "agreement",
-        "in a batch",
-        "verdict",
-    ]
+def variants_table(manifest: Manifest, speeds: Literal["columns", "cell", "none"] = "none") -> Table:
+    """Return a table of all variants, measured or not, in the manifest's order.
 
-
-def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
-    """Yield each variant, measured or not, with its cells, in the manifest's order."""
+    ``speeds`` decides whether each shape has a column, all of them share a cell, or they are left out.
+    """
     notation = notation_of(manifest)
-    reference = next((variant.latency for variant in manifest.variants if variant.name == REFERENCE), ())
+    reference = reference_of(manifest).latency
+    all_shapes = shapes(manifest) if speeds == "columns" else []
+    columns = [
+        Column("engine (precision)"),
+        *(Column(notation.heading(shape), True) for shape in all_shapes),
+        *([Column(notation.speeds_heading, narrow="stack")] if speeds == "cell" else []),
+        Column("speed-up", True),
+        Column("disk", True, megabytes),
+        Column("memory", True, megabytes, narrow="stack"),
+        Column("agreement"),
+        Column("in a batch", narrow="stack"),
+        Column("verdict"),
+    ]
+    rows = []
     for variant in manifest.variants:
         latencies = by_shape(variant.latency)
-        yield (
-            variant,
-            [
-                title(variant),
-                *(notation.speed(latencies[shape]) if shape in latencies else _NONE for shape in shapes(manifest)),
-                _speed_up(variant, reference) if reference and latencies else _NONE,
-                megabytes(variant.disk_bytes),
-                megabytes(variant.memory_bytes),
-                notation.agreement(variant.agreement) or _NONE,
-                notation.in_batch(variant.agreement) or _NONE,
-                verdict(variant, manifest.auto),
-            ],
-        )
+        cells: list[Cell] = [
+            title(variant),
+            *(notation.speed(latencies[shape]) if shape in latencies else None for shape in all_shapes),
+            *([notation.speeds(variant)] if speeds == "cell" else []),
+            _speed_up(variant, reference) if reference and latencies else None,
+            variant.disk_bytes or None,
+            variant.memory_bytes or None,
+            notation.agreement(variant.agreement) or None,
+            notation.in_batch(variant.agreement) or None,
+            verdict(variant, manifest.auto),
+        ]
+        rows.append(Row(cells, tone_of(variant, manifest)))
+    return Table("All variants", columns, rows)
+
+
+def tone_of(variant: Variant, manifest: Manifest) -> Tone:
+    """Return the emphasis of a variant: the one that serves, unless its speed is not reliable, or a refused one."""
+    if variant.name == manifest.auto:
+        return "" if is_disturbed(manifest) else "good"
+    return "bad" if is_refused(variant) else "" if variant.usable else "muted"
+
+
+def is_refused(variant: Variant) -> bool:
+    """Return whether a variant was refused."""
+    return bool(variant.reasons) and not variant.passed and variant.reasons != (NOT_ASKED_FOR,)
+
+
+def is_disturbed(manifest: Manifest) -> bool:
+    """Return whether the speed of the serving variant was measured on a busy machine."""
+    return is_busy(manifest.variant(manifest.auto), reference_of(manifest).latency)
+
+
+def reference_of(manifest: Manifest) -> Variant:
+    """Return the variant with which all others are compared, whether or not it may serve."""
+    return next(variant for variant in manifest.variants if variant.name == REFERENCE)
 
 
 def shapes(manifest: Manifest) -> list[Shape]:
@@ -189,10 +225,10 @@ def is_busy(variant: Variant, reference: Sequence[Latency]) -> bool:
     return variant.busy or any(latency.busy for latency in reference)
 
 
-def megabytes(count: int) -> str:
-    """Format a size (bytes) as ``90.9 MB``; 0 means not measured."""
-    value = count / 1e6
-    return _NONE if not count else f"{value:.0f} MB" if value >= 100 else f"{value:.1f} MB"
+def megabytes(size: float) -> str:
+    """Format a size (bytes) as ``90.9 MB``."""
+    value = size / 1e6
+    return f"{value:.0f} MB" if value >= 100 else f"{value:.1f} MB"
 
 
 def conditions(manifest: Manifest) -> str:
@@ -221,3 +257,61 @@ def verdict(variant: Variant, auto: str) -> str:
         return "reference"
     reason = variant.reasons[0] if variant.reasons else ""
     return f"forced: {reason}" if variant.forced else f"refused: {reason}" if variant.agreement else reason
+
+
+def log_lines(manifest: Manifest) -> Iterator[str]:
+    """Yield one line per variant and shape: mean, sd, min, max, median, 95p, 99p, in milliseconds."""
+    for shape in shapes(manifest):
+        for variant in manifest.variants:
+            if (run := by_shape(variant.latency).get(shape)) is not None:
+                yield (
+                    f"[{title(variant)}] {shape}: mean={run.mean_ms:.2f}ms, sd={run.sd_ms:.2f}ms, "
+                    f"min={run.min_ms:.2f}ms, max={run.max_ms:.2f}ms, median={run.median_ms:.2f}ms, "
+                    f"95p={run.p95_ms:.2f}ms, 99p={run.p99_ms:.2f}ms, runs={run.runs}{', busy' if run.busy else ''}"
+                )
+
+
+def facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield names and values of the facts about the conversion: source, versions, and measurement conditions."""
+    settings = manifest.settings
+    yield "task", manifest.task
+    if manifest.source.revision:
+        yield "revision", manifest.source.revision
+    yield "converted", f"{manifest.created} by conch {manifest.conch}"
+    yield "measured on", conditions(manifest)
+    tokens = f" of {settings['tokens']} tokens" if "tokens" in settings else ""
+    yield "compared on", f"{settings.get('samples', '?')} samples{tokens}, {settings.get('data', 'built-in')}"
+    if (problem := settings.get("structured_output", "yes")) != "yes":
+        yield "structured output", f"not available on OpenVINO: {problem}"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+
+
+def short_report(manifest: Manifest) -> Report:
+    """Return the report as it is written in Markdown: facts, warnings, the choice, and all figures in a table."""
+    refused = [
+        f"Refused: {variant.name}: {'; '.join(variant.reasons)}."
+        for variant in manifest.variants
+        if variant.reasons and not variant.usable and variant.reasons != (NOT_ASKED_FOR,)
+    ]
+    blocks: list[Block] = [
+        Properties(list(facts(manifest))),
+        *_warnings(manifest),
+        *([Bullets(manifest.choice)] if manifest.choice else []),
+        replace(variants_table(manifest, "columns"), caption=""),
+        Paragraph(" ".join([notation_of(manifest).legend, *refused])),
+    ]
+    return Report(manifest.source.model, "", [], blocks)
+
+
+def summary(manifest: Manifest) -> list[Block]:
+    """Return the result for a terminal: the variants, the measurement conditions and the warnings."""
+    caption = f"{manifest.source.model} ({manifest.task}), {notation_of(manifest).unit}"
+    return [
+        replace(variants_table(manifest, "cell"), caption=caption),
+        Paragraph(f"Measured on {conditions(manifest)}."),
+        *_warnings(manifest),
+    ]
+
+
+def _warnings(manifest: Manifest) -> list[Note]:
+    return [Note("warning", f"{warning}.") for warning in manifest.warnings]
