@@ -17,6 +17,8 @@ sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belo
 
 from conch.measure.analyze.options import not_taken  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
+from conch.measure.reports.report import Table  # noqa: E402
+from conch.measure.reports.text import markdown_table  # noqa: E402
 from conch.options.declaration import Option, by_section  # noqa: E402
 from conch.settings import OPTIONS, RENAMED  # noqa: E402
 from conch.telemetry import families, metrics, on_demand, traffic  # noqa: E402
@@ -35,13 +37,7 @@ def generated(page: str) -> str:
 
 
 def _table(heads: Row, rows: Iterable[Row]) -> str:
-    heads = list(heads)
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return markdown_table(Table.of(list(heads), map(list, rows)))
 
 
 def _flags() -> str:

@@ -47,7 +47,11 @@ def markdown_table(table: Table) -> str:
     """Return a table as Markdown, without its caption."""
     rules = ["---:" if column.number else "---" for column in table.columns]
     lines = [[column.heading for column in table.columns], rules, *map(table.texts, table.rows)]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n" for cells in lines)
+    return "".join(f"| {' | '.join(map(_cell, cells))} |\n" for cells in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _sections(sections: Sequence[Section]) -> Iterator[str]:

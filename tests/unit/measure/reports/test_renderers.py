@@ -68,6 +68,10 @@ def test_csv_has_values_and_readers_have_formatted_cells() -> None:
     )
 
 
+def test_a_cell_in_markdown_is_one_line() -> None:
+    assert markdown_table(Table.of(["a"], [["first\nsecond"]])) == "| a |\n| --- |\n| first second |\n"
+
+
 def test_a_narrow_terminal_hides_and_stacks_columns_and_shortens_headings() -> None:
     assert on_terminal(TABLE, width=30) == (
         "By load\n"
