@@ -205,7 +205,7 @@ class TestQuestions:
 
     def test_the_closest_sentence_is_shown(self, console: Console) -> None:
         questions.ask_embedders(self.Fake({"minilm": RIGHT, "minilm_ensemble": RIGHT}), console)
-        assert re.search(r"settings\. +│ +0\.8000 │ +0\.8000", shown(console))
+        assert re.search(r"settings\. +0\.8000 +0\.8000", shown(console))
 
     def test_another_closest_sentence_is_an_error(self, console: Console) -> None:
         wrong = [RIGHT[0], *reversed(RIGHT[1:])]

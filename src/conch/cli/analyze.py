@@ -65,11 +65,11 @@ def _profile(config_file: Path | None, apply: bool, **options: Any) -> int:
 
     Resumes an interrupted analysis if the same command is run again.
     """
-    from conch.cli import terminal
     from conch.cli.analyze_progress import ProfileLine
     from conch.cli.analyze_results import results_of, show_results, write_results
     from conch.cli.interrupting import ended_as_by_ctrl_c
     from conch.measure.analyze.profiling.profile import Profile
+    from conch.measure.reports import terminal
 
     settings, warnings = _settings(config_file, options)
     console, messages = terminal.console(), terminal.console(stderr=True)
@@ -124,8 +124,8 @@ def _settings(config_file: Path | None, options: dict[str, Any]) -> tuple[Analyz
 
 def _report(export_path: str | None, output_formats: str | None, **goals: Any) -> int:
     """Rank the measurements and write the reports again; with other goals, into their own directory."""
-    from conch.cli import terminal
     from conch.cli.analyze_results import check_reports, saved_under, show_results, write_results
+    from conch.measure.reports import terminal
 
     folder = _folder(export_path)
     settings, circumstances, searches = saved_under(folder, output_formats, goals)

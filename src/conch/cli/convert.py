@@ -114,8 +114,8 @@ def convert_command(
 
     The fastest variant that agrees with the checkpoint becomes "auto".
     """
-    from conch.cli import terminal
     from conch.convert.publish import written_manifest
+    from conch.measure.reports import terminal
     from conch.measure.reports.files import check_files, check_reports
 
     if report is not None:
@@ -154,9 +154,9 @@ def _convert(model: str, output: Path, **options: Any) -> ConvertedModel:
     """Convert, and print each step."""
     from rich.markup import escape
 
-    from conch.cli import terminal
     from conch.convert.plan import Plan
     from conch.convert.run import convert
+    from conch.measure.reports import terminal
 
     precisions = options.pop("quantize")
     quantize = tuple(precision for precision in precisions if precision != "none") if precisions else None

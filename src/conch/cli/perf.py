@@ -67,7 +67,6 @@ def perf(options: PerfOptions) -> int:
 
     Measures in windows until three in a row agree.  Latency is from the moment at which a request should have started.
     """
-    from conch.cli import terminal
     from conch.cli.perf_against import Against, run_against
     from conch.cli.perf_plan import plan_of
     from conch.core.errors import invalid
@@ -76,6 +75,7 @@ def perf(options: PerfOptions) -> int:
     from conch.measure.perf.report.files import OutputFiles, Outputs, command_line
     from conch.measure.perf.report.page import level_table
     from conch.measure.perf.run import Measurement
+    from conch.measure.reports import terminal
     from conch.measure.reports.terminal import show
 
     plan, prefix = plan_of(options)

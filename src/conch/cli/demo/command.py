@@ -13,15 +13,15 @@ from typing import Final, NoReturn
 
 import click
 from rich.console import Console
-from rich.table import Table
 
-from conch.cli import terminal
 from conch.cli.demo.build import build, require_packages
 from conch.cli.demo.client import TIMEOUT, DemoClient
 from conch.cli.demo.questions import ask_embedders, ask_generator
 from conch.core.errors import internal, unavailable
 from conch.machine.guarded_server import GuardedServer
 from conch.machine.ports import holder, is_free
+from conch.measure.reports import terminal
+from conch.measure.reports.report import Column, Row, Table
 
 HOST: Final = "127.0.0.1"
 #: How long the models may take to load (s).
@@ -147,13 +147,13 @@ def _say(console: Console, line: str) -> None:
 
 def show_models(client: DemoClient, console: Console) -> None:
     states = {entry["name"]: entry for entry in client.models(timeout=TIMEOUT)}
-    table = Table(title="Serving", title_justify="left", title_style="bold")
-    for heading in ("Model", "Version", "State", ""):
-        table.add_column(heading)
+    rows = []
     for name, purpose in SERVED.items():
         entry = states.get(name, {})
-        table.add_row(name, entry.get("version", "-"), entry.get("state", "missing"), purpose)
-    console.print(table, "", sep="\n")
+        rows.append(Row([name, entry.get("version", "-"), entry.get("state", "missing"), purpose]))
+    columns = [Column(heading) for heading in ("Model", "Version", "State", "")]
+    terminal.show(console, Table("Serving", columns, rows))
+    console.print()
 
 
 def show_commands(console: Console, http_port: int, metrics_port: int) -> None:

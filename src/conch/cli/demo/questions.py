@@ -9,10 +9,11 @@ import time
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
 from conch.cli.demo.client import DemoClient
 from conch.core.errors import internal
+from conch.measure.reports.report import Column, Row, Table
+from conch.measure.reports.terminal import show
 
 QUERY: Final = "How do I change my password?"
 SENTENCES: Final = (
@@ -35,14 +36,12 @@ def ask_embedders(client: DemoClient, console: Console) -> None:
     embeddings = {model: client.embed(model, [QUERY, *SENTENCES]) for model in EMBEDDERS}
     cosines = {model: [dot(query, row) for row in rows] for model, (query, *rows) in embeddings.items()}
 
-    table = Table(title=f'Which sentence is closest to "{QUERY}"?', title_justify="left", title_style="bold")
-    table.add_column("Sentence")
-    for model in EMBEDDERS:
-        table.add_column(model, justify="right")
-    for index, sentence in enumerate(SENTENCES):
-        style = "green" if index == CLOSEST else None
-        table.add_row(sentence, *(f"{cosines[model][index]:.4f}" for model in EMBEDDERS), style=style)
-    console.print(table)
+    columns = [Column("Sentence"), *(Column(model, True, "{:.4f}".format) for model in EMBEDDERS)]
+    rows = [
+        Row([sentence, *(cosines[model][index] for model in EMBEDDERS)], "good" if index == CLOSEST else "")
+        for index, sentence in enumerate(SENTENCES)
+    ]
+    show(console, Table(f'Which sentence is closest to "{QUERY}"?', columns, rows))
 
     for model, values in cosines.items():
         if values.index(max(values)) != CLOSEST:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
 def doctor_command(as_json: bool) -> None:
     """Show versions, engines, GPUs, processor, memory, limits and ports, and what would be faster with what."""
-    from conch.cli import terminal
     from conch.cli.doctor.advice import advice
     from conch.cli.doctor.examine import examine
+    from conch.measure.reports import terminal
     from conch.measure.reports.terminal import show
 
     facts = examine()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -29,14 +31,27 @@ from conch.measure.reports.report import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 _TONES: Final[dict[Tone, str]] = {"": "", "good": "green", "bad": "red", "muted": "dim"}
 _KINDS: Final = {"info": "", "warning": "yellow", "error": "red"}
 #: Columns of the terminal between two columns of a table.
 _GAP: Final = 2
+#: The width of pipes and files, wider than any line: programs that read a table need whole rows.
+_UNWRAPPED: Final = 10_000
 #: The width at which a text in a cell may be wrapped, unless a word is longer.
 _WRAPPED: Final = 24
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console on standard output or standard error.
+
+    It has the width and the colours of a terminal; a pipe or a file gets unwrapped lines without colours.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    if stream.isatty():
+        return Console(stderr=stderr)
+    return Console(stderr=stderr, width=_UNWRAPPED, no_color=True, force_terminal=False)
 
 
 def show(console: Console, *parts: Report | Section | Block) -> None:

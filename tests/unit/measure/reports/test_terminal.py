@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.table import Table
 
-from conch.cli import terminal
+from conch.measure.reports import terminal
 
 
 def test_a_table_in_a_pipe_has_whole_rows_and_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
