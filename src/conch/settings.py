@@ -87,11 +87,12 @@ class Settings:
     model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")
     model_load_retry_count: Number = option(0, "Models", "Further attempts to load a model that failed.")
     check_memory_on_load: bool = option(
-        True, "Models", "Refuse to load models whose weights are larger than the memory that is left."
+        True, "Models", "Refuse to load models whose weights are larger than the available memory."
     )
     model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
     max_warmup_bytes: Count = option(128 << 20, "Models", "Largest data of a warm-up sample, in bytes.")
-    debug: str = option("", "Models", "Model whose one instance gets the terminal, so that breakpoint() stops there.")
+    debug: str = option("", "Models", "Model whose only instance is connected to the terminal, so that "
+                                      "breakpoint() works.")
     backend_directory: DirectoryName = option(
         "", "Models", "Directory of Python-based backends, before the server's own."
     )
@@ -120,7 +121,8 @@ class Settings:
     )
     load_wait_secs: Count = option(60, "Load on demand", "Seconds that a request waits for its model to be loaded.")
     max_load_waiting: Count = option(10_000, "Load on demand", "Requests that may wait for models to be loaded.")
-    max_load_waiting_per_model: Count = option(1_000, "Load on demand", "Of those, how many may wait for one model.")
+    max_load_waiting_per_model: Count = option(1_000, "Load on demand", "Maximum number of these requests "
+                                                                        "for one model.")
 
     id: str = option("triton", "Server", "Name of this server in its metadata.")
     exit_timeout_secs: Number = option(30, "Server", "Seconds that a stopping server gives its requests.", common=True)
@@ -131,7 +133,7 @@ class Settings:
     # last would wait longer than clients do.
     max_pending_requests: Count = option(10_000, "Server", "Requests that may wait where a model sets no limit.")
     max_bytes_in_flight: Number = option(
-        0, "Server", "Bytes of requests and unread answers that may be held; 0 for a quarter of the memory."
+        0, "Server", "Maximum bytes of requests and unread responses in memory; 0 for a quarter of the memory."
     )
     # Parsed JSON uses up to 24 times its size; JSON of floats a tenth of that.
     codec_memory: Bytes = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
@@ -146,7 +148,8 @@ class Settings:
         60, "Server", "Seconds that its body may take, and one more for every 16 KiB; 0 for any time."
     )
     unread_timeout_secs: Number = option(
-        60, "Server", "Seconds that a client may leave an answer unread, and one more for every 16 KiB; 0 for any time."
+        60, "Server", "Seconds that a client may leave a response unread, and one more for every 16 KiB; 0 "
+                      "for no limit."
     )
     idle_timeout_secs: Number = option(
         600, "Server", "Seconds that a connection may last on which nothing happens; 0 for any time."
@@ -218,7 +221,7 @@ class Settings:
     grpc_infer_response_compression_level: Compression = option("none", "gRPC", "Compression of inference responses.")
     grpc_max_decompressed_size: Count = option(64 << 20, "gRPC", "Largest message after decompression, in bytes.")
     grpc_keepalive_time: Number = option(7_200_000, "gRPC", "Milliseconds of silence before a keepalive ping.")
-    grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds that a ping's answer may take.")
+    grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds to wait for the response to a ping.")
     grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping even when no call is open.")
     grpc_http2_max_pings_without_data: Number = option(
         2, "gRPC", "Pings sent with no data in between; 0 for any number."

@@ -127,7 +127,7 @@ def test_model_that_blocks_in_initialize_keeps_none_from_loading_and_can_be_unlo
     for load in (loading, again):
         reply = load.result(5)
         assert (reply.status, reply.error) == (
-            503, "load failed for model 'stuck': the model was unloaded meanwhile",
+            503, "load failed for model 'stuck': the model was unloaded during the load",
         )  # fmt: skip
     eventually(lambda: len(workers(server)) == 1, "the end of both its workers")
     events.set("go")

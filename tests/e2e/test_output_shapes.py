@@ -13,7 +13,7 @@ from tests.models import write
 pytest.importorskip("onnxruntime")
 onnx_graphs = pytest.importorskip("tests.onnx_graphs")
 
-SHAPES = "in the shape [1, 2], but its configuration declares it as [-1, 3]; clients get it as it is"
+SHAPES = "in the shape [1, 2], but its configuration declares it as [-1, 3]; it is sent unchanged"
 
 TENSORS = """
 max_batch_size: 4

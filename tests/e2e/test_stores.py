@@ -159,7 +159,7 @@ def test_changes_are_served_and_a_store_that_is_away_changes_nothing(store: Stor
 
     store.stop()
     try:
-        wait_until(lambda: bool(lines(log, "cannot be read", "models go on serving")))
+        wait_until(lambda: bool(lines(log, "cannot be read", "models continue to serve")))
         assert answer(server, "both") == 11
         assert index(server) == {"add": "READY", "both": "READY"}
     finally:

@@ -131,7 +131,7 @@ class Promises:
         if outcome.finals:
             self.broken(f"request {outcome.id} got a response after its last one")
         if outcome.given_up:
-            self.broken(f"request {outcome.id} got a response after it was given up")
+            self.broken(f"request {outcome.id} got a response after it was cancelled")
         outcome.finals += response.final
         outcome.during_stop = self.stopping
         outcome.error = response.error or outcome.error

@@ -39,15 +39,17 @@ TASK_PARAMETERS: Final = (
         "`This example is {}.`",
         "`zero-shot-classification`: the sentence about a label",
     ),
-    Parameter("max_candidate_labels", "labels", "1000", "zero-shot tasks: the most labels of a row"),
-    Parameter("multi_label", "`true`, `false`", "`false`", "`zero-shot-classification`: score each label by itself"),
+    Parameter("max_candidate_labels", "labels", "1000", "zero-shot tasks: maximum number of labels in a row"),
+    Parameter(
+        "multi_label", "`true`, `false`", "`false`", "`zero-shot-classification`: score each label independently"
+    ),
     Parameter(
         "aggregation_strategy",
         "`none`, `simple`, `first`, `average`, `max`",
         "`none`",
         "`token-classification`: how tokens become entities",
     ),
-    Parameter("max_answer_len", "tokens", "15", "`question-answering`: the longest answer"),
+    Parameter("max_answer_len", "tokens", "15", "`question-answering`: maximum length of an answer"),
     Parameter(
         "max_seq_len", "tokens", "384", "`question-answering`: a window; a longer context is read in several windows"
     ),
@@ -56,7 +58,7 @@ TASK_PARAMETERS: Final = (
         "handle_impossible_answer",
         "`true`, `false`",
         "`false`",
-        "`question-answering`: an empty answer is possible, too",
+        "`question-answering`: allow an empty answer",
     ),
     Parameter(
         "chunk_length_s",

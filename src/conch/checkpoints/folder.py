@@ -376,7 +376,7 @@ class Checkpoint:
         if not task:
             architectures = ", ".join(map(str, self.config.get("architectures") or ())) or "none"
             raise invalid(
-                f"the task of checkpoint {self.directory} cannot be told (architectures: {architectures}): "
+                f"the task of checkpoint {self.directory} cannot be determined (architectures: {architectures}): "
                 "set parameter 'task' in config.pbtxt or model.json, such as feature-extraction or text-classification"
             )
         return task
@@ -393,8 +393,8 @@ class Checkpoint:
         if self.task.split("_")[0] in TEXT_TASKS:
             if takes_sound(kind):
                 raise invalid(
-                    f"task '{self.task}' reads text, but checkpoint {self.directory} is a {kind}, which hears sound: "
-                    "set parameter 'task' to automatic-speech-recognition or audio-classification"
+                    f"task '{self.task}' reads text, but checkpoint {self.directory} is a {kind}, which "
+                    f"reads audio: set parameter 'task' to automatic-speech-recognition or audio-classification"
                 )
             files.require_tokenizer(self.directory)
         if self.task in MEDIA_TASKS and "pretrained_cfg" not in self.config:  # timm's configuration replaces that file
@@ -409,7 +409,7 @@ class Checkpoint:
             return
         if self.config.get("auto_map") and not _known_to_transformers(str(self.config.get("model_type", ""))):
             raise invalid(
-                f"model '{self.source}' needs the Python code that comes with it: set parameter 'trust_remote_code' "
+                f"model '{self.source}' needs the Python code of its checkpoint: set parameter 'trust_remote_code' "
                 "to true if you trust it" + (f" ({self.warning})" if self.warning else "")
             )
 

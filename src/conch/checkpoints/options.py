@@ -67,21 +67,21 @@ class Options:
         "the checkpoint; takes precedence over the directory's own files. "
         "A path may begin with `$$TRITON_MODEL_DIRECTORY`",
     )
-    revision: str = _parameter("", "branch, tag or commit", "the Hub's default branch", "which version on the Hub")
-    task: str = _parameter("", "see [Tasks](#tasks)", "found from the files", "what the model does")
+    revision: str = _parameter("", "branch, tag or commit", "the Hub's default branch", "revision on the Hub")
+    task: str = _parameter("", "see [Tasks](#tasks)", "found from the files", "the task of the model")
     engine: str = _parameter(
         "auto",
         f"{_listed(('auto', *ENGINES))}; for text generation {_listed(TEXT_ENGINES)}",
         "`auto`",
-        "what runs the network, see [Engines](#engines)",
+        "the engine that runs the network, see [Engines](#engines)",
     )
-    variant: str = _parameter("", "a name in `conch.json`", "its `auto`", "which form of a converted model runs")
+    variant: str = _parameter("", "a name in `conch.json`", "its `auto`", "variant of a converted model")
     by_shape: bool = _parameter(
         True,
         "`true`, `false`",
         "`true`",
-        "hold both variants of a converted model whose `conch.json` has a second one for some shapes; `false`: its "
-        "`auto` alone",
+        "load both variants of a converted model whose `conch.json` names a second one for some shapes; "
+        "`false`: load only `auto`",
     )
     dtype: str = _parameter(
         "auto",
@@ -89,7 +89,7 @@ class Options:
         "`auto`",
         "on PyTorch and for text generation. `auto`: float32 on a CPU, as stored on a GPU",
     )
-    max_length: int = _parameter(0, "tokens", "what the files say, otherwise 512", "the longest text")
+    max_length: int = _parameter(0, "tokens", "from the checkpoint, otherwise 512", "the longest text")
     max_text_bytes: int = _parameter(
         0,
         "bytes",
@@ -97,34 +97,35 @@ class Options:
         "the longest text that is read at all: a longer one is refused before it is tokenised",
     )
     truncation: str = _parameter(
-        "truncate", "`truncate`, `refuse`", "`truncate`; text generation: `refuse`", "what happens to a longer one"
+        "truncate",
+        "`truncate`, `refuse`",
+        "`truncate`; text generation: `refuse`",
+        "`truncate` or `refuse` longer texts",
     )
     pooling: str = _parameter(
         "",
         "`mean`, `cls`, `max`, `last`",
         "sentence-transformers' modules, else `mean`",
-        "how the embedding of a text is made from those of its tokens",
+        "how token embeddings become the embedding of a text",
     )
     normalize: bool | None = _parameter(
         None, "`true`, `false`", "sentence-transformers' modules, else `false`", "whether an embedding has length 1"
     )
     max_batch_tokens: int = _parameter(
-        0, "tokens with padding", "1024 on a CPU, 16384 on a GPU", "how much runs at once"
+        0, "tokens with padding", "1024 on a CPU, 16384 on a GPU", "maximum tokens in a run"
     )
-    threads: int = _parameter(0, "cores", "those that the process may use", "how many cores the instances share")
-    trust_remote_code: bool = _parameter(
-        False, "`true`, `false`", "`false`", "run Python code that comes with the checkpoint"
-    )
-    cache_dir: str = _parameter("", "folder", "the Hub's cache", "where this model's downloads are")
+    threads: int = _parameter(0, "cores", "those that the process may use", "cores shared by the instances")
+    trust_remote_code: bool = _parameter(False, "`true`, `false`", "`false`", "run Python code from the checkpoint")
+    cache_dir: str = _parameter("", "folder", "the Hub's cache", "where the model's files are downloaded to")
     offline: bool = _parameter(False, "`true`, `false`", "`false`", "download nothing")
     verify_on_load: bool = _parameter(
         True,
         "`true`, `false`",
         "`true`",
-        "keep a model from becoming ready if its answer to an example differs from that of transformers; "
-        "needs PyTorch's weights",
+        "compare the result of an example with that of transformers, and refuse the model if they differ; "
+        "needs PyTorch weights",
     )
-    top_k: int = _parameter(0, "1 or more", "the task's", "number of answers if the request does not say how many")
+    top_k: int = _parameter(0, "1 or more", "the task's", "number of results if the request does not specify it")
     extra: Mapping[str, str] = field(default_factory=dict)
     #: The names of all parameters in the configuration, including those with the default value.
     given: frozenset[str] = field(default=frozenset(), compare=False)

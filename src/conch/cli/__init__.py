@@ -21,14 +21,14 @@ from conch.core.errors import ConchError
 #: Name, where it is (module, attribute), and its line in the help.
 COMMANDS: Final = {
     "serve": ("conch.cli.serve", "serve_command", "Serve a model repository over HTTP and gRPC."),
-    "check": ("conch.cli.check", "check_command", "Say what is wrong with a model repository, with file and line."),
+    "check": ("conch.cli.check", "check_command", "Check a model repository and report errors with file and line."),
     "init": ("conch.cli.init", "init_command", "Write a new model that runs, with its test."),
-    "convert": ("conch.cli.convert", "convert_command", "Make a model faster and prove that it answers the same."),
-    "perf": ("conch.cli.perf", "perf_command", "Measure how many requests a model answers, and how long they take."),
+    "convert": ("conch.cli.convert", "convert_command", "Convert a model to a faster format and verify its results."),
+    "perf": ("conch.cli.perf", "perf_command", "Measure the throughput and latency of a model."),
     "analyze": (
         "conch.cli.analyze",
         "analyze_command",
-        "Find the best configuration of models: measure several, rank them, say why.",
+        "Find the best configuration of models: measure candidates and rank them.",
     ),
     "deploy": ("conch.cli.deploy", "deploy_command", "Write what a managed platform needs to serve a repository."),
     "request": (
@@ -39,9 +39,13 @@ COMMANDS: Final = {
     "doctor": (
         "conch.cli.doctor.command",
         "doctor_command",
-        "Show what this machine has, and what would be faster with what.",
+        "Show this machine's hardware and packages, with advice on performance.",
     ),
-    "demo": ("conch.cli.demo.command", "demo_command", "Make a small model repository, serve it and ask it something."),
+    "demo": (
+        "conch.cli.demo.command",
+        "demo_command",
+        "Build a small model repository, serve it and send it requests.",
+    ),
 }
 
 

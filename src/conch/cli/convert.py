@@ -91,7 +91,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     help="Requests to choose for: batch x tokens, each with its weight (default: all that is measured, equally).",
 )
 @click.option("--revision", default="", metavar="NAME", help="Branch, tag or commit on the Hub.")
-@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code from the checkpoint.")
 @click.option("--markdown", type=_FILE, metavar="FILE", help="Write the report there, too.")
 @click.option("--html", type=_FILE, metavar="FILE", help="Write the page with charts there, too.")
 @click.option(

@@ -24,7 +24,7 @@ def _options(platform: str, endpoints: tuple[str, ...] = ENDPOINTS) -> list[clic
         click.Option(["-o", "--output"], required=True, metavar="OUT", type=click.Path(path_type=Path),
                      help="Folder to write; it must be new or empty."),
         click.Option(["--model"], default="", metavar="NAME",
-                     help="The model that answers; by default the only one, or the only ensemble."),
+                     help="The model that serves the endpoint; default: the only model, or the only ensemble."),
         click.Option(["--endpoint"], type=click.Choice(endpoints), default="infer", show_default=True,
                      help="The kind of request that it gets."),
         click.Option(["--name"], default="", metavar="TEXT",

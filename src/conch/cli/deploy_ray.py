@@ -45,7 +45,8 @@ OPTIONS: Final = [
     _MODELS(["--models"], default="", metavar="A,B",
             help="The models to deploy (default: all); A+B has B in each replica of A, for a model.py that calls it."),
     _MODELS(["--max-models-per-replica"], type=click.IntRange(0, 10_000), default=0, metavar="N",
-            help="All models share replicas, each of which has at most N at a time (default: replicas of their own)."),
+            help="Share replicas among all models, with at most N models on each (default: each model has "
+                 "its own replicas)."),
     _MODELS(["--replica-option", "replica_options"], multiple=True, metavar="NAME=VALUE",
             help="An option of conch serve for the replicas, as log_verbose=1; repeatable."),
     _REPLICAS(["--min-replicas"], type=click.IntRange(1, 10_000), default=1, show_default=True, metavar="N",
@@ -55,9 +56,9 @@ OPTIONS: Final = [
     _REPLICAS(["--target-ongoing-requests"], type=click.FloatRange(0, min_open=True), default=16.0, show_default=True,
               metavar="N", help="Requests that a replica should have at a time; more replicas are started for more."),
     _REPLICAS(["--upscale-delay-secs"], type=_SECONDS, default=10.0, show_default=True, metavar="S",
-              help="How long there must be too many before replicas are added."),
+              help="How long the load must be too high before replicas are added."),
     _REPLICAS(["--downscale-delay-secs"], type=_SECONDS, default=300.0, show_default=True, metavar="S",
-              help="How long there must be too few before replicas are taken away."),
+              help="How long the load must be too low before replicas are removed."),
     _REPLICAS(["--cpus-per-replica"], type=click.FloatRange(0), default=1.0, show_default=True, metavar="N",
               help="Cores that Ray sets aside for a replica."),
     _REPLICAS(["--gpus-per-replica"], type=click.FloatRange(0), default=0.0, show_default=True, metavar="N",
@@ -65,7 +66,7 @@ OPTIONS: Final = [
     _REPLICAS(["--max-surge-percent"], type=click.IntRange(0, 100), default=25, show_default=True, metavar="N",
               help="Replicas more than there should be while others replace them; with 0, old ones stop first."),
     _REPLICAS(["--drain-secs"], type=click.IntRange(0, 86_400), default=30, show_default=True, metavar="S",
-              help="How long the requests of a replica that ends may take."),
+              help="How long the requests of a stopping replica may take."),
     _PORTS(["--http-port"], type=_PORT, default=8000, show_default=True, metavar="PORT",
            help="Of the ingress on every node; 0 for a free one, as for several nodes on one machine."),
     _PORTS(["--grpc-port"], type=_PORT, default=8001, show_default=True, metavar="PORT", help="The same for gRPC."),
@@ -78,9 +79,9 @@ OPTIONS: Final = [
              help="A node of the cluster (default: RAY_ADDRESS, this machine's, or one that ends with the command)."),
     _CLUSTER(["--name"], default="conch", show_default=True, metavar="NAME", help="The application's name."),
     _CLUSTER(["--timeout-secs"], type=_SECONDS, default=1800.0, show_default=True, metavar="S",
-             help="How long the models may take until they answer."),
-    _CLUSTER(["--detach"], is_flag=True, help="Return when the models answer, and leave them there."),
-    _CLUSTER(["--remove"], is_flag=True, help="Take away what was deployed under the name."),
+             help="How long to wait for the models to become ready."),
+    _CLUSTER(["--detach"], is_flag=True, help="Return when the models are ready, and leave them running."),
+    _CLUSTER(["--remove"], is_flag=True, help="Remove the deployment with this name."),
 ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class ModelTemplate(NamedTuple):
 
 
 TEMPLATES: Final = {
-    "python": ModelTemplate("a model.py that answers each request of a batch", '{"name": "Ada"}'),
+    "python": ModelTemplate("a model.py that processes each request of a batch", '{"name": "Ada"}'),
     "embedding": ModelTemplate(
         "texts to vectors, a checkpoint without code",
         '{"text_input": "The bus is late."}',
@@ -89,7 +89,9 @@ def write(name: str, template: str, repository: Path, checkpoint: str = "") -> l
     directories is there.
     """
     if not _NAME.fullmatch(name):
-        raise invalid(f"'{name}' is no name for a model: begin with a letter or digit, go on with '_', '-' and '.' too")
+        raise invalid(
+            f"'{name}' is not a valid model name: begin with a letter or digit, continue with '_', '-' and '.' too"
+        )
     contents = dict(_rendered(name, template, checkpoint))
     for directory in sorted({path.parts[0] for path in contents}):
         if (repository / directory).exists():

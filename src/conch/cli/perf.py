@@ -22,7 +22,7 @@ _IN_PROCESS: Final = "there is no server within the process here: start one, and
 _PERIODIC: Final = "levels are measured one after the other: use --concurrency-range start:end:step"
 #: perf_analyzer's flags that are not taken, and what to do instead.
 REFUSED: Final[Mapping[str, str]] = {
-    "--model-signature-name": "it is for TensorFlow Serving, whose protocol is not spoken here",
+    "--model-signature-name": "it is for TensorFlow Serving, whose protocol is not supported",
     "--triton-server-directory": _IN_PROCESS,
     "--model-repository": _IN_PROCESS,
     "--trace-file": _TRACE,
@@ -41,8 +41,8 @@ REFUSED: Final[Mapping[str, str]] = {
     "--data-directory": "perf_analyzer has dropped it: use --input-data DIR",
 }
 _KINDS: Final = {
-    "tfserving": "TensorFlow Serving's protocol is not spoken here",
-    "torchserve": "TorchServe's protocol is not spoken here",
+    "tfserving": "TensorFlow Serving's protocol is not supported",
+    "torchserve": "TorchServe's protocol is not supported",
     "triton_c_api": _IN_PROCESS,
     "openai": "use -i openai",
 }

@@ -40,7 +40,7 @@ class Input:
 @click.option("-i", "--input", "named", multiple=True, metavar="NAME=TEXT", help="A text for the input of that name.")
 @click.option("-r", "--model-repository", "repository", default=Path("models"), show_default=True,
               type=click.Path(file_okay=False, path_type=Path), help="Where the model's config.pbtxt is.")  # fmt: skip
-@click.option("--url", default="", help="Ask a running server what the model takes, as in http://localhost:8000.")
+@click.option("--url", default="", help="Read the model's inputs from a running server, such as http://localhost:8000.")
 @click.option("-o", "--output", default=Path("query_body.bin"), show_default=True,
               type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
 def request_command(
@@ -146,4 +146,4 @@ def _ask(url: str, model: str) -> list[Input]:
             if tensor["datatype"] == "BYTES"
         ]
     except (ConchError, ValueError, KeyError, TypeError) as error:
-        raise unavailable(f"{address} does not say what the model takes: {error}") from None
+        raise unavailable(f"{address} does not describe the model's inputs: {error}") from None

@@ -62,7 +62,7 @@ class OutgoingRequest:
     def several_responses(self) -> ConchError:
         """Return the error for a call that accepts exactly one response."""
         return unsupported(
-            f"model '{self.model}' did not give exactly one response: ask it with infer_stream or generate_stream"
+            f"model '{self.model}' did not send exactly one response: use infer_stream or generate_stream"
         )
 
 
@@ -70,8 +70,7 @@ def single_response(signature: ModelSignature) -> ModelSignature:
     """Return ``signature`` if its model returns one response per request. Raises UNSUPPORTED for a decoupled model."""
     if signature.decoupled:
         raise unsupported(
-            f"model '{signature.name}' is decoupled, so a request may have any number of responses: "
-            "ask it with infer_stream"
+            f"model '{signature.name}' is decoupled, so a request may have any number of responses: use infer_stream"
         )
     return signature
 
@@ -158,7 +157,7 @@ def _prompt(signature: ModelSignature) -> str:
     names = [spec.name for spec in signature.inputs.values() if spec.datatype == "BYTES" and not spec.optional]
     if len(names) != 1:
         raise invalid(
-            f"model '{signature.name}' has no input of its own for a text: give its inputs by name "
+            f"model '{signature.name}' has no single text input: pass its inputs by name "
             f"({', '.join(signature.inputs) or 'it has none'})"
         )
     return names[0]

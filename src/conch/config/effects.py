@@ -6,7 +6,7 @@ from conch.config.problem import FieldPath, Problem, Problems
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import FIRST_RESPONSE
 
-_NOT_YET = "this server does not have that yet"
+_NOT_YET = "this server does not support it yet"
 #: Top-level fields, and why they have no effect.
 FIELDS_WITHOUT_EFFECT = {
     "cc_model_filenames": "use instance groups and versions",
@@ -61,7 +61,7 @@ def _of_instances(config: ModelConfig) -> Problems:
             if _is_set(group, name):
                 yield _ineffective(f"'{name}' of an instance group", ("instance_group", index, name), reason)
     if is_ensemble(config) and config.instance_group:
-        yield _ineffective("'instance_group'", ("instance_group",), "an ensemble has no instances of its own")
+        yield _ineffective("'instance_group'", ("instance_group",), "an ensemble has no instances")
 
 
 def _of_optimization(config: ModelConfig) -> Problems:

@@ -45,24 +45,24 @@ PARAMETERS: Final = ParameterTable(
             "version",
             "a number, `same`",
             "any",
-            "which version of it answers; `same` is the one that the request names",
+            "its version; `same` is the one that the request names",
         ),
         Parameter(
             "backend",
             "a backend's name",
             "as there",
-            "the backend that runs the model there; requests and answers follow its rules",
+            "the backend that runs the model on the servers; its rules apply to requests and responses",
         ),
         Parameter(
             "connect_timeout_secs",
             "seconds",
             "3",
-            "how long a connection may take to be made, and a server to say whether the model is ready",
+            "timeout of connecting, and of asking a server whether the model is ready",
         ),
-        Parameter("timeout_secs", "seconds", "none", "how long a whole request may take"),
-        Parameter("health_interval_secs", "seconds", "2", "how often each server is asked whether the model is ready"),
+        Parameter("timeout_secs", "seconds", "none", "timeout of a request"),
+        Parameter("health_interval_secs", "seconds", "2", "interval of the readiness checks of each server"),
         Parameter("affinity", "an input of type `TYPE_STRING`", "none", "requests that begin alike go to one server"),
-        Parameter("affinity_bytes", "bytes", "256", "how much of that input is compared"),
+        Parameter("affinity_bytes", "bytes", "256", "number of elements of that input that are compared"),
         Parameter(
             "sticky",
             "`true`, `false`",
@@ -77,7 +77,7 @@ PARAMETERS: Final = ParameterTable(
         ),
         Parameter("authorization_env", "an environment variable", "none", "holds the header `Authorization`"),
         Parameter("headers_env", "an environment variable", "none", "holds more headers, `name: value` on each line"),
-        Parameter("ca_file", "a PEM file", "the system's authorities", "whose certificates of servers are trusted"),
+        Parameter("ca_file", "a PEM file", "the system's authorities", "certificate authorities that are trusted"),
         Parameter("certificate_file", "a PEM file", "none", "the certificate that is shown to servers"),
         Parameter("key_file", "a PEM file", "none", "its private key"),
     ),
@@ -279,7 +279,7 @@ class _ParameterReader:
     def _urls(self) -> tuple[str, ...]:
         urls = tuple(filter(None, (text.strip() for text in self._given.get("url", "").split(","))))
         if not urls and "url" not in self._given:
-            self._note("url", f"remote model '{self._config.name}' has no parameter 'url', which says where it is")
+            self._note("url", f"remote model '{self._config.name}' has no parameter 'url'")
         decoupled = self._config.model_transaction_policy.decoupled
         self._attempt("url", lambda: check_urls(urls, decoupled=decoupled, model=self._config.name))
         return tuple(dict.fromkeys(urls))

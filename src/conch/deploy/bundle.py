@@ -85,7 +85,7 @@ def check_output(out: Path, repository: Path) -> None:
     except OSError as error:
         raise invalid(f"{out} cannot be written: {error.strerror}") from None
     if not out.absolute().parent.is_dir():
-        raise invalid(f"{out} cannot be written: there is no folder {out.absolute().parent}")
+        raise invalid(f"{out} cannot be written: no such folder {out.absolute().parent}")
 
 
 @contextmanager

@@ -42,11 +42,11 @@ def plan(deployment: Deployment, *, multi_model: bool = False) -> Bundle:
     for models in _by_model(deployment.contents).values() if multi_model else (deployment.contents,):
         check_size(models, LIMIT, "the volume of a SageMaker instance")
     if multi_model and deployment.endpoint != "infer":
-        raise invalid(f"an endpoint with several models answers only 'infer', and not '{deployment.endpoint}'")
+        raise invalid(f"an endpoint with several models supports only 'infer', and not '{deployment.endpoint}'")
     if multi_model and deployment.needs.ensembles:
         raise invalid(
-            "an endpoint with several models loads each by itself, so it cannot have the ensemble "
-            f"'{deployment.needs.ensembles[0]}': leave --multi-model out"
+            "an endpoint with several models loads each separately, so it cannot serve the ensemble "
+            f"'{deployment.needs.ensembles[0]}': remove --multi-model"
         )
     artifact, pack = ("models", _write_each) if multi_model else ("model.tar.gz", write_tar_gz)
     run_locally = partial(_run_locally, deployment, multi_model)

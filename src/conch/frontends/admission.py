@@ -66,7 +66,7 @@ class Admission:
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
             LOG.warning(
-                "%d connections are open, as many as %s: others may only ask for the server's health",
+                "%d connections are open, as many as %s: further ones may only check the server's health",
                 self._counts.total - max(too_many, 1),
                 "--max-connections allows" if too_many > 0 else "the limit of open files (ulimit -n) leaves room for",
             )

@@ -106,7 +106,8 @@ class ByteBudget:
         """Count a refusal and return its error: UNAVAILABLE, which HTTP reports as 503."""
         self.refused += 1
         return unavailable(
-            f"the server holds {self.used} bytes of requests and answers, and --max-bytes-in-flight allows {self.size};"
+            f"the server holds {self.used} bytes of requests and responses, and --max-bytes-in-flight "
+            f"allows {self.size};"
             " try again later"
         )
 

@@ -24,8 +24,9 @@ def warnings(settings: Settings) -> Iterator[str]:
         listener = settings.listeners[name]
         if listener.allowed and not is_local(listener.address) and not _restricts_control(restrictions):
             yield (
-                f"whoever reaches {title} at {listener.address} can run code here: with --model-control-mode=explicit "
-                "a client may load a model with files of its own; set --model-load-overrides=none, or "
+                f"{title} clients at {listener.address} can run code on this machine: with "
+                f"--model-control-mode=explicit "
+                "a client may load a model with its own files; set --model-load-overrides=none, or "
                 f"--{flag}={_CONTROL}:<header>=<secret>"
             )
 

@@ -73,7 +73,7 @@ class Http2FrameWriter:
         """Send a frame not subject to flow control; raises ``ConnectionFault`` if too many are unread."""
         if self.paused:
             if len(self._blocked) >= MAX_BLOCKED_FRAMES:
-                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
+                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "responses are not read")
             self._blocked.append(frame)
         else:
             self.add((frame,), len(frame))

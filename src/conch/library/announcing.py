@@ -48,7 +48,7 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
         else:
             command = example(f"{root}/v2/models/{name}", model.signature.inputs.values())
         # Logged as a table: the message of a log line is quoted, so the command could not be copied.
-        LOG.info("Ask it:", extra={"table": command})
+        LOG.info("Example request:", extra={"table": command})
 
     return announce
 

@@ -77,7 +77,7 @@ class LoopThread:
         coroutine.close()
         future.cancel()
         if self.is_of_another_process:
-            raise unavailable(f"the server belongs to the process {self._pid}, of which this is a fork")
+            raise unavailable(f"the server belongs to process {self._pid}, of which this is a fork")
         raise unavailable("the server is closed")
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ def serve(
     except RuntimeError:
         pass
     else:
-        raise unsupported("conch.serve runs an event loop of its own: use conch.AsyncServer on this one")
+        raise unsupported("conch.serve runs its own event loop: use conch.AsyncServer in a running one")
     with _handlers_kept(), wanted.open() as (settings, name):
         return app.serve(settings, announcer(name) if name else None)
 

@@ -48,7 +48,7 @@ class Watch:
             now = self.repository.fingerprints()
         except OSError as error:
             if str(error) != self._problem:
-                LOG.warning("the model repository cannot be read: %s; models go on serving", error)
+                LOG.warning("the model repository cannot be read: %s; models continue to serve", error)
             self._problem = str(error)
             return Changes()
         self._problem = ""

@@ -32,13 +32,13 @@ class ModelOptions:
     # fmt: off
     name: str = option("", _SECTION, "Name to serve it under.", common=True)
     task: Annotated[str, Values("tasks")] = option(
-        "", _SECTION, "What it does, such as text-classification.", common=True
+        "", _SECTION, "The task, such as text-classification.", common=True
     )
     engine: Annotated[str, Values("engines")] = option(
         "", _SECTION, "torch, onnxruntime or openvino; to generate text openvino, transformers or vllm.", common=True
     )
     revision: str = option("", _SECTION, "Branch, tag or commit on the Hub.", common=True)
-    trust_remote_code: bool = option(False, _SECTION, "Run the code that comes with it.", common=True)
+    trust_remote_code: bool = option(False, _SECTION, "Run Python code from the checkpoint.", common=True)
     verify_on_load: str = option(
         "", _SECTION, "false: serve it even if its response to an example is not that of transformers.", common=True
     )
@@ -124,7 +124,7 @@ def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
         )
     if values:
         option = next(iter(values)).replace("_", "-")
-        raise invalid(f"--{option} is for checkpoints; '{path}' is served as it is, tensors in and out")
+        raise invalid(f"--{option} is for checkpoints; '{path}' is served as a graph")
     (version / f"model{path.suffix}").symlink_to(path)
     if path.suffix == ".onnx":
         # An ONNX file names its external tensor files relative to itself, so they are linked beside it.

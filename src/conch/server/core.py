@@ -360,7 +360,7 @@ class InferenceServer:
             LOG.info("no model is loaded at the start: clients load models, or --load-model names them")
             return
         if self.settings.model_control_mode == "on-demand":
-            LOG.info("no model is loaded at the start: each is loaded when a request asks for it")
+            LOG.info("no model is loaded at startup: a request loads its model")
             return
         LOG.warning(
             "the model repository is empty: %s has no folder of a model (NAME/1/model.py, NAME/1/model.json …)",

@@ -43,17 +43,18 @@ _Read = Callable[[DemandCounts], float]
 
 # fmt: off
 OF_MODELS: Final[Mapping[Metric, _Read]] = {
-    Metric("conch_demand_loads", "counter", "Number of loads because requests asked for the model"):
+    Metric("conch_demand_loads", "counter", "Number of loads caused by requests for the model"):
         lambda counts: counts.loads,
-    Metric("conch_demand_load_failures", "counter", "Number of those loads that failed"):
+    Metric("conch_demand_load_failures", "counter", "Number of loads on demand that failed"):
         lambda counts: counts.failures,
-    Metric("conch_demand_returns", "counter", "Number of those loads within a minute after the model had made room"):
+    Metric("conch_demand_returns", "counter", "Number of loads on demand within a minute of the model's eviction"):
         lambda counts: counts.returns,
-    Metric("conch_demand_evictions", "counter", "Number of times that the model made room for another one"):
+    Metric("conch_demand_evictions", "counter", "Number of times that the model was evicted"):
         lambda counts: counts.evictions,
     Metric("conch_demand_waits", "counter", "Number of requests that waited for the model to be loaded"):
         lambda counts: counts.waits,
-    Metric("conch_demand_wait_duration_us", "counter", "Cumulative time that they waited in microseconds"):
+    Metric("conch_demand_wait_duration_us", "counter", "Cumulative time that requests waited for the model "
+                                                       "to be loaded in microseconds"):
         lambda counts: int(counts.waited * 1e6),
     Metric("conch_demand_refused", "counter", "Number of requests that were refused because the model was not loaded"):
         lambda counts: counts.refused,

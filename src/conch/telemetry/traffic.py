@@ -8,11 +8,9 @@ from typing import Final, Literal
 
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text
 
-BYTES_IN_FLIGHT: Final = Metric(
-    "conch_bytes_in_flight", "gauge", "Bytes of requests that are not answered and of answers that are not read"
-)
+BYTES_IN_FLIGHT: Final = Metric("conch_bytes_in_flight", "gauge", "Bytes of in-flight requests and unread responses")
 MAX_BYTES_IN_FLIGHT: Final = Metric(
-    "conch_max_bytes_in_flight", "gauge", "How many there may be before requests wait, and are refused"
+    "conch_max_bytes_in_flight", "gauge", "Maximum bytes in flight before requests wait or are refused"
 )
 REFUSED_FOR_BYTES: Final = Metric(
     "conch_refused_for_bytes_in_flight", "counter", "Number of requests refused because there were too many"

@@ -36,7 +36,7 @@ def classify(tensor: WireTensor, count: int, labels: Sequence[str] | None, batch
         raise invalid("classification output tensor too large")
     count = min(count, classes)
     if count * prod(batch) > MAX_CLASSES:
-        raise invalid(f"classification of {prod(batch)} rows has more than {MAX_CLASSES} classes: ask for fewer")
+        raise invalid(f"classification of {prod(batch)} rows has more than {MAX_CLASSES} classes: request fewer")
     elements: list[bytes] = []
     if classes:
         rows = np.frombuffer(tensor.data, np.dtype(code)).reshape(-1, classes)

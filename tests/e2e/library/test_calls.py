@@ -85,7 +85,7 @@ def test_request_arrives_as_it_was_made(service: InferenceService) -> None:
         ("add_sub", {"INPUT0": [1]}, Code.INVALID_ARG, "input 'INPUT0' of model 'add_sub' has the shape [16]; got [1]"),
         ("add_sub", {"INPUT0": range(16)}, Code.INVALID_ARG, "missing required input(s) ['INPUT1']"),
         ("add_sub", {"INPUT": 1}, Code.INVALID_ARG, "no input 'INPUT'"),
-        ("repeat", {"IN": [1]}, Code.UNSUPPORTED, "ask it with infer_stream"),
+        ("repeat", {"IN": [1]}, Code.UNSUPPORTED, "use infer_stream"),
         ("identity_batched", {"INPUT": [[1.0]] * 9}, Code.INVALID_ARG, "batch-size must be <= 8"),
     ],
 )
@@ -345,7 +345,7 @@ def test_unload_continues_after_the_timeout_of_its_call(
         assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from the server within 0.1 s")
         assert service.ready("replaced")
         hanging_loads.may_end.set()
-        assert "the model was unloaded meanwhile" in reload.result().message
+        assert "the model was unloaded during the load" in reload.result().message
     eventually(lambda: not service.ready("replaced"), "the unload")
 
 

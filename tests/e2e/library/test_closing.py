@@ -322,5 +322,5 @@ def test_fork_neither_uses_nor_closes_its_parent_s_server(folder: Path) -> None:
         [sys.executable, "-c", FORK, str(folder)], capture_output=True, text=True, check=True, timeout=60
     )
     refused, answer = result.stdout.splitlines()
-    assert refused.startswith("Code.UNAVAILABLE the server belongs to the process")
+    assert refused.startswith("Code.UNAVAILABLE the server belongs to process")
     assert answer == "0"

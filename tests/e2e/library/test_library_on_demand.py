@@ -100,7 +100,7 @@ def test_unload_continues_after_the_timeout_of_its_call(repository: Path, hangin
         assert loaded(server) == ["a"]
         hanging_loads.hang = False
         hanging_loads.may_end.set()
-        with pytest.raises(ConchError, match="the model was unloaded meanwhile"):
+        with pytest.raises(ConchError, match="the model was unloaded during the load"):
             reload.result()
         eventually(lambda: not loaded(server), "the unload")
         assert server.infer("b", {"x": [1]}, timeout=60)["y"] == [2]

@@ -149,7 +149,7 @@ def test_task_of_text_over_a_checkpoint_for_images_is_refused(tmp_path: Path) ->
 def test_task_of_text_over_a_checkpoint_for_sound_is_refused(tmp_path: Path) -> None:
     checkpoint(tmp_path, {"model_type": "wav2vec2"}, preprocessor_config__json={})
     message = refusal(tmp_path, Options(task="feature-extraction"))
-    assert "task 'feature-extraction' reads text, but" in message and "is a wav2vec2, which hears sound" in message
+    assert "task 'feature-extraction' reads text, but" in message and "is a wav2vec2, which reads audio" in message
 
 
 @pytest.mark.parametrize(("names", "told"), [("BertModel", '"BertModel"'), ([1], "[1]"), ({"a": 1}, '{"a": 1}')])
@@ -164,7 +164,9 @@ def test_task_may_be_set_and_has_other_names(tmp_path: Path) -> None:
 
 def test_task_that_cannot_be_told_is_to_be_set(tmp_path: Path) -> None:
     message = refusal(checkpoint(tmp_path, {"architectures": ["Strange"]}))
-    assert "cannot be told (architectures: Strange): set parameter 'task' in config.pbtxt or model.json" in message
+    assert (
+        "cannot be determined (architectures: Strange): set parameter 'task' in config.pbtxt or model.json" in message
+    )
 
 
 def test_model_card_tells_the_task(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_another_engine_is_one_entry_of_the_table(tmp_path: Path, monkeypatch: p
         Checkpoint.open(tmp_path / "encoder", Options(engine="mlx"))
 
     checkpoint(tmp_path / "code", {**CAUSAL, "model_type": "new", "auto_map": {"AutoModelForCausalLM": "code.New"}})
-    with pytest.raises(ConchError, match="needs the Python code that comes with it"):
+    with pytest.raises(ConchError, match="needs the Python code of its checkpoint"):
         Checkpoint.open(tmp_path / "code", Options(engine="mlx"))
 
 

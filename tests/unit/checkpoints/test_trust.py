@@ -33,7 +33,7 @@ def refusal(folder: Path, options: Options = Options()) -> str:  # noqa: B008
 def test_checkpoint_cannot_trust_its_own_code(tmp_path: Path, value: Any) -> None:
     folder = model_file(checkpoint(tmp_path / "1", WITH_CODE), trust_remote_code=value)
     message = refusal(folder)
-    assert "needs the Python code that comes with it" in message
+    assert "needs the Python code of its checkpoint" in message
     assert f"'trust_remote_code' of {folder / 'model.json'} is ignored" in message
 
 

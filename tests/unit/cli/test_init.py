@@ -12,9 +12,9 @@ from conch.cli import init, main
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["../outside"], "'../outside' is no name for a model"),
-        ([".hidden"], "'.hidden' is no name for a model"),
-        (["größe"], "'größe' is no name for a model"),
+        (["../outside"], "'../outside' is not a valid model name"),
+        ([".hidden"], "'.hidden' is not a valid model name"),
+        (["größe"], "'größe' is not a valid model name"),
         (["m", "--template", "classifier", "--model", "./nothing"], "'./nothing' does not exist"),
         (["m", "--model-repository", "/dev/null"], "/dev/null/m/1 cannot be written: Not a directory"),
         (["m", "--model", "gpt2"], "--model is for the templates embedding and classifier, not for 'python'"),

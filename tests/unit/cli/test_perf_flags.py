@@ -40,7 +40,7 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
     [
         (["--concurency-range", "1"], "did you mean '--concurrency-range'?"),
         (["--string-dat", "x"], "did you mean '--string-data'?"),
-        (["--service-kind", "tfserving"], "TensorFlow Serving's protocol is not spoken here"),
+        (["--service-kind", "tfserving"], "TensorFlow Serving's protocol is not supported"),
         (["--shared-memory", "cuda"], "use --shared-memory system"),
         (["--concurrency-range", "1", "--request-rate-range", "1"], "exclude one another"),
         (["--concurrency-range", "2:1"], "the end is below the start"),

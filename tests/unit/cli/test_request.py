@@ -95,7 +95,7 @@ def test_command_writes_the_body_and_prints_how_to_send_it(repository: Path, tmp
         (["../m", "text"], "must not contain path traversal characters"),
         (["m", "-i", "text"], "--input 'text' must be NAME=TEXT"),
         (["m", "text", "--url", "localhost:8000"], "must begin with http:// or https://"),
-        (["m", "text", "--url", "http://127.0.0.1:9"], "does not say what the model takes"),
+        (["m", "text", "--url", "http://127.0.0.1:9"], "does not describe the model's inputs"),
     ],
 )
 def test_what_is_wrong_is_one_line(

@@ -214,7 +214,7 @@ def test_model_is_loaded_where_models_are_loaded_on_request(started: list[Starte
         (("org/name", "stray"), "Unexpected argument: stray"),
         (
             ("--task=ner", "--model-repository=/r"),
-            "--task is for 'conch serve MODEL'; for a model of a repository, say",
+            "--task is for 'conch serve MODEL'; for a model of a repository, set",
         ),
         (("org/name", "--name=a/b"), "'a/b' cannot be a model's name: choose one without slashes with --name"),
         (("org/name", "--name=.."), "'..' cannot be a model's name"),

@@ -384,7 +384,7 @@ def test_converted_model_is_not_converted_again(converted: ConvertedModel, tmp_p
 def test_images_are_refused(encoder: Path, tmp_path: Path) -> None:
     images = Path(shutil.copytree(encoder, tmp_path / "images"))
     (images / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(ConchError, match="a network of images is not converted"):
+    with pytest.raises(ConchError, match="a network for images is not converted"):
         convert(replace(plan(images, tmp_path), task="image-classification"), no_progress)
 
 

@@ -90,7 +90,7 @@ def test_the_steps_can_be_pasted_into_a_shell(options: list[str], models: Path) 
         ),
         (["--name=" + "a" * 64], "63 characters at most"),
         (["--output=models/out"], "models/out is in the model repository"),
-        (["--output=gone/out"], "gone/out cannot be written: there is no folder"),
+        (["--output=gone/out"], "gone/out cannot be written: no such folder"),
         (["--model-repository=gone"], "gone does not exist"),
         (["--endpoint=chat"], "Invalid value for '--endpoint': 'chat' is not one of"),
     ],

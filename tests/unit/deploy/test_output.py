@@ -105,7 +105,7 @@ def test_output_that_is_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_output_without_a_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match=f"there is no folder {tmp_path}/a"):
+    with pytest.raises(ConchError, match=f"no such folder {tmp_path}/a"):
         check_output(tmp_path / "a" / "b", tmp_path / "models")
     for inside in (tmp_path / "models", tmp_path / "models" / "out"):
         with pytest.raises(ConchError, match="is in the model repository"):

@@ -20,16 +20,16 @@ def lines(**changes: Any) -> list[str]:
 def test_front_ends_that_other_machines_reach_are_named_with_what_to_do() -> None:
     http, grpc = lines(http_address="0.0.0.0", grpc_address="::")
     assert http == (
-        "whoever reaches HTTP at 0.0.0.0 can run code here: with --model-control-mode=explicit a client may load a "
-        "model with files of its own; set --model-load-overrides=none, or "
+        "HTTP clients at 0.0.0.0 can run code on this machine: with --model-control-mode=explicit a client may "
+        "load a model with its own files; set --model-load-overrides=none, or "
         "--http-restricted-api=model-repository:<header>=<secret>"
     )
-    assert "gRPC at ::" in grpc and "--grpc-restricted-protocol=model-repository:" in grpc
+    assert "gRPC clients at ::" in grpc and "--grpc-restricted-protocol=model-repository:" in grpc
 
 
 def test_ports_of_platforms_are_named_with_their_address() -> None:
     (oci,) = lines(allow_oci=True)
-    assert oci.startswith("whoever reaches OCI Data Science at 0.0.0.0 can run code here")
+    assert oci.startswith("OCI Data Science clients at 0.0.0.0 can run code on this machine")
 
 
 @pytest.mark.parametrize(

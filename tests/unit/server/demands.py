@@ -68,7 +68,7 @@ class FakeLifecycle:
         ended.set()
         if name in self._unloaded:
             self._unloaded.remove(name)
-            raise unavailable(f"load failed for model '{name}': the model was unloaded meanwhile")
+            raise unavailable(f"load failed for model '{name}': the model was unloaded during the load")
         if broken:
             state.versions[1] = VersionState(State.UNAVAILABLE, "broken")
             raise invalid(f"load failed for model '{name}': broken")

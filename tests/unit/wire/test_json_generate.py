@@ -300,7 +300,7 @@ def test_event_is_framed_for_an_event_stream() -> None:
 def test_conversation_as_json_is_told_where_to_go(value: Any) -> None:
     signature = ModelSignature("m", 1, 0, {"messages": TensorSpec("messages", "BYTES", (1,))}, {}, by_row=True)
     with pytest.raises(
-        ConchError, match=r"input 'messages' must be a string that holds JSON; .* /v1/chat/completions"
+        ConchError, match=r"input 'messages' must be a string that contains JSON; .* /v1/chat/completions"
     ) as refused:
         decode_generate(json.dumps({"messages": value}).encode(), signature, lambda response: None)
     assert refused.value.code is Code.INVALID_ARG

@@ -66,7 +66,7 @@ def test_outputs_in_typed_fields_are_read() -> None:
 def test_a_datatype_that_nobody_knows_is_refused(datatype: str) -> None:
     message = service_pb2.ModelInferResponse()
     message.outputs.add(name="y", datatype=datatype, shape=[1])
-    with pytest.raises(ConchError, match=f"output 'y' of the answer has the unknown datatype '{datatype}'"):
+    with pytest.raises(ConchError, match=f"output 'y' of the response has the unknown datatype '{datatype}'"):
         grpc_outgoing.decode_response(message)
 
 

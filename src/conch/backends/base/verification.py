@@ -50,8 +50,8 @@ def tie_of(dtype: str) -> float:
 def unlike(why: str) -> ConchError:
     """Return the error for a model whose output differs from that of transformers."""
     return invalid(
-        f"the model does not answer as transformers does: {why}; set parameter 'verify_on_load' to false to serve it "
-        "nevertheless"
+        f"the model's results differ from those of transformers: {why}; set parameter 'verify_on_load' to "
+        f"false to serve it anyway"
     )
 
 

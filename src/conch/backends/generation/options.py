@@ -20,7 +20,7 @@ from conch.core.errors import invalid
 from conch.machine.cores import usable_cores
 
 GENERATION_PARAMETERS: Final = (
-    Parameter("max_model_len", "tokens", "the checkpoint's", "tokens of a prompt with its answer"),
+    Parameter("max_model_len", "tokens", "the checkpoint's", "maximum tokens of a prompt and its completion"),
     Parameter("max_num_seqs", "sequences", "the engine's", "sequences in the running batch"),
     Parameter("max_num_batched_tokens", "tokens", "the engine's", "tokens of prompts in a step"),
     Parameter("kv_cache_tokens", "tokens", "the engine's", "tokens that the KV cache holds"),
@@ -33,14 +33,12 @@ GENERATION_PARAMETERS: Final = (
     Parameter(
         "enable_prefix_caching", "`true`, `false`", "`true`", "keep what was computed for prompts that begin alike"
     ),
-    Parameter(
-        "max_tokens", "tokens", "the checkpoint's, else 256", "the length limit of answers to requests without one"
-    ),
+    Parameter("max_tokens", "tokens", "the checkpoint's, else 256", "the default of the sampling parameter"),
     Parameter("chat_template", "file", "the checkpoint's", "a Jinja template that makes a prompt of a conversation"),
-    Parameter("chat_template_timeout", "seconds", "5", "how long the template may take for a conversation"),
-    Parameter("structured_output_timeout", "seconds", "5", "how long a JSON schema or grammar may take to compile"),
+    Parameter("chat_template_timeout", "seconds", "5", "processor time that the template may take for a conversation"),
+    Parameter("structured_output_timeout", "seconds", "5", "time that a JSON schema or grammar may take to compile"),
     Parameter("speculative_model", "folder", "none", "a smaller checkpoint that guesses tokens ahead"),
-    Parameter("num_speculative_tokens", "tokens", "5", "how many it guesses at a time"),
+    Parameter("num_speculative_tokens", "tokens", "5", "tokens that it proposes at a time"),
     Parameter("lora_modules", "JSON", "none", "folders of LoRA adapters by the names that requests give"),
 )
 

@@ -161,8 +161,8 @@ PARAMETERS: Final = ParameterTable(
     "openvino",
     (
         Parameter("INFERENCE_PRECISION_HINT", "`f32`, `bf16`, `f16`", "`f32`", "what an fp32 graph is computed in"),
-        Parameter("INFERENCE_NUM_THREADS", "threads", "the usable cores", "how many cores the instances share"),
-        Parameter("NUM_STREAMS", "streams", "one for each instance", "how many runs are computed at once"),
+        Parameter("INFERENCE_NUM_THREADS", "threads", "the usable cores", "cores shared by the instances"),
+        Parameter("NUM_STREAMS", "streams", "one for each instance", "number of concurrent runs"),
         Parameter("PERFORMANCE_HINT", "`LATENCY`, `THROUGHPUT`", "none", "what OpenVINO chooses its settings for"),
         Parameter("ENABLE_CPU_PINNING", "`YES`, `NO`", "`NO`", "bind threads to cores"),
         Parameter("ENABLE_HYPER_THREADING", "`YES`, `NO`", "OpenVINO's", "use both threads of a core"),

@@ -63,7 +63,7 @@ PARAMETERS: Final = ParameterTable(
             "INTRA_OP_THREAD_COUNT",
             "threads",
             "the usable cores, shared by the instances",
-            "how many cores compute an operator",
+            "cores that compute an operator",
         ),
         Parameter("INTER_OP_THREAD_COUNT", "threads", "PyTorch's", "size of the pool that runs what TorchScript forks"),
         Parameter("ENABLE_JIT_EXECUTOR", _BOOLEANS, "PyTorch's", "TorchScript's profiling executor"),

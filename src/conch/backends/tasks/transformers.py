@@ -54,7 +54,7 @@ def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
         # The readers of configurations and weights raise errors of many types.
         if "trust_remote_code" in str(error) and not checkpoint.options.trust_remote_code:
             raise invalid(
-                f"the {what} of '{checkpoint.source}' needs the Python code that comes with it: set parameter "
+                f"the {what} of '{checkpoint.source}' needs the Python code of its checkpoint: set parameter "
                 "'trust_remote_code' to true if you trust it"
             ) from error
         raise invalid(f"the {what} of '{checkpoint.source}' cannot be loaded: {one_line(error)}") from error

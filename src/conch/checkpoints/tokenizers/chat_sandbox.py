@@ -281,7 +281,7 @@ def _sum(filter: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(filter)
     def bounded(environment: Any, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
         if not isinstance(start, int | float):
-            raise TooMuch("it adds up what are no numbers")
+            raise TooMuch("it adds values that are not numbers")
         return filter(environment, iterable, attribute, start)
 
     return bounded

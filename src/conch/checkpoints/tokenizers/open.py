@@ -158,7 +158,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str])
     splits = _SPLITS.get(division)
     if splits is None:
         raise invalid(
-            f"{file.path} does not say how it divides text (tokenizer.ggml.pre): serve the original checkpoint"
+            f"{file.path} does not name its pre-tokenizer (tokenizer.ggml.pre): serve the original checkpoint"
             if division == "default"
             else f"{file.path} divides text by '{division}', which is not known here: serve the original checkpoint"
         )

@@ -40,7 +40,7 @@ SERVED: Final = {
 
 
 @click.command("demo")
-@click.option("--once", is_flag=True, help="Stop after the answers.")
+@click.option("--once", is_flag=True, help="Stop after the first requests.")
 @click.option("--directory", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True,
               help="Where the repository and the server's log are written.")  # fmt: skip
 @click.option("--http-port", type=click.IntRange(1, 65535), default=8000, show_default=True)

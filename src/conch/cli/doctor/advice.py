@@ -51,7 +51,7 @@ def _of_gpus(facts: Facts) -> Iterator[Advice]:
     torch = facts.package("torch")
     if torch.detail.startswith("CUDA") and not facts.gpus.found:
         yield Advice(
-            f"torch is built for {torch.detail} and there is no GPU: its libraries take gigabytes of disk for nothing",
+            f"torch is built for {torch.detail} and there is no GPU: its CUDA libraries take gigabytes of disk space",
             "install PyTorch's CPU build, as its site says",
         )
     if facts.gpus.found:
@@ -83,7 +83,7 @@ def _of_process(facts: Facts) -> Iterator[Advice]:
 
 def _of_machine(facts: Facts) -> Iterator[Advice]:
     if not facts.memory.memfd:
-        yield Advice("there is no memfd: large tensors go through temporary files", "Linux has it from 3.17 on")
+        yield Advice("memfd is not available: large tensors are passed in temporary files", "Linux has it from 3.17 on")
     memory = min(size for size in (facts.memory.limit, facts.memory.available) if size)
     if memory < _LITTLE:
         yield Advice(f"{memory / _GIB:.1f} GiB of memory are left for models", "end other programs, or raise the limit")

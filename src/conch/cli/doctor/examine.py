@@ -48,7 +48,7 @@ def gpus(nvml: Any = None, smi: str | None = None) -> GpusFact:
         return GpusFact((), "NVML", f"none: {error}")
     program = smi or shutil.which("nvidia-smi")
     if program is None:
-        return GpusFact((), "", "none: there is no nvidia-smi, so no NVIDIA driver that could be asked")
+        return GpusFact((), "", "none: nvidia-smi was not found")
     return _by_smi(program)
 
 

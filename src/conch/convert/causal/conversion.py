@@ -248,7 +248,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
     """Conversion judged by the log-probabilities of real text and by greedy continuations."""
 
     in_memory_together = False
-    advice = "serve the checkpoint as it is (engine transformers); --force accepts those that ran"
+    advice = "serve the checkpoint directly (engine transformers); --force accepts those that ran"
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
         super().__init__(plan, checkpoint, folder, progress)
@@ -417,7 +417,8 @@ def shapes(plan: Plan, context: int) -> list[Shape]:
     """
     if plan.expect:
         raise invalid(
-            "--expect is for models that answer in one pass: what a language model takes is decided by its user"
+            "--expect is for models that answer in one pass: the length of a language model's prompts is "
+            "not known in advance"
         )
     most = context - 1
     for length in plan.sequence_lengths:

@@ -27,7 +27,7 @@ _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
 
 def not_convertible(why: str) -> ConchError:
     """Return an UNSUPPORTED error with the reason why a model cannot be converted, and an alternative."""
-    return unsupported(f"{why}: serve the checkpoint as it is (engine transformers)")
+    return unsupported(f"{why}: serve the checkpoint directly (engine transformers)")
 
 
 def load(checkpoint: Checkpoint) -> CausalNetwork:
@@ -67,7 +67,7 @@ def paged_cache_problem(config: Any) -> str:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "")) if isinstance(rope, dict) else ""
     if kind in _LENGTH_DEPENDENT:
-        return f"its positions ('{kind}') depend on how long a text is, which an exported graph cannot follow"
+        return f"its positions ('{kind}') depend on how long a text is, which an exported graph cannot express"
     return ""
 
 

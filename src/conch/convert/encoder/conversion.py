@@ -198,7 +198,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         super().__init__(plan, checkpoint, folder, progress)
         if checkpoint.task == "image-classification":
             raise unsupported(
-                "variants are compared on texts, so a network of images is not converted: serve it as it is"
+                "variants are compared on texts, so a network for images is not converted: serve it directly"
             )
         self.head = head_of(checkpoint.task)
         self.engines, self.precisions = plan.engines, plan.precisions

@@ -74,7 +74,8 @@ def tradeoff_chart(manifest: Manifest) -> Chart | None:
         Axis(measure, logarithmic=True),
         joined=False,
         alt="; ".join(f"{line.name}: {line.dots[0].x:.2f}x, {line.dots[0].y:.2g}" for line in series),
-        caption=f"To the right is faster, and down is closer to PyTorch's answers. Less than {LEAST:f} is rounding, "
+        caption=f"Faster variants are to the right, and those closer to PyTorch's results are lower. Less "
+        f"than {LEAST:f} is rounding, "
         "and drawn as that.",
     )
 
@@ -141,7 +142,8 @@ def sizes_chart(manifest: Manifest) -> Chart | None:
     chart = bar_chart(
         "What each variant takes", bars, Axis("MB"),
         alt="; ".join(f"{bar.group}, {bar.part}: {significant(bar.value)} MB" for bar in bars),
-        caption="Memory is what is resident of a process that runs the variant alone, with Python and its libraries.",
+        caption="Memory is the resident memory of a process that runs only the variant, including Python "
+                "and its libraries.",
     )  # fmt: skip
     return replace(chart, spec={**chart.spec, "padding": _PADDING})
 
@@ -249,7 +251,7 @@ def report(manifest: Manifest) -> Report:
             "Which variant, and why", [*_charts(tradeoff_chart(manifest)), *_choice(manifest), variants_table(manifest)]
         ),
         Section("Where each is fastest", [*_charts(speed_map(manifest)), *_by_shape(manifest)]),
-        Section("How far answers differ", [*_charts(differences_chart(manifest))]),
+        Section("Differences of the results", [*_charts(differences_chart(manifest))]),
         Section("The worst ten texts, side by side", [*_worst(manifest)]),
         Section("What was refused, and why", [*_refused(manifest)]),
         Section("Memory and disk", [*_charts(sizes_chart(manifest))]),

@@ -104,70 +104,70 @@ class SamplingParams:
     """
 
     n: int = _parameter(
-        _SAMPLES, 1, "how many answers; with beam search, how many of the beams are returned",
+        _SAMPLES, 1, "number of completions; with beam search, the number of beams returned",
         aliases=("best_of",), inflight_inputs=("num_return_sequences",), openai="member",
     )  # fmt: skip
     max_tokens: int = _parameter(
-        Integer(1), 16, "the most tokens that an answer may have", neutral=None,
+        Integer(1), 16, "maximum number of tokens in a completion", neutral=None,
         aliases=("max_new_tokens", "max_completion_tokens"),
         text_input="max_tokens", inflight_inputs=("request_output_len",), openai="member",
     )  # fmt: skip
     temperature: float = _parameter(
-        Number(0, 100, "a number of at least 0"), 1.0, "logits are divided by it; 0 is greedy decoding",
+        Number(0, 100, "a number of at least 0"), 1.0, "divides the logits; 0 means greedy decoding",
         text_input="temperature", inflight_inputs=("temperature",), openai="member",
     )  # fmt: skip
     top_k: int = _parameter(
-        Integer(-1, clamp=0), 0, "sample from this many of the likeliest tokens only; 0 or -1: from all",
+        Integer(-1, clamp=0), 0, "sample only from this many of the most likely tokens; 0 or -1: from all",
         text_input="top_k", inflight_inputs=("runtime_top_k",),
     )  # fmt: skip
     top_p: float = _parameter(
         Number(0, 1, "a number above 0 and at most 1", above=True), 1.0,
-        "sample from the likeliest tokens only whose probabilities add up to this",
+        "sample only from the most likely tokens whose probabilities add up to this",
         text_input="top_p", inflight_inputs=("runtime_top_p",), openai="member",
     )  # fmt: skip
     min_p: float = _parameter(
         Number(0, 1, "a number from 0 to 1"), 0.0,
-        "sample only from tokens that are at least this fraction as likely as the likeliest one", feature=Feature.MIN_P,
+        "sample only from tokens with at least this fraction of the highest probability", feature=Feature.MIN_P,
     )  # fmt: skip
     min_tokens: int = _parameter(
-        Integer(0), 0, "nothing ends an answer before it has this many tokens",
+        Integer(0), 0, "minimum number of tokens in a completion",
         aliases=("min_length",), text_input="min_length", inflight_inputs=("min_length",), feature=Feature.MIN_TOKENS,
     )  # fmt: skip
     repetition_penalty: float = _parameter(
         Number(0, 100, "a number above 0", above=True), 1.0,
-        "above 1 makes tokens of the prompt and the answer less likely",
+        "above 1: makes tokens of the prompt and the completion less likely",
         text_input="repetition_penalty", inflight_inputs=("repetition_penalty",), feature=Feature.REPETITION,
     )  # fmt: skip
     presence_penalty: float = _parameter(
-        _PENALTY, 0.0, "subtracted from the logits of tokens that the answer already has",
+        _PENALTY, 0.0, "subtracted from the logits of tokens that already occur in the completion",
         text_input="presence_penalty", inflight_inputs=("presence_penalty",), openai="member",
         feature=Feature.PENALTIES,
     )  # fmt: skip
     frequency_penalty: float = _parameter(
-        _PENALTY, 0.0, "subtracted from the logit of a token for each time that the answer has it",
+        _PENALTY, 0.0, "subtracted from the logit of a token for each of its occurrences in the completion",
         text_input="frequency_penalty", inflight_inputs=("frequency_penalty",), openai="member",
         feature=Feature.PENALTIES,
     )  # fmt: skip
     length_penalty: float = _parameter(
         Number(-10, 10, "a number from -10 to 10"), 1.0,
-        "the score of a beam is divided by its length to the power of this",
+        "exponent of the length by which the score of a beam is divided",
         text_input="length_penalty", inflight_inputs=("len_penalty",),
     )  # fmt: skip
     seed: int | None = _parameter(
-        Integer(0, 2**64 - 1), None, "the same seed draws the same tokens again", aliases=("random_seed",),
+        Integer(0, 2**64 - 1), None, "random seed; the same seed gives the same tokens", aliases=("random_seed",),
         text_input="random_seed", inflight_inputs=("random_seed", "seed"), openai="member", feature=Feature.SEED,
     )  # fmt: skip
     end_id: int | None = _parameter(
         Integer(0), None, "the end-of-sequence token, instead of the checkpoint's",
         text_input="end_id", inflight_inputs=("end_id",), openai="absent",
     )  # fmt: skip
-    ignore_eos: bool = _parameter(Flag(), False, "go on after an end-of-sequence token")
+    ignore_eos: bool = _parameter(Flag(), False, "continue after an end-of-sequence token")
     stop: tuple[str, ...] = _parameter(
-        TextList("stop string", MAX_STOPS, MAX_STOP_LENGTH), (), "texts that end an answer",
+        TextList("stop string", MAX_STOPS, MAX_STOP_LENGTH), (), "strings that end the completion",
         aliases=("stop_words",), text_input="stop_words", openai="member",
     )  # fmt: skip
-    stop_token_ids: tuple[int, ...] = _parameter(TokenIds(), (), "further tokens that end an answer")
-    include_stop_str_in_output: bool = _parameter(Flag(), False, "what ends an answer is part of it")
+    stop_token_ids: tuple[int, ...] = _parameter(TokenIds(), (), "additional tokens that end the completion")
+    include_stop_str_in_output: bool = _parameter(Flag(), False, "include the stop string in the completion")
     beam_width: int = _parameter(
         _SAMPLES, 1, "above 1: beam search with this many beams", aliases=("num_beams",), text_input="beam_width",
         inflight_inputs=("beam_width",), feature=Feature.BEAMS,
@@ -178,26 +178,27 @@ class SamplingParams:
         inflight_inputs=("early_stopping",),
     )  # fmt: skip
     bad_words: tuple[str, ...] = _parameter(
-        TextList("word", MAX_BAD_WORDS), (), "texts that an answer never has", text_input="bad_words"
+        TextList("word", MAX_BAD_WORDS), (), "strings that must not occur in the completion", text_input="bad_words"
     )
     logit_bias: Mapping[int, float] = _parameter(
         Biases(), dict, "added to the logits of tokens", openai="member", feature=Feature.LOGIT_BIAS
     )
     logprobs: int | None = _parameter(
-        Integer(0, MAX_LOGPROBS), None, "log-probabilities of the tokens, and of this many alternatives to each",
+        Integer(0, MAX_LOGPROBS), None, "return the log-probabilities of the tokens and of this many "
+                                        "alternatives to each",
         openai="member",
         feature=lambda count: {Feature.LOGPROBS, Feature.TOP_LOGPROBS} if count else {Feature.LOGPROBS},
     )  # fmt: skip
     structured_outputs: Structure | None = _parameter(  # noqa: RUF009
-        _STRUCTURED_OUTPUTS, None, "what the answer must fit", aliases=("guided_decoding",),
+        _STRUCTURED_OUTPUTS, None, "the structure of the completion", aliases=("guided_decoding",),
         forms={"response_format": _RESPONSE_FORMAT},
         feature=lambda structure: {Feature[structure.kind.upper()]},
     )  # fmt: skip
     lora_name: str = _parameter(Text(), "", "the LoRA adapter to use", feature=Feature.LORA)
-    skip_special_tokens: bool = _parameter(Flag(), True, "leave special tokens out of the text")
+    skip_special_tokens: bool = _parameter(Flag(), True, "omit special tokens from the text")
     spaces_between_special_tokens: bool = _parameter(Flag(), True, "accepted; has no effect")
     truncate_prompt_tokens: int | None = _parameter(
-        Integer(1), None, "keep only this many tokens of the end of the prompt"
+        Integer(1), None, "keep only the last tokens of the prompt, this many"
     )
     #: ``bad_words`` as token ids, one sequence per spelling of a word; the code that has the tokenizer sets them.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()

@@ -154,7 +154,7 @@ def _check_schema(schema: Any, name: str) -> None:
         seen: set[str] = set()
         while isinstance(node, dict) and isinstance(reference := node.get("$ref"), str):
             if reference in seen:
-                raise invalid(f"'{name}' has a JSON schema whose $ref '{reference[:80]}' leads back to itself")
+                raise invalid(f"'{name}' has a JSON schema whose $ref '{reference[:80]}' refers to itself")
             seen.add(reference)
             node = _target(schema, reference)
 

@@ -56,7 +56,7 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
     except ConnectionError as error:
         if address or not start:
             where = f"at {address}" if address else "on this machine"
-            raise unavailable(f"no Ray cluster answers {where}: {one_line(error)}") from None
+            raise unavailable(f"no Ray cluster responds to {where}: {one_line(error)}") from None
         starts = True
     if starts:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # disable usage statistics of a cluster that conch starts
@@ -72,7 +72,7 @@ def check_address(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         raise invalid(f"'{address}' is no address of a Ray cluster: give HOST:PORT, as 'ray start --head' shows it")
-    check_listens(host, int(port), _CONNECT_SECONDS, f"no Ray cluster answers at {address}")
+    check_listens(host, int(port), _CONNECT_SECONDS, f"no Ray cluster responds at {address}")
 
 
 def start_serve() -> None:
@@ -150,7 +150,7 @@ class RayApplication:
             reported |= set(words)
             if time.monotonic() > ends:
                 raise unavailable(
-                    f"the models do not answer after {seconds:g} s: {'; '.join(words) or 'Ray Serve says nothing'}"
+                    f"the models are not ready after {seconds:g} s: {'; '.join(words) or 'no status from Ray Serve'}"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -180,7 +180,7 @@ class RayApplication:
             handle = serve.get_deployment_handle(REGISTRY, self._name)
             return handle.options(method_name=method).remote().result(timeout_s=_ANSWER_SECONDS)
         except Exception as error:  # any exception of Ray
-            raise unavailable(f"the replica registry does not answer: {one_line(error)}") from None
+            raise unavailable(f"the replica registry does not respond: {one_line(error)}") from None
 
 
 def total_resources() -> Mapping[str, float]:

@@ -177,7 +177,7 @@ class NodeIngress:
             async with asyncio.timeout(RETRY_SECONDS):
                 await self._registry.leave.remote(self._id)
         except Exception as error:  # any exception of Ray; the registry detects the end without it
-            LOG.warning("the replica registry does not answer: %s", one_line(error))
+            LOG.warning("the replica registry does not respond: %s", one_line(error))
         try:
             await asyncio.to_thread(self._thread.run, self._server.stop())
         finally:
@@ -205,7 +205,7 @@ class NodeIngress:
                     snapshot = await self._registry.watch.remote(self._record, self._done)
                 self._known.learn(snapshot, time.monotonic())
             except Exception as error:  # any exception of Ray; the registry is restarted
-                LOG.warning("the replica registry does not answer: %s", one_line(error))
+                LOG.warning("the replica registry does not respond: %s", one_line(error))
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             try:

@@ -83,7 +83,7 @@ class ModelReplica:
             async with asyncio.timeout(DEREGISTER_SECONDS + REGISTER_SECONDS):  # the registry waits for ingresses
                 await self._registry.deregister.remote(self._id)
         except Exception as error:  # any exception of Ray; the ingresses detect the end without it
-            LOG.warning("the replica registry does not answer: %s", one_line(error))
+            LOG.warning("the replica registry does not respond: %s", one_line(error))
         await asyncio.to_thread(self._server.close)
 
     async def check_health(self) -> None:
@@ -116,4 +116,4 @@ class ModelReplica:
             try:
                 await self._registry.register.remote(self._record)
             except Exception as error:  # any exception of Ray; the registry is restarted
-                LOG.warning("the replica registry does not answer: %s", one_line(error))
+                LOG.warning("the replica registry does not respond: %s", one_line(error))

@@ -40,7 +40,7 @@ class SharedMessage:
             size = sum(_write(self._fd, part) for part in (text, *parts))
         except OSError as error:
             os.close(self._fd)
-            raise unavailable(f"there is no memory for a large request: {error.strerror}") from None
+            raise unavailable(f"not enough memory for a large request: {error.strerror}") from None
         except BaseException:
             os.close(self._fd)
             raise

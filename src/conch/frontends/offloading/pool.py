@@ -169,7 +169,7 @@ class CodecProcess:
         try:
             await self._send(header, [])
         except ConchError as error:
-            raise EOFError(f"the codec process got no answer: {error}") from None
+            raise EOFError(f"the offloading process sent no response: {error}") from None
 
     async def _receive(self) -> tuple[Header, memoryview]:
         readable = self._loop.create_future()

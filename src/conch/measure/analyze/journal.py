@@ -176,13 +176,13 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]
         if was is None or was == text:
             continue
         if name.startswith("model "):
-            yield f"{name} has changed since: what was measured with it is measured anew"
+            yield f"{name} has changed: its measurements are repeated"
         elif name == "measuring":
             old, new = json.loads(was), json.loads(text)
             names = ", ".join(sorted(key for key in {*old, *new} if old.get(key) != new.get(key)))
-            yield f"how is measured has changed since ({names}): all is measured anew"
+            yield f"the measurement settings have changed ({names}): all measurements are repeated"
         else:
-            yield f"the {name} is another one, so all is measured anew: it was {was}, and is {text}"
+            yield f"the {name} is another one, so all measurements are repeated: it was {was}, and is {text}"
 
 
 def _key(candidate: Candidate) -> str:

@@ -93,7 +93,7 @@ class Comparison:
         within = f"({figure.interval.low:.2f} … {figure.interval.high:.2f})"
         if figure.differs:
             return f"B {what} {within}: the difference is larger than the noise"
-        return f"no difference can be told: B {what} {within}"
+        return f"no significant difference: B {what} {within}"
 
     @property
     def warnings(self) -> Iterator[str]:

@@ -30,7 +30,7 @@ WORKER_STAGES: Final[Mapping[str, str]] = {
     "conch_tokenize_wait_duration_us": "decode and tokenise what was not prepared in the queue",
     "conch_arrange_duration_us": "divide, pad and make the arrays",
     "conch_engine_duration_us": "the network",
-    "conch_answer_duration_us": "make answers: pooling, scores, labels",
+    "conch_answer_duration_us": "make responses: pooling, scores, labels",
 }
 _LINE: Final = re.compile(r"(\w+)\{([^}]*)\} ([0-9.eE+-]+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -138,7 +138,7 @@ def _within(
         yield TimeSpent("worker", "the rest of computing", infer * max(0.0, 1 - sum(shares.values())))
     else:
         yield TimeSpent("worker", "compute: the model's own code", infer)
-    yield TimeSpent("worker", "encode the answer's tensors", parts["compute_output"])
+    yield TimeSpent("worker", "encode the response's tensors", parts["compute_output"])
 
 
 def _steps(server: ServerFigures, seconds: float, others: Sequence[ServerFigures]) -> Iterator[TimeSpent]:

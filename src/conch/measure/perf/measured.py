@@ -179,7 +179,7 @@ class Measured:
             answered = self.figures.requests / self.figures.seconds
             yield (
                 f"{answered:.1f} of {self.rate:g} requests a second were answered and {self.unfinished} wait, for up to"
-                f" {self.oldest:.1f} s: latencies grow for as long as this goes on"
+                f" {self.oldest:.1f} s: latencies grow as long as this continues"
             )
         if self.failed:
             sent = self.failed + self.figures.requests

@@ -133,9 +133,7 @@ def _check_infer(plan: PerfPlan, model: ModelSpec, largest: int, *, sequences: b
     if sequences and largest > 1:
         raise invalid(f"{largest} inferences in a request: a request of a sequence is one inference")
     if plan.encoding and (plan.streaming or sequences):
-        raise invalid(
-            "--grpc-compression-algorithm is for requests that stand alone: neither --streaming nor sequences"
-        )
+        raise invalid("--grpc-compression-algorithm cannot be combined with --streaming or sequences")
 
 
 def _expected(expected: Sequence[Expected], batch_size: int) -> list[Expected]:
@@ -232,10 +230,10 @@ class RightAnswers:
         try:
             outputs = _of_http(answer, json_size) if self.form == "http" else _of_grpc(answer)
         except (ValueError, KeyError, TypeError) as error:
-            return f"the answer cannot be read: {error}"
+            return f"the response cannot be read: {error}"
         for name, right in expected.items():
             if name not in outputs:
-                return f"output '{name}' is not in the answer"
+                return f"output '{name}' is not in the response"
             if outputs[name] != right:
                 return f"output '{name}' is not as in validation_data"
         return ""

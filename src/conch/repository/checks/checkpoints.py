@@ -143,7 +143,7 @@ def _check_checkpoint(place: _OptionsFile, document: Mapping[str, Any]) -> Itera
         named = ", ".join(checkpoint.config.get("architectures") or ())
         yield place.finding(
             f"task '{options.task}' does not fit the checkpoint, which is a {named}",
-            f"leave 'task' out, or choose a checkpoint whose architecture is {' or '.join(architectures)}",
+            f"remove 'task', or choose a checkpoint whose architecture is {' or '.join(architectures)}",
         )
     problem, command = engine_problem(checkpoint.engine, checkpoint.task)
     if problem:

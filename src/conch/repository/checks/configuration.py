@@ -92,7 +92,7 @@ def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
         if group.kind == InstanceGroup.KIND_GPU and (lacks or not here):
             has = f"has no GPU {lacks[0]}" if here else "has no GPU"
             yield model.warning(
-                f"the model asks for a GPU, and this machine {has}: here it does not load",
+                f"the model asks for a GPU, and this machine {has}: it does not load here",
                 ("instance_group", index),
                 "KIND_AUTO takes a GPU where there is one",
             )

@@ -248,7 +248,7 @@ def _json_fix(error: json.JSONDecodeError, path: Path) -> str:
     if error.msg.startswith("Expecting ','"):
         return "put a ',' before it"
     if "property name" in error.msg or "trailing comma" in error.msg:
-        return "names stand in double quotation marks, and there is no ',' after the last value"
+        return "names need double quotation marks, and no ',' may follow the last value"
     return f"python -m json.tool {path} shows the place"
 
 

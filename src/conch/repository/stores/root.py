@@ -146,7 +146,7 @@ class Fetcher:
         needed = [directory for directory in (*directories, *empty) if directory.partition("/")[0] not in left_out]
         existing_copy = next((candidate for candidate in existing if candidate.has_just(files, needed)), None)
         if existing_copy is not None:
-            LOG.info("model '%s' of %s has been downloaded before, and has not changed", model.name, self._url)
+            LOG.info("model '%s' of %s is unchanged since its last download", model.name, self._url)
         copy = existing_copy or copies.make(files, needed, partial(self._fill, model, files, existing))
         artefacts = model.names_in(min(map(str, versions))) if versions else frozenset[str]()
         return copy, existing_copy is None, Inventory(tuple(directories), artefacts, model.fingerprint(config_name))
@@ -316,7 +316,7 @@ class StoreRoot:
     def _warn(self, error: ConchError) -> None:
         """Log that the repository cannot be read, once for each reason until it is readable again."""
         if error.message != self._unreadable and not self._lookups.closed.is_set():
-            LOG.warning("%s; models go on serving", error.message)
+            LOG.warning("%s; models continue to serve", error.message)
         self._unreadable, self._failed = error.message, self._clock()
 
     def _model(self, name: str) -> StoredModel:

@@ -115,7 +115,7 @@ class Transfer:
 
     def _check_wanted(self) -> None:
         if self._given_up.is_set() or self._pool.closed.is_set():
-            raise unavailable(f"the download of {self._what} was given up")
+            raise unavailable(f"the download of {self._what} was cancelled")
 
     def _verify(self, file: RemoteFile, part: Path) -> None:
         """Check a copy against the listing and flush it to disk. Raises UNAVAILABLE if it differs."""
@@ -126,7 +126,7 @@ class Transfer:
             os.fsync(stream.fileno())
             algorithm, _, wanted = file.digest.partition(":")
             if wanted and _digest(stream, algorithm, size) != wanted and self._store.digest_holds(file):
-                raise unavailable(f"{file.path} is not what the store has: its {algorithm} is different")
+                raise unavailable(f"{file.path} differs from the store: its {algorithm} is different")
 
     def _count(self, amount: int) -> None:
         """Add ``amount`` (may be negative) to the bytes received, and log progress from time to time."""

@@ -65,7 +65,7 @@ def unpacked(data: bytes) -> CachedResponse:
             outputs.append(_tensor(name, datatype, tuple(shape), data[at : at + size]))
             at += size
         if at != len(data):
-            raise ValueError("the tensors have other sizes than the header says")
+            raise ValueError("the sizes of the tensors differ from the header")
         return kept(outputs, header["parameters"])
     except (ArithmeticError, AttributeError, ConchError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not a cached response: {error}") from error

@@ -213,7 +213,7 @@ class RedisCache:
             self._log_down("answer", error, self._reading.attempt_failed(self._now()))
         else:
             if self._reading.attempt_succeeded():
-                LOG.info("the Redis at %s answers again: the response cache is used", self.address)
+                LOG.info("the Redis at %s is available again: the response cache is used", self.address)
 
     def _log_down(self, what: str, error: Exception, pause: float) -> None:
         """Log that Redis no longer does ``what``; does nothing if ``pause`` is 0, because that has been logged."""

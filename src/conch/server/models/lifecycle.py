@@ -113,7 +113,7 @@ class Lifecycle:
         """
         for load in self._loads:
             if load.name == name:
-                load.cancel("the model was unloaded meanwhile")
+                load.cancel("the model was unloaded during the load")
         async with self._lock(name):
             model_state = self._table.models.get(name)
             if model_state is None:

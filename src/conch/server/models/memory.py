@@ -220,7 +220,7 @@ class MemoryLedger:
         used = self.used()
         where = "the server's control group" if free.limited else "the machine"
         loaded = len(self._table.loaded())
-        models = f", of which {loaded} loaded models use {mebibytes(used.host)}" if loaded else ""
+        models = f", {loaded} loaded models use {mebibytes(used.host)}" if loaded else ""
         return f"{where} has {mebibytes(free.available)} left of {mebibytes(free.total)}{models}"
 
 

@@ -333,7 +333,7 @@ class OnDemand:
         try:
             waiter.proceed(None if error is None else _again(error))
         except Exception:
-            LOG.exception("a request for '%s' could not go on when the model was loaded", waiter.name)
+            LOG.exception("a request for '%s' could not continue after its model was loaded", waiter.name)
 
     def _withdraw(self, waiter: Waiter) -> None:
         self.planner.withdraw(waiter)

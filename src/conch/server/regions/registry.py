@@ -153,7 +153,7 @@ class ClientRegions:
             raise ConchError(f"shared memory region '{name}' already in manager", Code.ALREADY_EXISTS)
         if len(self._regions) >= MOST_REGIONS:
             raise unavailable(
-                f"{MOST_REGIONS} shared memory regions are registered, which is the most: unregister some"
+                f"{MOST_REGIONS} shared memory regions are registered, which is the maximum: unregister some"
             )
 
 

@@ -124,7 +124,7 @@ def decode_response(message: service_pb2.ModelInferResponse) -> InferResponse:
     outputs = []
     for index, tensor in enumerate(message.outputs):
         if tensor.datatype not in ELEMENT_SIZE and tensor.datatype != "BYTES":
-            raise internal(f"output '{tensor.name}' of the answer has the unknown datatype '{tensor.datatype}'")
+            raise internal(f"output '{tensor.name}' of the response has the unknown datatype '{tensor.datatype}'")
         data = raw[index] if raw else _typed(tensor)
         outputs.append(WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     return InferResponse(outputs, final=final, parameters=parameters)
@@ -135,4 +135,4 @@ def _typed(tensor: Any) -> bytes:
     try:
         return read_contents(tensor.contents, tensor.name, tensor.datatype, "")
     except ConchError:
-        raise internal(f"output '{tensor.name}' of the answer has data of another datatype") from None
+        raise internal(f"output '{tensor.name}' of the response has data of another datatype") from None

@@ -161,7 +161,7 @@ class _Members:
             and any(type(element) is not str for element in values)
         ):
             raise invalid(
-                f"input '{spec.name}' must be a string that holds JSON; a list of messages can be sent as it is to "
+                f"input '{spec.name}' must be a string that contains JSON; a list of messages can be sent directly to "
                 "/v1/chat/completions"
             )
         dims = (-1, *spec.dims) if self.signature.max_batch_size > 0 else spec.dims

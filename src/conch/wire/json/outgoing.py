@@ -119,21 +119,21 @@ def decode_response(body: bytes, header_length: int | None) -> InferResponse:
                 at += int(size)
             outputs.append(WireTensor(name, datatype, shape, data))
         if at > len(binary):
-            raise internal(f"the answer lacks {at - len(binary)} bytes of its outputs")
+            raise internal(f"the response lacks {at - len(binary)} bytes of its outputs")
         parameters = document.get("parameters") or {}
         return InferResponse(
             outputs,
             parameters={name: parameter for name, parameter in parameters.items() if isinstance(parameter, _SCALARS)},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise internal(f"the answer is not an inference response: {type(error).__name__} {error}") from None
+        raise internal(f"the response is not an inference response: {type(error).__name__} {error}") from None
 
 
 def _document(data: Buffer) -> Any:
     try:
         return text.loads(data)
     except ConchError:  # its message is for a request
-        raise internal("the answer is not an inference response: it is not JSON") from None
+        raise internal("the response is not an inference response: it is not JSON") from None
 
 
 def decode_error(status: int, body: bytes) -> ConchError:

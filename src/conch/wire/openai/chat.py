@@ -142,7 +142,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     sampling = read_sampling(fields)
     if tools.schema is not None:
         if "structured_outputs" in sampling:
-            raise ApiError("'tool_choice' prescribes the answer's form, and so does 'response_format'", "tool_choice")
+            raise ApiError("'tool_choice' cannot be combined with 'response_format'", "tool_choice")
         sampling["structured_outputs"] = {"json": tools.schema}
     logprobs = _logprobs(fields)
     modalities = fields.take("modalities")

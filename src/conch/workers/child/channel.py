@@ -119,7 +119,7 @@ class Endpoint:
             if "release" in header:
                 self.pool.release(header.pop("release"))
         except (KeyError, TypeError) as error:
-            raise internal(f"a frame {op!r} is not as it should be: {error!r}") from None
+            raise internal(f"a frame {op!r} is invalid: {error!r}") from None
         return op not in _OWN
 
 

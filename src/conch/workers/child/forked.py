@@ -51,8 +51,8 @@ class ForkedChannel(Channel):
     def refusal() -> RuntimeError:
         """Return the error for use of the channel in a forked process, with advice."""
         return RuntimeError(
-            f"process {os.getpid()} was forked by a model, and only the model's own process can talk to the server: "
-            "hand what is to be sent to that, for example through a multiprocessing.Queue"
+            f"process {os.getpid()} was forked by a model, and only the model's process can send responses: "
+            f"pass them to it, for example through a multiprocessing.Queue"
         )
 
 

@@ -90,13 +90,13 @@ class OutputWatch:
         if rows is not None and list(shape[:1]) != [rows] and self._is_news(name, "rows"):
             self._warn(
                 f"model '{self._name}' gave the output '{name}' in the shape {list(shape)} to a request whose batch "
-                f"size is {rows}, which the first dimension must be; clients get it as it is"
+                f"size is {rows}, which the first dimension must be; it is sent unchanged"
             )
         elif not self._fits(name, shape) and self._is_news(name, "shape"):
             dims = [-1] * self.batches + self._dims[name]
             self._warn(
                 f"model '{self._name}' gave the output '{name}' in the shape {list(shape)}, but its configuration "
-                f"declares it as {dims}; clients get it as it is"
+                f"declares it as {dims}; it is sent unchanged"
             )
 
     def _fits(self, name: str, shape: Sequence[int]) -> bool:

@@ -155,7 +155,7 @@ class Unpacker:
     def _shared(self, name: str, size: int, id: int, offset: int) -> Buffer:
         if id < 0:
             if self._elsewhere is None or not self._elsewhere.lends(name):
-                raise internal(f"the output '{name}' is said to be where it does not belong")
+                raise internal(f"the output '{name}' is in an invalid location")
             return b""
         file = self._regions.files.get(id)
         if file is not None:

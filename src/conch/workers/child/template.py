@@ -109,7 +109,7 @@ def _hindrance() -> str:
         os._exit(0)
     os.waitpid(pid, 0)
     threads = len(os.listdir("/proc/self/task"))
-    return "" if threads == 1 else f"what it has imported runs {threads - 1} threads"
+    return "" if threads == 1 else f"its imports run {threads - 1} threads"
 
 
 def _reseed() -> None:

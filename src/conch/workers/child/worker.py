@@ -158,7 +158,7 @@ class Worker:
                     channel.send({"op": "stopped"})
                     end()
                 elif not self._backend.control(header):
-                    raise ConchError(f"a worker does not know the frame {op!r}")
+                    raise ConchError(f"unknown frame {op!r}")
             except Exception as error:
                 code = error.code if isinstance(error, ConchError) else Code.INTERNAL
                 message = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"

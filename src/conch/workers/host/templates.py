@@ -280,7 +280,9 @@ class Templates:
             forking.add_done_callback(_discard)
             raise
         except (OSError, TimeoutError) as error:
-            LOG.warning("a worker could not be forked and is spawned: %s", error or "its template does not answer")
+            LOG.warning(
+                "a worker could not be forked and is spawned: %s", error or "its worker template does not respond"
+            )
             self._failures[template.kind] += 1
             template.close()
             return None

@@ -111,9 +111,9 @@ def test_only_the_outputs_asked_for_are_sent() -> None:
     ("config", "warning"),
     [
         ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}]},
-         "in the shape [1, 1], but its configuration declares it as [-1, 2]; clients get it as it is"),
+         "in the shape [1, 1], but its configuration declares it as [-1, 2]; it is sent unchanged"),
         ({"max_batch_size": 0, "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1, 2]}]},
-         "in the shape [1, 1], but its configuration declares it as [1, 2]; clients get it as it is"),
+         "in the shape [1, 1], but its configuration declares it as [1, 2]; it is sent unchanged"),
         ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}]}, ""),
         ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}]}, ""),
         ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2], "reshape": {"shape": [1]}}]}, ""),

@@ -137,7 +137,7 @@ def test_a_gguf_file_and_grammars() -> None:
         with pytest.raises(ConchError, match=f"the {wrong.kind} that output must fit is not valid") as refused:
             engine.add(EngineRequest(9, prompt, SamplingParams(structured_outputs=wrong)))
         assert refused.value.code is Code.INVALID_ARG
-    with pytest.raises(ConchError, match="engine 'openvino' does not have beam search with structured output"):
+    with pytest.raises(ConchError, match="engine 'openvino' does not support beam search with structured output"):
         engine.add(EngineRequest(9, prompt, SamplingParams(beam_width=2, structured_outputs=structures[4])))
     tokens: dict[int, list[int]] = {number: [] for number in range(6)}
     while engine.busy:

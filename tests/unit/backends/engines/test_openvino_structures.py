@@ -73,15 +73,15 @@ def test_numbers_of_any_length() -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"items": {"not": {"type": "null"}}}, "engine 'openvino' does not have JSON schemas with 'not'"),
-        ({"properties": {"a": {"multipleOf": 3}}}, "engine 'openvino' does not have JSON schemas with 'multipleOf'"),
+        ({"items": {"not": {"type": "null"}}}, "engine 'openvino' does not support JSON schemas with 'not'"),
+        ({"properties": {"a": {"multipleOf": 3}}}, "engine 'openvino' does not support JSON schemas with 'multipleOf'"),
         (
             {"anyOf": [{"allOf": [{"type": "string"}, {"type": "number"}]}]},
-            "engine 'openvino' does not have JSON schemas with 'allOf' of more than one",
+            "engine 'openvino' does not support JSON schemas with 'allOf' of more than one",
         ),
         (
             {"$defs": {"a": {"$ref": "http://127.0.0.1/a"}}},
-            "engine 'openvino' does not have JSON schemas with a '$ref' to another document",
+            "engine 'openvino' does not support JSON schemas with a '$ref' to another document",
         ),
         (
             {"properties": {str(name): {"maxLength": 5000} for name in range(2)}},

@@ -44,7 +44,7 @@ def test_model_that_differs_in_a_batch_is_refused(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(PaddedCache, "mask", blind)
     monkeypatch.setattr(engine_module, "SLOW_STEP", float("inf"))  # compare on a busy machine, too
     with pytest.raises(
-        ConchError, match=r"does not answer as transformers does: after a prompt of 2 tokens .*token \d is"
+        ConchError, match=r"results differ from those of transformers: after a prompt of 2 tokens .*token \d is"
     ):
         engine.verify(PROMPTS)
     assert not engine.busy

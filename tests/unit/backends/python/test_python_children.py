@@ -63,8 +63,8 @@ def test_child_that_would_talk_to_the_server_is_told_who_can(launch: LaunchWorke
     told = worker.text(IN_CHILD.format(call=call))
     assert told.startswith("RuntimeError: process ")
     assert told.endswith(
-        "was forked by a model, and only the model's own process can talk to the server: hand what is to be sent to "
-        "that, for example through a multiprocessing.Queue"
+        "was forked by a model, and only the model's process can send responses: pass them to it, for "
+        "example through a multiprocessing.Queue"
     )
     assert worker.text("result = 'whole'") == "whole"
 

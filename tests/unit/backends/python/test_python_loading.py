@@ -248,7 +248,7 @@ def test_exit_handlers_of_the_model_run(launch: LaunchWorker) -> None:
 
 def test_frame_that_is_not_known_is_answered(launch: LaunchWorker) -> None:
     worker = launch(IDLE)
-    assert failed(worker.ask({"op": "dance"}), worker)[1] == "a worker does not know the frame 'dance'"
+    assert failed(worker.ask({"op": "dance"}), worker)[1] == "unknown frame 'dance'"
 
 
 def test_worker_runs_without_orjson(launch: LaunchWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -136,7 +136,8 @@ def test_a_model_whose_tokens_are_not_those_of_transformers_is_refused_unless_to
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace('"lowercase": true', '"lowercase": false'))
     with pytest.raises(
-        ConchError, match=r"not answer as transformers does: .+ by tokenizer\.json; set parameter 'verify_on_load'"
+        ConchError,
+        match=r"results differ from those of transformers: .+ by tokenizer\.json; set parameter 'verify_on_load'",
     ):
         opened(folder)
     opened(folder, verify_on_load=False)

@@ -68,7 +68,9 @@ def test_model_that_answers_otherwise_in_a_batch_is_refused(t5: Path, monkeypatc
     monkeypatch.setattr(text2text, "examine", lambda *given: Sharing.PADDED)
     monkeypatch.setattr(Text2Text, "write", wrong_together)
     monkeypatch.setattr(text2text, "SLOW_STEP", float("inf"))  # compare on a busy machine, too
-    with pytest.raises(ConchError, match=r"does not answer as transformers does: for a text of \d+ tokens among 3"):
+    with pytest.raises(
+        ConchError, match=r"results differ from those of transformers: for a text of \d+ tokens among 3"
+    ):
         opened(t5)
     opened(t5, verify_on_load=False)
 

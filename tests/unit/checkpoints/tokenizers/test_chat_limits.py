@@ -105,7 +105,7 @@ def test_template_that_makes_too_much_text_is_stopped(template: str) -> None:
         ("{{ '{:.{}f}'.format(1, 1000000000) }}", "it has a format with a width of more than four digits"),
         ("{{ '{a:1000000000}'.format_map({'a': 1}) }}", "it has a format with a width of more than four digits"),
         ("{{ 'x'.translate({120: 'xxxxx'}) }}", "it calls translate"),
-        ("{{ [[1], [2]] | sum(start=[]) }}", "it adds up what are no numbers"),
+        ("{{ [[1], [2]] | sum(start=[]) }}", "it adds values that are not numbers"),
         ("{{ lipsum(n=1000000) }}", "UndefinedError: 'lipsum' is undefined"),
     ],
 )

@@ -158,7 +158,7 @@ def test_digits_are_alone_where_the_model_wants_it(tmp_path: Path) -> None:
     ("metadata", "message"),
     [
         (LLAMA, "has no tokenizer: tokenizer.ggml.tokens is missing"),
-        (gpt("default"), "does not say how it divides text (tokenizer.ggml.pre): serve the original checkpoint"),
+        (gpt("default"), "does not name its pre-tokenizer (tokenizer.ggml.pre): serve the original checkpoint"),
         (gpt("martian"), "divides text by 'martian', which is not known here: serve the original checkpoint"),
         (
             gpt(**{"tokenizer.ggml.model": "bert"}),

@@ -66,7 +66,7 @@ def test_a_good_machine_gets_no_advice() -> None:
         (replace(GOOD, limits=LimitsFact((1024, 1024), (0, 0))), "the process may open 1024", "raise the hard limit"),
         (replace(GOOD, ports=(PortFact("HTTP", 8000, "x (pid 1)"),)), "port 8000 (HTTP) is", "conch serve --http-p"),
         (replace(GOOD, memory=replace(GOOD.memory, limit=GIB)), "1.0 GiB of memory are left", "end other programs"),
-        (replace(GOOD, memory=replace(GOOD.memory, memfd=False)), "there is no memfd", "Linux"),
+        (replace(GOOD, memory=replace(GOOD.memory, memfd=False)), "memfd is not available", "Linux"),
         (replace(GOOD, cache=replace(GOOD.cache, free=GIB)), "1.0 GiB are left on the disk", "set HF_HUB_CACHE"),
     ],
 )  # fmt: skip

@@ -109,7 +109,7 @@ def test_the_report_is_in_tokens_a_second(converted: ConvertedModel) -> None:
     assert "perplexity" in text and "next token 1.0000" in text and " MB |" in text
     assert "cosine" not in text
     titles = [section.title for section in report(converted.manifest).sections]
-    assert titles[:3] == ["Which variant, and why", "Where each is fastest", "How far answers differ"]
+    assert titles[:3] == ["Which variant, and why", "Where each is fastest", "Differences of the results"]
 
 
 def test_torch_serves_where_it_is_asked_for(qwen2: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_nothing_is_written_when_the_export_is_wrong(
 ) -> None:
     spoil(monkeypatch, spoilt, "fp32")
 
-    with pytest.raises(ConchError, match=r"serve the checkpoint as it is \(engine transformers\)") as caught:
+    with pytest.raises(ConchError, match=r"serve the checkpoint directly \(engine transformers\)") as caught:
         convert(plan(llama, tmp_path, quantize=("int8",)), no_progress)
 
     assert caught.value.code is Code.INVALID_ARG
@@ -194,7 +194,7 @@ def test_a_model_that_no_export_fits_is_refused_in_a_sentence(tmp_path: Path) ->
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     folder = causal(tmp_path / "llama", LlamaConfig, num_key_value_heads=2, rope_parameters=rope)
 
-    with pytest.raises(ConchError, match=r"its positions \('dynamic'\).*: serve the checkpoint as it is"):
+    with pytest.raises(ConchError, match=r"its positions \('dynamic'\).*: serve the checkpoint directly"):
         convert(plan(folder, tmp_path / "models"), no_progress)
 
 

@@ -162,6 +162,6 @@ def test_what_cannot_be_paged_is_to_be_served_as_it_is(config: PreTrainedConfig,
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     checkpoint = Checkpoint(tmp_path, str(tmp_path), "", config.to_dict(), Options(), task="text-generation")
 
-    with pytest.raises(ConchError, match=f"({said}).*: serve the checkpoint as it is") as caught:
+    with pytest.raises(ConchError, match=f"({said}).*: serve the checkpoint directly") as caught:
         load(checkpoint)
     assert caught.value.code is Code.UNSUPPORTED

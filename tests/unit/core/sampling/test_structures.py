@@ -26,10 +26,10 @@ def nested(depth: int) -> dict[str, Any]:
             "has a JSON schema with an object of 2001 members; at most 2000 are allowed",
         ),
         ({"json": nested(65)}, "has a JSON schema that is nested deeper than 64 levels"),
-        ({"json": {"$ref": "#"}}, "has a JSON schema whose $ref '#' leads back to itself"),
+        ({"json": {"$ref": "#"}}, "has a JSON schema whose $ref '#' refers to itself"),
         (
             {"json": {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}},
-            "has a JSON schema whose $ref '#/$defs/b' leads back to itself",
+            "has a JSON schema whose $ref '#/$defs/b' refers to itself",
         ),
         ({"json": {"const": "\ud800"}}, "has half of a surrogate pair, which is not a character"),
         ({"json": {"properties": {"\udfff": {}}}}, "has half of a surrogate pair, which is not a character"),

@@ -128,7 +128,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence() -> None:
         check_address(f"127.0.0.1:{port}")
         check_address(f"ray://127.0.0.1:{port}")
     for address in (f"127.0.0.1:{port}", "127.0.0.1:99999"):
-        with pytest.raises(ConchError, match=f"no Ray cluster answers at {address}: ") as raised:
+        with pytest.raises(ConchError, match=f"no Ray cluster responds at {address}: ") as raised:
             check_address(address)
         assert raised.value.code is Code.UNAVAILABLE
 

@@ -44,14 +44,14 @@ def test_a_change_concerns_only_what_it_was_measured_with(tmp_path: Path) -> Non
         journal.add(["b"], of_b, POINT)
 
     with Journal(tmp_path, {**NOW, "model a": "new"}) as changed:
-        assert changed.changes == ("model a has changed since: what was measured with it is measured anew",)
+        assert changed.changes == ("model a has changed: its measurements are repeated",)
         assert not changed.points(["a"], FIRST, 8)
         assert changed.points(["b"], of_b, 8) == [POINT]
     with Journal(tmp_path, {**NOW, "machine": "slow"}) as elsewhere:
         assert any("it was fast, and is slow" in change for change in elsewhere.changes)
         assert not elsewhere.points(["b"], of_b, 8)
     with Journal(tmp_path, {**NOW, "machine": "slow", "measuring": '{"p": 1}'}) as differently:
-        assert differently.changes == ("how is measured has changed since (p): all is measured anew",)
+        assert differently.changes == ("the measurement settings have changed (p): all measurements are repeated",)
     with Journal(tmp_path, NOW) as back:
         assert back.points(["a"], FIRST, 8) == [POINT]
 

@@ -61,7 +61,7 @@ def test_noise_is_no_difference() -> None:
     wrong = sum(figure(compare(1, taking(noisy()), taking(noisy()), 5)).differs for _ in range(50))
     assert wrong <= 6
     found = compare(1, taking(iter([100, 101, 99, 100])), taking(iter([101, 99, 100, 101])), 2)
-    assert found.sentence().startswith("no difference can be told: B answers 1.0")
+    assert found.sentence().startswith("no significant difference: B answers 1.0")
     assert "one round" in compare(1, taking(iter([1, 1])), taking(iter([2, 2])), 1).sentence()
 
 

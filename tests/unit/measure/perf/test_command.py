@@ -48,7 +48,7 @@ def test_a_server_that_is_down_is_a_sentence(protocol: str, capsys: pytest.Captu
         port = taken.getsockname()[1]
         assert main(["perf", *QUICK, "-i", protocol, "-u", f"127.0.0.1:{port}"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("no server answers at ") and str(port) in said and said.count("\n") == 1
+    assert said.startswith("no server responds at ") and str(port) in said and said.count("\n") == 1
 
 
 def test_ctrl_c_shows_and_writes_what_was_measured(tmp_path: Path) -> None:
@@ -86,4 +86,4 @@ def test_something_else_that_listens_is_a_sentence(said: bytes, capsys: pytest.C
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(10)
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("no server answers at ") and second.startswith("no server answers at a..b:80: ")
+    assert first.startswith("no server responds at ") and second.startswith("no server responds at a..b:80: ")

@@ -136,14 +136,14 @@ def test_windows_until_there_are_as_many_requests_as_wanted() -> None:
 
 
 def test_a_server_that_dies_leaves_the_figures_of_before() -> None:
-    dead = iter(["no server answers at h:1: refused"])
+    dead = iter(["no server responds at h:1: refused"])
     answers = {2: 100, 3: 100, 4: 30, 5: 100}  # it goes in the third window, at whose end the first ones fail
     senders = FakeSenders(lambda second: answers.get(second, 0), fail=[5])
     run, measured = take(senders, gone=lambda: next(dead))
     assert [bool(window.figures.failures) for window in run.windows] == [False, False, True, True]
     assert measured.figures.throughput == pytest.approx(100, rel=0.05)
     assert next(iter(measured.warnings)) == (
-        f"the server stopped answering, after {measured.figures.requests} answers: no server answers at h:1: refused"
+        f"the server stopped answering, after {measured.figures.requests} answers: no server responds at h:1: refused"
     )
     assert not measured.whole and not measured.stable
 

@@ -53,7 +53,7 @@ def test_text_and_gpus_have_sections_where_they_are_known() -> None:
     sections = {section.title: section.blocks for section in made.sections}
     titles = [block.title for block in sections["Tokens"] if isinstance(block, Chart)]
     assert titles == ["Time to the first token", "Time between tokens"]
-    [table] = [block for block in sections["What the server used"] if isinstance(block, Table)]
+    [table] = [block for block in sections["Resources of the server"] if isinstance(block, Table)]
     assert table.texts(table.rows[0]) == ["1", "1.50", "1,000", "90 %", "46,000", "210"]
     assert "What failed" not in sections
 

@@ -233,7 +233,7 @@ MISTAKES = {
     ),
     "instances on a GPU that there is not": Mistake(
         configured(f"{IO}instance_group [\n  {{ kind: KIND_GPU }}\n]\n"),
-        "R/m/config.pbtxt:4: warning: the model asks for a GPU, and this machine has no GPU: here it does not load "
+        "R/m/config.pbtxt:4: warning: the model asks for a GPU, and this machine has no GPU: it does not load here "
         "(fix: KIND_AUTO takes a GPU where there is one)",
     ),
     "sequences in rows that cannot be told from empty ones": Mistake(
@@ -343,7 +343,7 @@ MISTAKES = {
     "a task that does not fit": Mistake(
         {**checkpoint("m/1"), "m/1/model.json": '{\n  "task": "text-classification"\n}'},
         "R/m/1/model.json:2: error: task 'text-classification' does not fit the checkpoint, which is a BertForMaskedLM "
-        "(fix: leave 'task' out, or choose a checkpoint whose architecture is ForSequenceClassification)",
+        "(fix: remove 'task', or choose a checkpoint whose architecture is ForSequenceClassification)",
     ),
     "a task that there is not": Mistake(
         {**checkpoint("m/1"), "m/1/model.json": '{\n  "task": "text-clasification"\n}'},

@@ -260,7 +260,9 @@ async def test_unload_gives_up_the_loads_that_are_under_way_or_wait(house: House
     await until(lambda: house.loader.in_flight)
     await house.lifecycle.unload("m")
     for load in loads:
-        with pytest.raises(ConchError, match="load failed for model 'm': the model was unloaded meanwhile") as raised:
+        with pytest.raises(
+            ConchError, match="load failed for model 'm': the model was unloaded during the load"
+        ) as raised:
             await load
         assert raised.value.code is Code.UNAVAILABLE
     assert house.states("m") == {1: (State.UNAVAILABLE, UNLOADED)} and not house.loader.made
@@ -281,7 +283,7 @@ async def test_member_that_fails_after_the_load_of_its_ensemble_was_given_up_rea
     load = asyncio.create_task(house.lifecycle.load("e"))
     await until(lambda: house.loader.in_flight)
     await house.lifecycle.unload("e")
-    with pytest.raises(ConchError, match="the model was unloaded meanwhile"):
+    with pytest.raises(ConchError, match="the model was unloaded during the load"):
         await load
     del load
     house.loader.held["m"].set()

@@ -252,7 +252,7 @@ async def test_unload_during_a_load_fails_what_waits_for_it_and_the_next_request
     second = market.submit("a")
     await asyncio.sleep(2)
     assert unload.done() and first.refused is not None
-    assert first.refused.message == "load failed for model 'a': the model was unloaded meanwhile"
+    assert first.refused.message == "load failed for model 'a': the model was unloaded during the load"
     assert market.lifecycle.log == ["load a", "unload a", "load a"]
     assert market.running("a") == 1 and second.refused is None
 

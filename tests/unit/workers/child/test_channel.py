@@ -295,7 +295,7 @@ def test_lent_file_is_read_and_written_by_the_other_end(server: Server, worker: 
     [output] = unpacker.unpack(header["outputs"], LentPlaces("B"))
     assert (output.name, output.shape, bytes(output.data)) == ("B", (8,), b"")
     for elsewhere in (None, LentPlaces()):
-        with pytest.raises(ConchError, match="the output 'B' is said to be where it does not belong"):
+        with pytest.raises(ConchError, match="the output 'B' is in an invalid location"):
             unpacker.unpack(header["outputs"], elsewhere)
 
 

@@ -62,7 +62,7 @@ def test_rows_that_are_not_those_of_the_request_are_told_once_for_each_output(
     look("A", wanted=("A",), rows=1, shape=shape)
     assert look("A", wanted=("A",), rows=1, shape=shape) == [
         f"model 'm' gave the output 'A' in the shape {list(shape)} to a request whose batch size is 1, which the first "
-        "dimension must be; clients get it as it is"
+        "dimension must be; it is sent unchanged"
     ]
 
 
@@ -107,7 +107,7 @@ def test_shape_that_is_not_the_declared_one_is_told_once(
         look(shape)
     assert warnings == [
         f"model 'm' gave the output 'A' in the shape {list(wrong)}, but its configuration declares it as {declared}; "
-        "clients get it as it is"
+        "it is sent unchanged"
     ]
 
 

@@ -234,7 +234,7 @@ class OpenVinoGenAIEngine(GenerationEngine):
         generation_config(sampling, self._eos_ids)
         if sampling.structured_outputs is not None and self._grammars is not None:
             if sampling.beam_width > 1:
-                raise unsupported("engine 'openvino' does not have beam search with structured output")
+                raise unsupported("engine 'openvino' does not support beam search with structured output")
             if request.compiled is None:
                 self.compile(sampling.structured_outputs)
         self._wait(PipelineRequest(request, next(self._orders)))

@@ -236,7 +236,8 @@ def check_structure(structure: Structure) -> None:
     """Raise UNSUPPORTED for a structure that the compiler would partly ignore, INVALID_ARG for one too large."""
     if structure.kind in ("json", "grammar") and _MISSPELT.search(structure.text):
         raise unsupported(
-            "engine 'openvino' does not have structures with a character of U+0080 to U+00FF before a hexadecimal digit"
+            "engine 'openvino' does not support structures with a character of U+0080 to U+00FF before a "
+            "hexadecimal digit"
         )
     if structure.kind == "json":
         try:
@@ -253,11 +254,11 @@ def _check_schema(schema: Any) -> None:
     for node in _schemas(schema):
         for keyword in _IGNORED:
             if node.get(keyword) not in (None, False):
-                raise unsupported(f"engine 'openvino' does not have JSON schemas with '{keyword}'")
+                raise unsupported(f"engine 'openvino' does not support JSON schemas with '{keyword}'")
         if isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1:
-            raise unsupported("engine 'openvino' does not have JSON schemas with 'allOf' of more than one")
+            raise unsupported("engine 'openvino' does not support JSON schemas with 'allOf' of more than one")
         if isinstance(reference := node.get("$ref"), str) and not reference.startswith("#"):
-            raise unsupported("engine 'openvino' does not have JSON schemas with a '$ref' to another document")
+            raise unsupported("engine 'openvino' does not support JSON schemas with a '$ref' to another document")
         if isinstance(pattern := node.get("pattern"), str):
             _check_states("pattern", pattern)
         pairs += _optional(node) ** 2

@@ -69,7 +69,7 @@ def _model(where: str, name: str, options: Any) -> ModelSettings:
     if options is None:
         return ModelSettings(name=name)
     if not isinstance(options, Mapping):
-        raise values.wrong(where, options, "a mapping with what is said of the model")
+        raise values.wrong(where, options, "a mapping of the model's settings")
     fields: dict[str, Any] = {}
     for key, value in options.items():
         if key == "parameters":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-_ITSELF: Final = "conch measures by itself and does not start perf_analyzer"
+_ITSELF: Final = "conch measures directly and does not start perf_analyzer"
 _CONTAINERS: Final = "conch does not start containers"
 _STARTS: Final = "in local mode conch starts 'conch serve'; to measure tritonserver, start it and use remote mode"
 _TABLES: Final = "all reports have the same columns and plots"
@@ -45,7 +45,7 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "skip_detailed_reports": _PAGE,
     "num_configs_per_model": _PAGE,
     "concurrency_sweep_disable": "the best load of every configuration is searched; no sweep follows",
-    "num_top_model_configs": "every search has a ranking of its own",
+    "num_top_model_configs": "every search has its own ranking",
     "always_report_gpu_metrics": "GPU metrics are always shown",
     "client_max_retries": "perf_analyzer_timeout limits how long the analysis waits for a server",
 }

@@ -51,7 +51,7 @@ def report(analysis: Analysis) -> Report:
     ]
     opening: list[Block] = [Note("warning", text) for text in doubts(analysis)]
     if not analysis.measured:
-        opening.insert(0, Note("error", "There is no valid measurement: what follows is all that is known."))
+        opening.insert(0, Note("error", "There is no valid measurement. All results follow."))
     opening += _tiles(analysis)
     why = list(reasons(analysis))
     if why:
@@ -240,7 +240,7 @@ def _details(analysis: Analysis, candidate: Placed) -> Section:
     blocks += [load_table(analysis, candidate), *_stages(analysis, candidate)]
     if candidate.result.candidate.overrides:
         changed = json.dumps(candidate.result.candidate.overrides, indent=2)
-        blocks.append(CodeBlock(changed, "What it changes in the configurations, by model:"))
+        blocks.append(CodeBlock(changed, "Changes to the configurations, by model:"))
     return Section(candidate.name, blocks, candidate.name, listed=False)
 
 
@@ -261,7 +261,7 @@ def _stages(analysis: Analysis, candidate: Placed) -> Iterator[Chart]:
             bars,
             Axis("average time of a request (ms)"),
             alt=f"At the highest load a request takes {duration(longest.average)} on average{most}.",
-            caption="Network is what clients wait for beyond what the server counts.",
+            caption="Network is the part of the latency that the server does not account for.",
             stacked=True,
             group_title="concurrency" if analysis.load_kind == "concurrency" else "requests/s",
         )

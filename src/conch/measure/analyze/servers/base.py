@@ -147,8 +147,8 @@ class ControlClient:
                     " start it with --model-control-mode=explicit"
                 ) from None
             if isinstance(error, ConnectionFailedError):
-                raise ServerGone(f"no server answers at {self.where}: {error.reason}") from None
+                raise ServerGone(f"no server responds at {self.where}: {error.reason}") from None
             raise internal(f"{what}: {error.message.rstrip().rstrip(';').rstrip()}") from None
 
     def _too_slow(self, what: str) -> ConchError:
-        return unavailable(f"the server has not answered after {self.timeout:g} s: {what}")
+        return unavailable(f"the server has not responded after {self.timeout:g} s: {what}")

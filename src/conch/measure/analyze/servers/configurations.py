@@ -50,7 +50,7 @@ def check_in_force(overrides: Overrides, configs: Configs) -> None:
         in_force = configs.get(model, {})
         for name, value in changes.items():
             if value is None and in_force.get(name):
-                raise internal(f"model '{model}' has {name} all the same: the server adds it by itself")
+                raise internal(f"model '{model}' has {name} anyway: the server adds it")
             for where, wanted, known in _differences(value, in_force.get(name), name):
                 raise internal(
                     f"model '{model}': {where} should be {wanted} and is {known}, as the server did not take it"

@@ -109,7 +109,9 @@ def _of_file(model: ModelSpec, file: Path, shapes: Mapping[str, tuple[int, ...]]
     if right is None:
         return SampleSet(loaded, placed)
     if not isinstance(right, list) or list(map(len, _streams(right))) != list(map(len, streams)):
-        raise invalid(f"--input-data {file}: 'validation_data' has not the form of 'data', an entry for each entry")
+        raise invalid(
+            f"--input-data {file}: 'validation_data' must have the same form as 'data', with one entry for each"
+        )
     expected = [
         _outputs_of(model, entry, f"{file}, entry {number} of validation_data")
         for number, entry in enumerate(event for stream in _streams(right) for event in stream)

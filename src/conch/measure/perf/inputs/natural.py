@@ -332,7 +332,7 @@ class _Requests:
         return sound(SOUND_SECONDS[len(self._tokens) % len(SOUND_SECONDS)], self._numbers)
 
     def _video(self, shape: Shape, at: int) -> bytes:
-        raise invalid(f"model '{self._model.name}' takes videos, of which there are none here: give --input-data")
+        raise invalid(f"model '{self._model.name}' takes videos, for which there is no built-in data: use --input-data")
 
     def _described(self, kinds: set[Kind], batches: Sequence[int]) -> str:
         """Return a description of the requests' data."""

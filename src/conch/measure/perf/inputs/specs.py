@@ -56,7 +56,7 @@ class ModelSpec:
                 example = ",".join(str(16 if dim == -1 else dim) for dim in spec.dims)
                 raise invalid(
                     f"input '{name}' of model '{self.name}' has the variable shape {format_shape(spec.dims)}:"
-                    f" say what requests send, as in --shape {name}:{example}, or give data with --input-data"
+                    f" set it for the requests, as in --shape {name}:{example}, or provide data with --input-data"
                 )
             return spec.dims
         fits = (
@@ -85,7 +85,7 @@ def read_model(metadata: Mapping[str, Any], config: Mapping[str, Any], version: 
     )
     for spec in inputs.values():
         if spec.datatype not in CONFIG_NAME:
-            raise invalid(f"input '{spec.name}' has the datatype '{spec.datatype}', for which there is no data")
+            raise invalid(f"input '{spec.name}' has the datatype '{spec.datatype}', for which data cannot be generated")
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
     longest = config.get("parameters", {}).get(_MAX_LENGTH, {}).get("string_value", "")
     return ModelSpec(

@@ -62,7 +62,7 @@ def comparison_table(comparison: Comparison, level: str) -> Table:
         low, high = _ends(figure)
         interval = f"{low:.3f} … {high:.3f}" if low is not None and high is not None else None
         name = f"{figure.name} ({'infer/s' if figure.name == THROUGHPUT else 'ms'})"
-        differs = "disturbed" if comparison.disturbed else "yes" if figure.differs else "no difference can be told"
+        differs = "disturbed" if comparison.disturbed else "yes" if figure.differs else "no significant difference"
         rows.append(Row([name, text(figure.a), text(figure.b), figure.ratio, interval, differs],
                         "" if figure.differs and not comparison.disturbed else "muted"))  # fmt: skip
     columns = [

@@ -188,7 +188,7 @@ def report(
         Section("Where the time goes", list(_stages(plan, answered)), "stages"),
         Section("Tokens", list(_generation(plan, measured, distributions)), "tokens"),
         Section("Over time", list(_over_time(plan, measured)), "time"),
-        Section("What the server used", list(_used(plan, measured)), "used"),
+        Section("Resources of the server", list(_used(plan, measured)), "used"),
         Section("What failed", list(_failed(plan, measured)), "failed"),
         Section(
             "Machine and settings",

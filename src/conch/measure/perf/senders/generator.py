@@ -223,7 +223,7 @@ class Generators:
 
     def _answer(self, pipe: Connection) -> Any:
         if not pipe.poll(_TIMEOUT):
-            raise internal(f"a process that sends requests has not answered for {_TIMEOUT:g} s")
+            raise internal(f"a process that sends requests has not responded for {_TIMEOUT:g} s")
         try:
             return pipe.recv()
         except (EOFError, OSError):

@@ -94,9 +94,9 @@ class ServerApi:
         try:
             return call(Deadline.after(_SECONDS))
         except ConnectionFailedError as error:
-            raise unavailable(f"no server answers at {self._where}: {error.reason}") from None
+            raise unavailable(f"no server responds at {self._where}: {error.reason}") from None
         except DeadlineError as error:
-            raise unavailable(f"no server answers at {self._where}: {error.message}") from None
+            raise unavailable(f"no server responds at {self._where}: {error.message}") from None
         except ConchError as error:
             if error.code in _UNKNOWN:
                 raise not_found(error.message) from None

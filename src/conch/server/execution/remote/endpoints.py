@@ -19,7 +19,7 @@ from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ign
 _OVERLOAD: Final = 1.5
 #: Below this number of in-flight requests, an endpoint is never overloaded.
 _FEW: Final = 4
-NOT_ASKED: Final = "it has not been asked yet"
+NOT_ASKED: Final = "it has not been checked yet"
 NO_ENDPOINTS: Final = "it has no servers"
 
 

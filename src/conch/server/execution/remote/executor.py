@@ -79,8 +79,8 @@ class HealthWatch:
         except ConchError as error:
             return error.message, False
         except Exception as error:
-            LOG.exception("the server of a remote model could not be asked whether it is ready")
-            return f"it could not be asked: {error!r}", False
+            LOG.exception("the readiness of a remote model could not be checked")
+            return f"it could not be checked: {error!r}", False
         return "", False
 
 
@@ -382,7 +382,7 @@ class RemoteExecutor(Executor):
     def _too_late(self, call: _InFlightRequest) -> ConchError:
         """The error for a request after its deadline; its sequence fails too."""
         request, url = call.request, call.assignment.url
-        self.endpoints.fail(request, call.assignment, f"{url} has not answered a request before this one in time")
+        self.endpoints.fail(request, call.assignment, f"{url} did not respond to an earlier request in time")
         return unavailable(f"no answer from {url} within {(monotonic_ns() - request.times.queued) / 1e9:.3g} s")
 
     def _deliver(self, request: InferRequest, response: InferResponse) -> None:

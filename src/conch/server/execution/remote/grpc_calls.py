@@ -161,7 +161,7 @@ class RemoteGrpc:
         except grpc.aio.AioRpcError as error:
             status = error.code()
             if status is grpc.StatusCode.UNIMPLEMENTED:
-                raise unavailable("it is not a server for this protocol (it does not know its methods)") from None
+                raise unavailable("it is not a server for this protocol (unknown method)") from None
             if status is grpc.StatusCode.NOT_FOUND:
                 raise unavailable(f"it has no model '{self._model.name}' ({error.details()})") from None
             try:
@@ -214,6 +214,6 @@ def _decoded(answer: bytes) -> InferResponse:
     except ConchError:
         raise
     except Exception as error:  # protobuf's error for bytes that are not a message
-        raise internal(f"the answer is not a message of the protocol: {error}") from None
+        raise internal(f"the response is not a message of the protocol: {error}") from None
     response.final = True
     return response

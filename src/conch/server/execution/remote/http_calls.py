@@ -74,7 +74,7 @@ class RemoteHttpConnection(asyncio.Protocol):
             if self._reader.feed(data):
                 self._complete()
         except HttpFault:
-            self._fail(unavailable("it is not a server for this protocol (its answer is not HTTP)"))
+            self._fail(unavailable("it is not a server for this protocol (the response is not HTTP)"))
             self.close()
 
     def eof_received(self) -> bool:

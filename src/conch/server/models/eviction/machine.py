@@ -156,7 +156,9 @@ class OnDemandPlanner:
         if resident is not None and resident.phase is Phase.LOADING:
             resident.phase = Phase.LEAVING
             self._interrupted |= resident.loads
-            self._let_go(name, unavailable(f"load failed for model '{name}': the model was unloaded meanwhile"), now)
+            self._let_go(
+                name, unavailable(f"load failed for model '{name}': the model was unloaded during the load"), now
+            )
 
     def leaves(self, name: str) -> None:
         """Record that an unload of a model has begun."""
@@ -448,7 +450,7 @@ class OnDemandPlanner:
         busy = sum(self._usage.busy(resident) for resident in self.residents(Phase.LOADED))
         before = "" if first == name else f"'{first}' comes first: "
         return (
-            f"{late}: {before}{cause}; of those, {busy} are in use, {len(self.pinned & self._residents.keys())} stay "
+            f"{late}: {before}{cause}; of these, {busy} are in use, {len(self.pinned & self._residents.keys())} stay "
             f"loaded (--load-model), {len(self.residents(Phase.LOADING))} are being loaded and "
             f"{len(self.residents(Phase.LEAVING))} are leaving"
         )

@@ -42,6 +42,7 @@ class Thrashing:
         shown = ", ".join(f"'{name}' {count} times" if count > 1 else f"'{name}'" for name, count in names[:_NAMED])
         others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return (
-            f"models come and go: within {WINDOW:.0f} s, {len(self._returned)} loads were of models that had just made "
-            f"room for others ({shown}{others}); --max-loaded-models or --memory-budget is too small for what is asked"
+            f"models are evicted and reloaded too often: within {WINDOW:.0f} s, {len(self._returned)} loads "
+            f"were of models that had just made "
+            f"room for others ({shown}{others}); --max-loaded-models or --memory-budget is too small for these requests"
         )

@@ -21,7 +21,7 @@ A, B = "grpc://a:1", "grpc://b:1"
 
 
 class Call:
-    """A request that a server has; the test answers it, and sees whether it was given up."""
+    """A request that a server has; the test answers it, and sees whether it was cancelled."""
 
     def __init__(self, request: InferRequest, deliver: Callable[[InferResponse], None]) -> None:
         self.request = request

@@ -299,7 +299,7 @@ async def test_the_question_whether_a_model_is_ready_says_what_is_wrong() -> Non
             await transport.check()
         for status, reason in (
             ((Status.NOT_FOUND, "unknown model"), "it has no model 'm' (unknown model)"),
-            ((Status.UNIMPLEMENTED, ""), "it is not a server for this protocol (it does not know its methods)"),
+            ((Status.UNIMPLEMENTED, ""), "it is not a server for this protocol (unknown method)"),
             ((Status.PERMISSION_DENIED, ""), "it forbids the request (PERMISSION_DENIED)"),
         ):
             fake.status = status

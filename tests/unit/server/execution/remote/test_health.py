@@ -50,7 +50,7 @@ async def test_a_server_that_is_away_is_asked_less_and_less_often(monkeypatch: p
         (UnreachableError("no connection"), ("no connection", True)),
         (LostError("the connection broke"), ("the connection broke", True)),
         (unavailable("model 'm' is not ready there"), ("model 'm' is not ready there", False)),
-        (KeyError("x"), ("it could not be asked: KeyError('x')", False)),
+        (KeyError("x"), ("it could not be checked: KeyError('x')", False)),
     ],
 )
 async def test_the_verdict_says_why_and_whether_the_server_has_gone(

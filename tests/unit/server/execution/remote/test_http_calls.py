@@ -136,9 +136,9 @@ async def test_outputs_in_json_are_read_too() -> None:
         (response(502, b"<html>Bad  Gateway</html>"), Code.UNKNOWN, "<html>Bad Gateway</html>"),
         (response(401), Code.UNAVAILABLE, "it wants other credentials (HTTP 401; 'authorization_env' names them)"),
         (response(403, b"no"), Code.UNAVAILABLE, "it forbids the request (HTTP 403)"),
-        (response(200, b"[]"), Code.INTERNAL, "the answer is not an inference response: TypeError"),
-        (response(200, b"<html>"), Code.INTERNAL, "the answer is not an inference response: it is not JSON"),
-        (b"SMTP ready\r\n", Code.UNAVAILABLE, "it is not a server for this protocol (its answer is not HTTP)"),
+        (response(200, b"[]"), Code.INTERNAL, "the response is not an inference response: TypeError"),
+        (response(200, b"<html>"), Code.INTERNAL, "the response is not an inference response: it is not JSON"),
+        (b"SMTP ready\r\n", Code.UNAVAILABLE, "it is not a server for this protocol (the response is not HTTP)"),
     ],
 )
 async def test_what_a_server_refuses_is_said_in_its_words(answer: bytes, code: Code, message: str) -> None:

@@ -346,7 +346,7 @@ def test_load_that_an_unload_ended_is_not_counted_as_a_failure() -> None:
     early, _ = town.ask("a")
     town.planner.unloaded_early("a", town.now)
     late, _ = town.ask("a")
-    assert town.answers == {early: "load failed for model 'a': the model was unloaded meanwhile"}
+    assert town.answers == {early: "load failed for model 'a': the model was unloaded during the load"}
     assert town.loading == ["a"]
     town.end_load("a", "unloaded")
     assert town.planner.refusal("a", town.now) is None and town.loading == ["a"]
@@ -386,7 +386,9 @@ def test_models_that_come_and_go_are_counted_and_warned_of_once_a_minute() -> No
             town.wait(1)
             warnings.append(town.planner.thrashing.warning(town.now))
     (warning,) = filter(None, warnings)
-    assert warning.startswith("models come and go: within 60 s, 6 loads were of models that had just made room")
+    assert warning.startswith(
+        "models are evicted and reloaded too often: within 60 s, 6 loads were of models that had just made room"
+    )
     counts = town.planner.counts.of("a")
     assert (counts.loads, counts.evictions, counts.returns, counts.waits) == (6, 5, 5, 6)
 

@@ -49,7 +49,7 @@ class Address:
 
     def check_listens(self) -> None:
         """Raise UNAVAILABLE unless the address accepts connections."""
-        check_listens(self.host, self.port, _LISTEN_SECONDS, f"no server answers at {self.shown}")
+        check_listens(self.host, self.port, _LISTEN_SECONDS, f"no server responds at {self.shown}")
 
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
         """Return a TLS context that offers ``protocols`` (ALPN), or None; raises INVALID_ARG for unusable files."""

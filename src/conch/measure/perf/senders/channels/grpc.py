@@ -147,7 +147,7 @@ class GrpcChannel(Connecting):
             self._fail(str(fault))
         except (IndexError, ValueError, struct.error, DecodeError) as error:
             self.close()
-            self._fail(f"the answer cannot be read: {error}")
+            self._fail(f"the response cannot be read: {error}")
         self._flush()
 
     # Sending
