@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Final
 
 from benchmarks.tables import markdown
-from conch.cli.demo.build import build, require_packages
+from conch.cli.demo.command import build, require_packages
 from conch.measure.analyze.options.models import ModelSettings
 from conch.measure.analyze.options.settings import AnalyzeSettings, SearchMode
 from conch.measure.analyze.profiling.measurement import at_load, plan_of

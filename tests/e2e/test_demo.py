@@ -24,7 +24,8 @@ from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
 from conch.cli import main
-from conch.cli.demo import build, questions
+from conch.cli.demo import command as build
+from conch.cli.demo import command as questions
 from conch.cli.demo.client import DemoClient
 from conch.cli.demo.command import LoadProgress
 from conch.core.errors import ConchError

@@ -14,12 +14,14 @@ from conch.frontends.budget import ByteBudget
 from conch.library import app, async_server
 from conch.library import server as library_server
 from conch.machine import guarded_server
-from conch.machine.process_memory import ProcessMemory
-from conch.repository.stores import copies, pool, s3, transfer
+from conch.machine.memory import ProcessMemory
+from conch.repository.stores import copies, pool, s3
+from conch.repository.stores import copies as transfer
 from conch.server import core
 from conch.server.execution.remote import grpc_calls
 from conch.telemetry.metrics import Registry
-from conch.workers.host import output, processes, spawn, templates
+from conch.workers.host import processes, spawn, templates
+from conch.workers.host import spawn as output
 from conch.workers.host.process import WorkerProcess
 from tests.simulation.library import SimulatedLoopThread, running
 from tests.simulation.remotes import channels_to

@@ -178,7 +178,7 @@ class Checkpoint:
     gguf: GgufFile | None = None
     version_directory: Path | None = None
     warning: str = ""
-    #: Dependencies of outputs besides the files of the version, as kinds and texts; see ``repository/identity.py``.
+    #: Dependencies of outputs besides the files of the version, as kinds and texts; see ``repository/fingerprint.py``.
     dependencies: list[tuple[str, str]] = field(default_factory=list)
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 

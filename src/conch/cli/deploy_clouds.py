@@ -98,8 +98,7 @@ def _write(
     several: bool = False,
 ) -> None:
     """Look through the repository, write what the plan says, and tell what was written and what was left out."""
-    from conch.deploy.bundle import deployment, write
-    from conch.deploy.rendering import shown
+    from conch.deploy.bundle import deployment, shown, write
 
     with ended_as_by_ctrl_c():
         planned = deployment(repository, output, mount, name, model, endpoint, several=several)

@@ -22,8 +22,8 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
 from conch.core.tensors import WireTensor
 from conch.machine.addresses import host_and_port
+from conch.wire.grpc.infer import ERRORS_WITH_CODES, FINAL_RESPONSE
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, write_parameters
-from conch.wire.grpc.parameters import ERRORS_WITH_CODES, FINAL_RESPONSE
 
 
 def document_of(message: Any) -> dict[str, Any]:

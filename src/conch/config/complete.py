@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from conch.config.problem import Problem
-from conch.config.reading import shown_name
+from conch.config.reading import Problem, shown_name
 from conch.config.remote import is_remote
 from conch.config.schema import (
     PYTHON_RUNTIME,

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf import json_format, text_format
 
 from conch.config import pbtxt
-from conch.config.problem import ConfigError
+from conch.config.reading import ConfigError
 from conch.config.schema import ModelConfig, copied, unknown_enum_value
 from conch.core.errors import invalid
 

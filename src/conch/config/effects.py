@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.config.problem import FieldPath, Problem, Problems
+from conch.config.reading import FieldPath, Problem, Problems
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import FIRST_RESPONSE
 

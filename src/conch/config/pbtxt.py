@@ -10,7 +10,7 @@ from typing import Final
 
 from google.protobuf import text_format
 
-from conch.config.problem import ConfigError, FieldPath
+from conch.config.reading import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
 from conch.core.errors import did_you_mean, one_line
 

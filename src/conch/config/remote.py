@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from conch.config.parameters import Parameter, ParameterTable
-from conch.config.problem import Problem, Problems, refuse
+from conch.config.reading import Problem, Problems, refuse
 from conch.config.schema import ModelConfig, datatype, implementation, scheduler
 from conch.config.signature import parameters
 from conch.core.errors import ConchError, invalid

@@ -9,19 +9,437 @@ configurations of the steps' models are known. Each function raises the first :c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
-from conch.config.problem import Problem, Problems, refuse
-from conch.config.schema import ModelConfig, is_ensemble, scheduler
-from conch.config.validate_ensemble import ensemble_problems, member_problems
-from conch.config.validate_instances import instance_problems
-from conch.config.validate_io import io_problems, written_io_problems
-from conch.config.validate_scheduling import (
-    dynamic_batching_problems,
-    response_cache_problems,
-    sequence_batching_problems,
-    state_problems,
+from conch.config.reading import FieldPath, Problem, Problems, refuse
+from conch.config.schema import (
+    BatchInput,
+    BatchOutput,
+    DataType,
+    InstanceGroup,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    QueuePolicy,
+    SequenceBatching,
+    is_ensemble,
+    scheduler,
 )
+from conch.config.validate_ensemble import ensemble_problems, member_problems
+
+#: The minimum CUDA compute capability of Triton, as printed in its message.
+_COMPUTE_CAPABILITY = "6.000000"
+
+
+def instance_problems(config: ModelConfig, gpus: Sequence[int] = ()) -> Problems:
+    """Yield all errors in completed instance groups on a machine with the devices ``gpus``."""
+    if is_ensemble(config):
+        return
+    for index, group in enumerate(config.instance_group):
+        where: FieldPath = ("instance_group", index)
+        subject = f"instance group {group.name} of model {config.name}"
+        if group.kind == InstanceGroup.KIND_GPU:
+            yield from _gpu_problems(group, subject, gpus, where)
+        elif group.gpus:
+            kind = InstanceGroup.Kind.Name(group.kind)
+            yield Problem(f"{subject} has kind {kind} but specifies one or more GPUs", (*where, "gpus"))
+        if group.profile and config.platform != "tensorrt_plan":
+            yield Problem(
+                f"{subject} and platform {config.platform}specifies profile field which is only supported "
+                "for TensorRT models",
+                (*where, "profile"),
+            )
+
+
+def _gpu_problems(group: InstanceGroup, subject: str, gpus: Sequence[int], where: FieldPath) -> Problems:
+    if not group.gpus:
+        has = "specifies no GPUs" if gpus else "no GPUs are available"
+        yield Problem(f"{subject} has kind KIND_GPU but {has}", where, hint="use KIND_CPU or KIND_AUTO")
+    for gpu in group.gpus:
+        if gpu not in gpus:
+            yield Problem(
+                f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
+                f"CUDA compute compatibility of {_COMPUTE_CAPABILITY} are: {' '.join(map(str, gpus))}",
+                (*where, "gpus"),
+            )
+
+
+#: Prefix of Triton's errors, which it raises for warmup requests without an id.
+_REQUEST = "[request id: <id_unknown>] "
+
+
+def warmup_problems(config: ModelConfig) -> Problems:
+    """Yield errors in warmup samples that need no file access. Samples of batch size 0 never run."""
+    sequences = config.sequence_batching
+    inputs = [tensor.name for tensor in config.input]
+    if inputs:
+        inputs += [tensor.name for tensor in sequences.control_input]
+        inputs += [state.input_name for state in sequences.state]
+    for index, sample in enumerate(config.model_warmup):
+        if not sample.batch_size:
+            continue
+        for name in sorted(sample.inputs):
+            tensor = sample.inputs[name]
+            where = ("model_warmup", index, "inputs")
+            if inputs and name not in inputs:
+                message = f"{_REQUEST}unexpected inference input '{name}' for model '{config.name}'"
+                yield Problem(message, where, hint=f"its inputs are {', '.join(inputs)}")
+            if any(dim < 0 for dim in tensor.dims):
+                yield Problem(
+                    f"warmup setting expects all variable-size dimensions are specified for input '{name}'", where
+                )
+            if tensor.WhichOneof("input_data_type") is None or tensor.data_type == DataType.TYPE_INVALID:
+                yield Problem(f"{_REQUEST}warmup setting expects input '{name}' to have input_data_type set", where)
+
+
+def warmup_size_problem(file: str, expected: int, size: int) -> Problem:
+    """Return the error for a warmup file of ``size`` instead of ``expected`` bytes.
+
+    The missing space after the file name is copied from Triton's message.
+    """
+    return Problem(
+        f"{_REQUEST}warmup setting expects {expected} bytes, but the data provided from {file}only has {size} bytes"
+    )
+
+
+_DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
+
+
+def io_problems(config: ModelConfig) -> Problems:
+    """Yield all errors in the tensors of a completed configuration."""
+    for index, batch_input in enumerate(config.batch_input):
+        # Triton reports it when a backend completes the configuration.
+        if batch_input.data_type == DataType.TYPE_INVALID:
+            yield Problem("unexpected batch input data type 'TYPE_INVALID'", ("batch_input", index))
+    yield from written_io_problems(config)
+
+
+def written_io_problems(config: ModelConfig) -> Problems:
+    """Yield all errors in the tensors of a configuration that no backend completes."""
+    for problem in _tensor_problems(config):
+        yield Problem(f"{problem.message} for {config.name}", problem.field, hint=problem.hint)
+
+
+def _tensor_problems(config: ModelConfig) -> Problems:
+    for index, tensor in enumerate(config.input):
+        where: FieldPath = ("input", index)
+        yield from _one_tensor("model input", tensor, where, config.max_batch_size)
+        if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+            yield Problem("model input NHWC/NCHW require 3 dims", (*where, "format"))
+        yield from _tensorrt_only(config, tensor, where)
+    for index, tensor in enumerate(config.output):
+        where = ("output", index)
+        yield from _one_tensor("model output", tensor, where, config.max_batch_size)
+        yield from _tensorrt_only(config, tensor, where)
+    yield from _batch_input_problems(config)
+    yield from _batch_output_problems(config)
+
+
+def _one_tensor(kind: str, tensor: ModelInput | ModelOutput, where: FieldPath, max_batch_size: int) -> Problems:
+    if not tensor.name:
+        yield Problem(f"{kind} must specify 'name'", where)
+    named = f"{kind} '{tensor.name}'"
+    if tensor.data_type == DataType.TYPE_INVALID:
+        yield Problem(f"{named} must specify 'data_type'", where)
+    if not tensor.dims:
+        yield Problem(f"{named} must specify 'dims'", where, hint="a tensor of one number has dims: [ 1 ]")
+    if any(not _is_dimension(dim) for dim in tensor.dims):
+        yield Problem(f"{named} dimension {_DIMENSION}", (*where, "dims"), hint="dims: [ -1 ] takes any number")
+    elif tensor.HasField("reshape") and tensor.dims:
+        yield from _reshape_problems(named, tensor.dims, tensor.reshape.shape, (*where, "reshape"), max_batch_size)
+
+
+def _is_dimension(dim: int) -> bool:
+    return dim >= 1 or dim == -1
+
+
+def _reshape_problems(
+    named: str, dims: Sequence[int], shape: Sequence[int], where: FieldPath, max_batch_size: int
+) -> Problems:
+    if any(not _is_dimension(dim) for dim in shape):
+        yield Problem(f"{named} reshape dimensions {_DIMENSION}", where)
+    elif not shape and max_batch_size == 0:
+        yield Problem(
+            f"{named} cannot have empty reshape for non-batching model as scalar tensors are not supported", where
+        )
+    elif (-1 in dims) != (-1 in shape):
+        yield Problem(f"{named} has different size for dims and reshape", where)
+    elif list(dims).count(-1) != list(shape).count(-1):
+        yield Problem(f"{named} has different number of variable-size dimensions for dims and reshape", where)
+    elif _fixed_sizes(dims) != _fixed_sizes(shape):
+        yield Problem(f"{named} has different size for dims and reshape", where)
+
+
+def _fixed_sizes(dims: Sequence[int]) -> list[int]:
+    """Return the number of elements in each run of fixed dimensions between variable ones.
+
+    The runs of ``dims`` and ``reshape`` must agree, because elements cannot move across a variable dimension.
+    """
+    return list(_runs(dims))
+
+
+def _runs(dims: Sequence[int]) -> Iterator[int]:
+    run: list[int] = []
+    for dim in dims:
+        if dim == -1:
+            yield prod(run)
+            run = []
+        else:
+            run.append(dim)
+    yield prod(run)
+
+
+def _tensorrt_only(config: ModelConfig, tensor: ModelInput | ModelOutput, where: FieldPath) -> Problems:
+    if config.platform == "tensorrt_plan":
+        return
+    if tensor.is_shape_tensor:
+        yield Problem("shape tensors are only supported for TensorRT platform", (*where, "is_shape_tensor"))
+    if tensor.is_non_linear_format_io:
+        yield Problem(
+            "Non-linear IO format is only supported for the TensorRT platform", (*where, "is_non_linear_format_io")
+        )
+
+
+def _batch_input_problems(config: ModelConfig) -> Problems:
+    inputs = {tensor.name for tensor in config.input}
+    for index, tensor in enumerate(config.batch_input):
+        where: FieldPath = ("batch_input", index)
+        kind = BatchInput.Kind.Name(tensor.kind)
+        if len(tensor.source_input) != 1:
+            yield Problem(f"batch input kind '{kind}' expects 1 source input, got {len(tensor.source_input)}", where)
+        if tensor.data_type not in (DataType.TYPE_INT32, DataType.TYPE_FP32):
+            yield Problem("batch input data type must be TYPE_INT32 or TYPE_FP32", where)
+        yield from _unknown_sources(tensor.source_input, inputs, where)
+
+
+def _batch_output_problems(config: ModelConfig) -> Problems:
+    inputs = {tensor.name for tensor in config.input}
+    outputs = {tensor.name for tensor in config.output}
+    for index, tensor in enumerate(config.batch_output):
+        taken: set[str] = set()  # per batch output; if two have the same target, the later one applies
+        where: FieldPath = ("batch_output", index)
+        kind = BatchOutput.Kind.Name(tensor.kind)
+        if len(tensor.source_input) != 1:
+            yield Problem(f"batch output kind '{kind}' expects 1 source input, got {len(tensor.source_input)}", where)
+        yield from _unknown_sources(tensor.source_input, inputs, where)
+        for target in tensor.target_name:
+            if target not in outputs:
+                yield Problem(f"unknown target output name '{target}'", (*where, "target_name"))
+            if target in taken:
+                yield Problem(f"target output name '{target}' can only be specified once", (*where, "target_name"))
+            taken.add(target)
+
+
+def _unknown_sources(sources: Sequence[str], inputs: set[str], where: FieldPath) -> Problems:
+    for source in sources:
+        if source not in inputs:
+            yield Problem(f"unknown source input name '{source}'", (*where, "source_input"))
+
+
+_VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
+_ANY_VALUE = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
+_CORRELATION_ID = SequenceBatching.Control.CONTROL_SEQUENCE_CORRID
+_CORRELATION_ID_TYPES = (
+    DataType.TYPE_UINT64,
+    DataType.TYPE_INT64,
+    DataType.TYPE_UINT32,
+    DataType.TYPE_INT32,
+    DataType.TYPE_STRING,
+)
+
+
+def dynamic_batching_problems(config: ModelConfig) -> Problems:
+    """Yield all errors in ``dynamic_batching``."""
+    batching, name = config.dynamic_batching, config.name
+    where: FieldPath = ("dynamic_batching",)
+    for size in batching.preferred_batch_size:
+        if size <= 0:
+            yield Problem(
+                f"dynamic batching preferred size must be positive for {name}", (*where, "preferred_batch_size")
+            )
+        elif size > config.max_batch_size:
+            yield Problem(
+                f"dynamic batching preferred size must be <= max batch size for {name}",
+                (*where, "preferred_batch_size"),
+                hint=f"max_batch_size is {config.max_batch_size}",
+            )
+    levels = batching.priority_levels
+    if levels and not 1 <= batching.default_priority_level <= levels:
+        yield Problem(f"default priority level must be in range [1, {levels}] for {name}", where)
+    if levels:
+        for level in sorted(batching.priority_queue_policy):
+            if not 1 <= level <= levels:
+                yield Problem(
+                    f"priority queue policy must have priority level in range [1, {levels}] for {name}",
+                    (*where, "priority_queue_policy"),
+                )
+    if batching.preserve_ordering:
+        yield from _ordering_problems(config)
+
+
+def _ordering_problems(config: ModelConfig) -> Problems:
+    batching = config.dynamic_batching
+    where = ("dynamic_batching", 0, "preserve_ordering")
+    if batching.priority_levels > 1:
+        yield Problem(f"Only one priority level is allowed when 'preserve_ordering' is true for {config.name}", where)
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    if any(policy.default_timeout_microseconds and policy.timeout_action == QueuePolicy.DELAY for policy in policies):
+        yield Problem(
+            "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
+            f"for {config.name}",
+            where,
+        )  # fmt: skip
+
+
+def sequence_batching_problems(config: ModelConfig) -> Problems:
+    """Yield all errors in ``sequence_batching`` except its states."""
+    batching, name = config.sequence_batching, config.name
+    yield from _control_problems(config)
+    if batching.HasField("oldest"):
+        where = ("sequence_batching", 0, "oldest", 0, "preferred_batch_size")
+        for size in batching.oldest.preferred_batch_size:
+            if size <= 0:
+                yield Problem(f"sequence batching preferred batch size must be positive for {name}", where)
+            elif size > config.max_batch_size:
+                yield Problem(
+                    f"sequence batching preferred batch size must be <= max batch size for {name}",
+                    where,
+                    hint=f"max_batch_size is {config.max_batch_size}",
+                )
+    if batching.HasField("direct") and not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
+        yield Problem(
+            f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}",
+            ("sequence_batching", 0, "direct", 0, "minimum_slot_utilization"),
+        )
+
+
+def _control_problems(config: ModelConfig) -> Problems:
+    names: set[str] = set()
+    kinds: set[int] = set()
+    for index, tensor in enumerate(config.sequence_batching.control_input):
+        where: FieldPath = ("sequence_batching", 0, "control_input", index)
+        if not tensor.name:
+            yield Problem(f"sequence batching control tensor must have a name for {config.name}", where)
+        elif tensor.name in names:
+            yield Problem(
+                f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds "
+                f"for {config.name}",
+                where,
+            )
+        names.add(tensor.name)
+        for nth, control in enumerate(tensor.control):
+            kind = SequenceBatching.Control.Kind.Name(control.kind)
+            at = (*where, "control", nth)
+            if control.kind in kinds:
+                yield Problem(f"sequence batching specifies multiple {kind} tensors for {config.name}", at)
+            kinds.add(control.kind)
+            if control.kind == _CORRELATION_ID:
+                yield from _correlation_id_problems(config, control, at)
+            else:
+                yield from _value_problems(config, control, kind, at)
+
+
+def _value_problems(config: ModelConfig, control: SequenceBatching.Control, kind: str, where: FieldPath) -> Problems:
+    present = [field for field in _VALUES if getattr(control, field)]
+    if not present:
+        yield Problem(f"sequence batching must specify either {_ANY_VALUE} for {kind} for {config.name}", where)
+    if len(present) > 1:
+        yield Problem(
+            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
+            f"'bool_false_true' for {kind} for {config.name}",
+            where,
+        )
+    for field in present:
+        if len(getattr(control, field)) != 2:
+            yield Problem(
+                f"sequence batching control '{field}' must have exactly 2 entries for {kind} for {config.name}",
+                (*where, field),
+                hint="the values for false and for true",
+            )
+
+
+def _correlation_id_problems(config: ModelConfig, control: SequenceBatching.Control, where: FieldPath) -> Problems:
+    if any(getattr(control, field) for field in _VALUES):
+        yield Problem(
+            f"sequence batching must not specify either {_ANY_VALUE} for CONTROL_SEQUENCE_CORRID for {config.name}",
+            where,
+        )
+    if control.data_type not in _CORRELATION_ID_TYPES:
+        yield Problem(
+            f"unexpected data type for control CONTROL_SEQUENCE_CORRID for {config.name}. "
+            "Allowed data types are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
+            where,
+        )
+
+
+def state_problems(config: ModelConfig) -> Problems:
+    """Yield all errors in the initial values of a sequence model's states."""
+    initialised: set[str] = set()
+    for index, state in enumerate(config.sequence_batching.state):
+        where: FieldPath = ("sequence_batching", 0, "state", index)
+        if len(state.initial_state) > 1:
+            yield Problem(
+                f"initial_state field for state input '{state.input_name}' must contain exactly one or zero element. "
+                f"Found '{len(state.initial_state)}' elements.",
+                where,
+            )
+        elif state.initial_state:
+            if state.input_name in initialised:
+                yield Problem(f"State input name '{state.input_name}' specified more than once.", where)
+            initialised.add(state.input_name)
+            yield from _initial_state_problems(state, state.initial_state[0], (*where, "initial_state"))
+
+
+def _initial_state_problems(
+    state: SequenceBatching.State, initial: SequenceBatching.InitialState, where: FieldPath
+) -> Problems:
+    tensor = state.input_name
+    if initial.data_type != state.data_type:
+        yield Problem(
+            f"The data type used for 'initial_state' field of state '{tensor}' does not match the state data type.",
+            where,
+        )
+    if not initial.name:
+        yield Problem(f"Field 'name' must be set when using initial_state for state input '{tensor}'.", where)
+    if len(initial.dims) != len(state.dims):
+        yield Problem(
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            f"'{tensor}'. {len(initial.dims)} != {len(state.dims)}",
+            where,
+        )
+    elif -1 in initial.dims:
+        yield Problem(f"'initial_state' field for state input name '{tensor}' contains variable dimensions.", where)
+    else:
+        for dim, expected in zip(initial.dims, state.dims, strict=True):
+            if expected not in (dim, -1):
+                yield Problem(
+                    f"'initial_state' dim for input name '{tensor}' doesn't match 'state' dim description. "
+                    f"{dim} != {expected}",
+                    where,
+                )
+    if initial.WhichOneof("state_data") is None:
+        yield Problem(
+            f"'initial_state' of state input '{tensor}' must specify 'zero_data' or 'data_file'.", where
+        )  # fmt: skip
+
+
+def response_cache_problems(config: ModelConfig) -> Problems:
+    """Yield errors for settings that are incompatible with the response cache."""
+    if not config.response_cache.enable:
+        return
+    obstacle = ""
+    if scheduler(config) == "sequence_batching":
+        obstacle = "sequence batching scheduler"
+    elif config.model_transaction_policy.decoupled:
+        obstacle = "'decoupled' transaction policy"
+    if obstacle:
+        yield Problem(
+            f"Response Cache does not currently support model {config.name} with {obstacle}. "
+            "Please disable the response cache.",
+            ("response_cache",),
+        )
+
 
 #: Backends with one kind of model file, and the values of ``platform`` that they allow.
 _PLATFORMS = {

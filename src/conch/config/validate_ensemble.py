@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conch.config.problem import FieldPath, Problem, Problems
+from conch.config.reading import FieldPath, Problem, Problems
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype_name, is_ensemble, scheduler
 from conch.core.tensors import format_shape
 

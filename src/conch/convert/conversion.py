@@ -20,7 +20,7 @@ from conch.convert.layout import checkpoint_files, write_huggingface
 from conch.convert.measure import Run
 from conch.convert.plan import Plan
 from conch.convert.verdict import BuiltVariant, FailedVariant
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.texts.shapes import Shape
 
 Network = TypeVar("Network")

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.checkpoints.manifest import Latency
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.texts.shapes import Shape
 
 #: The time per network in a round (s), and the maximum number of runs in it.  The first run is not counted, because

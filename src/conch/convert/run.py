@@ -43,9 +43,8 @@ from conch.convert.verdict import (
 from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine import extras
-from conch.machine.cores import usable_cores
-from conch.machine.facts import description, load_average
-from conch.machine.interference import Interference, InterferenceMeter
+from conch.machine.facts import description, load_average, usable_cores
+from conch.machine.processes import Interference, InterferenceMeter
 from conch.measure.reports.files import write_report
 from conch.measure.reports.text import markdown
 from conch.measure.texts.shapes import Mix, Shape

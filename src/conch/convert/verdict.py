@@ -15,7 +15,7 @@ from conch.checkpoints.manifest import Companion, Latency, Manifest, ShapeTable,
 from conch.convert.measure import speed_up
 from conch.core.errors import invalid
 from conch.core.lengths import CPU_TOKENS, runs
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.texts.shapes import Mix, Shape
 
 # Times are in milliseconds. A variant is measured at a few shapes; times at others are interpolated.

@@ -16,7 +16,7 @@ from shutil import copyfileobj
 from typing import IO, BinaryIO, Final
 
 from conch.core.errors import invalid
-from conch.deploy.contents import Contents, Entry
+from conch.deploy.requirements import Contents, Entry
 
 #: The earliest time in a zip archive.
 _ZIP_TIME: Final = (1980, 1, 1, 0, 0, 0)

@@ -1,14 +1,20 @@
-"""The content of a deployment, and writing it: the artifact with the repository, and the files beside it."""
+"""The content of a deployment, and writing it: the artifact with the repository, and the files beside it.
+
+The files are templates with placeholders ``@{name}``, because shells and Terraform use ``$``. Container files are
+``deploy/container/Containerfile`` with the additions that a platform requires.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from errno import ENOTEMPTY
+from importlib.resources import files
 from math import prod
 from pathlib import Path
 from shutil import disk_usage, rmtree
@@ -23,11 +29,72 @@ from conch.checkpoints.options import Options, files_for
 from conch.config.schema import ModelConfig
 from conch.config.signature import full_shape, parameters, signature
 from conch.core.errors import Code, ConchError, invalid
-from conch.deploy.contents import Contents, contents
 from conch.deploy.endpoint import EMBEDDINGS, endpoint_for
-from conch.deploy.rendering import shown
-from conch.deploy.requirements import RepositoryRequirements, needs
+from conch.deploy.requirements import Contents, RepositoryRequirements, contents, needs
 from conch.deploy.trial import Runner, try_artifact
+
+_SIZES: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+_PLACE: Final = re.compile(r"@\{(\w+)\}")
+
+
+def render(template: str, /, **values: object) -> str:
+    """Fill in the template ``template`` of ``templates/``.  Raises KeyError for a missing value."""
+    text = (files("conch.deploy") / "templates" / template).read_text(encoding="utf-8")
+    return _PLACE.sub(lambda match: str(values[match[1]]), text)
+
+
+def shown(size: int) -> str:
+    """Format a size (bytes) in decimal units, as in the platforms' limits."""
+    for unit, name in _SIZES:
+        if size >= 0.9995 * unit:  # 999.6 kB are 1 MB with three digits
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"
+
+
+#: The folder for checkpoints from the Hub, which every user may write to.
+HUB_CACHE: Final = "/tmp/huggingface"
+_PACKAGES: Final = """
+# What the Python models import: the image of conch has no pip.
+FROM python:${{PYTHON}}-slim AS packages
+COPY --from=conch /opt/conch /opt/conch
+RUN python -m pip --python /opt/conch/bin/python install --no-cache-dir --disable-pip-version-check \\
+    {packages}
+"""
+
+
+def containerfile(platform: str, needs: RepositoryRequirements, steps: Iterable[str]) -> str:
+    """Return the container file, with the platform's ``steps`` (instructions and comments) at the end."""
+    lines = [
+        f"# conch on {platform}.  Build the image that this begins with in a checkout of conch:",
+        "#",
+        *(f"#     {line}" for line in base_commands(needs)),
+    ]
+    if needs.hub:
+        lines += [
+            "#",
+            f"# The server downloads {', '.join(needs.hub)} when it starts, into {HUB_CACHE},",
+            "# unless the files are in the image already.",
+        ]
+    lines += ["ARG CONCH=conch", *(["ARG PYTHON=3.12"] if needs.packages else []), "FROM ${CONCH} AS conch"]
+    if needs.packages:
+        lines += _PACKAGES.format(packages=" ".join(shlex.quote(package) for package in needs.packages)).splitlines()
+    lines += ["", "FROM conch"]
+    if needs.packages:
+        lines.append("COPY --from=packages /opt/conch /opt/conch")
+    return "\n".join([*lines, f"ENV HF_HOME={HUB_CACHE}", *steps]) + "\n"
+
+
+def base_commands(needs: RepositoryRequirements) -> list[str]:
+    """Return the commands that build the base image of a container file."""
+    extras = f" --build-arg EXTRAS={','.join(needs.extras)}" if needs.extras else ""
+    return ["make wheel", f"docker build -f deploy/container/Containerfile{extras} -t conch ."]
+
+
+def words(command: Sequence[str]) -> str:
+    """Return a command as a list in the syntax of container files, JSON and Terraform."""
+    return json.dumps(list(command))
+
 
 _TEXT: Final = "What is a conch?"
 #: The inputs of a model whose configuration is completed at load: those of a checkpoint.

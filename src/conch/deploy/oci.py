@@ -15,10 +15,8 @@ from zipfile import ZipFile
 
 from conch.core.errors import invalid
 from conch.deploy.archives import write_zip
-from conch.deploy.bundle import Bundle, Deployment, check_size
-from conch.deploy.container import base_commands, containerfile, words
+from conch.deploy.bundle import Bundle, Deployment, base_commands, check_size, containerfile, render, shown, words
 from conch.deploy.endpoint import path_of
-from conch.deploy.rendering import render, shown
 from conch.deploy.trial import LocalRun
 
 #: The folder where the platform unpacks the archive, and the folder in the archive.

@@ -16,10 +16,8 @@ from typing import Any, Final
 
 from conch.core.errors import invalid
 from conch.deploy.archives import write_tar_gz
-from conch.deploy.bundle import Bundle, Deployment, check_size
-from conch.deploy.container import base_commands, containerfile, words
-from conch.deploy.contents import Contents, Entry
-from conch.deploy.rendering import render, shown
+from conch.deploy.bundle import Bundle, Deployment, base_commands, check_size, containerfile, render, shown, words
+from conch.deploy.requirements import Contents, Entry
 from conch.deploy.trial import LocalRun, copy_program
 
 #: The folder where the platform unpacks the archive of a single-model endpoint.

@@ -15,11 +15,9 @@ from typing import Final
 
 from conch.core.errors import invalid
 from conch.deploy.archives import copy
-from conch.deploy.bundle import Bundle, Deployment, check_size
-from conch.deploy.container import base_commands, containerfile, words
-from conch.deploy.contents import Contents
+from conch.deploy.bundle import Bundle, Deployment, base_commands, check_size, containerfile, render, shown, words
 from conch.deploy.endpoint import path_of
-from conch.deploy.rendering import render, shown
+from conch.deploy.requirements import Contents
 from conch.deploy.trial import LocalRun, copy_program
 
 #: The folder of the repository in the image.

@@ -51,7 +51,7 @@ from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import values_of
-from conch.workers.host.descriptors import raise_limit
+from conch.workers.host.spawn import raise_limit
 
 LOG = logging.getLogger("conch")
 

@@ -14,11 +14,11 @@ from typing import Final
 
 from conch.backends.table import BACKENDS, WAYS_OUT
 from conch.config.complete import complete_backend
-from conch.config.problem import Problem
+from conch.config.reading import Problem
 from conch.config.schema import PYTHON_RUNTIME, ModelConfig, copied, is_ensemble
 from conch.core.errors import ConchError
-from conch.repository.listing import directories_in
 from conch.repository.names import is_directory_name, is_utf8
+from conch.repository.versions import directories_in
 
 #: The Python-based backends that come with conch.
 SHIPPED: Final = Path(__file__).parents[1] / "backends" / "shipped"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from conch.config.problem import Problem
+from conch.config.reading import Problem
 from conch.core.errors import did_you_mean
 from conch.repository.stores.urls import FORMS
 

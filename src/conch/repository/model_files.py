@@ -9,18 +9,16 @@ from pathlib import Path
 
 from conch.config import pbtxt
 from conch.config.complete import complete
-from conch.config.problem import ConfigError
-from conch.config.reading import read_small
+from conch.config.reading import ConfigError, read_small
 from conch.config.remote import ONLY_VERSION, REMOTE
 from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError, internal, invalid
 from conch.repository.backends import ENVIRONMENT_ARCHIVE, USUAL_PLACES, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.fingerprint import Fingerprint
-from conch.repository.listing import directories_in
 from conch.repository.located import Located
-from conch.repository.naming import qualified
-from conch.repository.versions import read_versions
+from conch.repository.names import qualified
+from conch.repository.versions import directories_in, read_versions
 
 CONFIG_FILE = "config.pbtxt"
 

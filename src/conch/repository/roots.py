@@ -11,12 +11,12 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import invalid
 from conch.repository.directory_kinds import repository_problem
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
-from conch.repository.listing import directories_in, is_directory
 from conch.repository.located import Located
 from conch.repository.names import is_directory_name, is_utf8
-from conch.repository.stores.credentials import MOUNTS
 from conch.repository.stores.root import StoreRoot
+from conch.repository.stores.store import MOUNTS
 from conch.repository.stores.urls import StoreUrl, is_url, parse_url
+from conch.repository.versions import directories_in, is_directory
 
 #: A repository location: a path or a URL.
 Place = Path | StoreUrl

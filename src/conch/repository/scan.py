@@ -22,8 +22,7 @@ from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
 from conch.repository.located import Located
 from conch.repository.model_files import ModelFiles, describe
-from conch.repository.names import is_directory_name
-from conch.repository.naming import Naming, qualified
+from conch.repository.names import Naming, is_directory_name, qualified
 from conch.repository.roots import DirectoryRoot, Place, Root, root_of
 from conch.repository.stores.pool import DaemonPool, SharedCalls
 from conch.repository.stores.root import StoreRoot

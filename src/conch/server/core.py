@@ -18,7 +18,7 @@ from conch.config.reading import shown_name
 from conch.core.errors import ConchError, invalid, unavailable
 from conch.core.inference import ModelSignature
 from conch.machine import logs
-from conch.machine.gpus import visible_gpus
+from conch.machine.facts import visible_gpus
 from conch.machine.logs import LogSettings
 from conch.repository.errors import without_directories
 from conch.repository.names import check_model_name

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import process_time
 from typing import Final
 
-from conch.machine.process_memory import resident_bytes
+from conch.machine.memory import resident_bytes
 
 PERIOD: Final = 0.5
 #: Maximum fraction of a core that an idle server uses.

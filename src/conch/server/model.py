@@ -24,9 +24,8 @@ from conch.core.inference import InferRequest, InferResponse, ModelSignature
 from conch.core.tensors import WireTensor
 from conch.core.validation import validate_request
 from conch.machine import logs
-from conch.repository.fingerprint import ExternalFiles
-from conch.repository.identity import NO_IDENTITY, Identity
-from conch.repository.naming import qualified
+from conch.repository.fingerprint import NO_IDENTITY, ExternalFiles, Identity
+from conch.repository.names import qualified
 from conch.server.execution.caching import CachedMessages, CacheLookup
 from conch.server.execution.executor import STOPPING, Executor
 from conch.server.runtime_facts import RuntimeFacts, shown

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from conch.core.errors import internal
-from conch.telemetry.distributions import Histogram
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, number
+from conch.telemetry.statistics import Histogram
 
 Kind = Literal["COUNTER", "GAUGE", "HISTOGRAM"]
 Labels = tuple[tuple[str, str], ...]

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from conch.telemetry.distributions import Histogram, Summary
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, number
-from conch.telemetry.statistics import ModelStatistics
+from conch.telemetry.statistics import Histogram, ModelStatistics, Summary
 
 
 class Registered(NamedTuple):

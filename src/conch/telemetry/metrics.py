@@ -18,10 +18,9 @@ from typing import Any, Final
 from conch.core.errors import invalid
 from conch.telemetry import families
 from conch.telemetry.custom import CustomMetrics
-from conch.telemetry.distributions import Histogram
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, page, page_lines
 from conch.telemetry.families import Registered
-from conch.telemetry.statistics import ModelStatistics, Summaries
+from conch.telemetry.statistics import Histogram, ModelStatistics, Summaries
 
 # The registry calls ``collect`` for every scrape, but the machine is read at most once per ``interval`` (s).
 

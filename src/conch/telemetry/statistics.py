@@ -1,8 +1,8 @@
 """Statistics of one model version, for the statistics extension and the metrics page.
 
 Each loaded version has a ``ModelStatistics``, which its model and its scheduler call on the event loop, at least once
-per request. Front ends read ``snapshot()``, the metrics page reads the numbers. Recording is integer arithmetic
-without locks. All durations are nanoseconds.
+per request. Front ends read ``snapshot()``; the metrics page reads the numbers and the distributions (histograms with
+fixed buckets, summaries of recent values). Recording is integer arithmetic without locks. Durations are nanoseconds.
 
 Counting rules (observed in Triton 2.51):
 - a request that the backend completed, even with an error response of its own, is a success;
@@ -13,14 +13,78 @@ Counting rules (observed in Triton 2.51):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from enum import Enum
-from time import monotonic_ns, time_ns
+from math import ceil, nan
+from time import monotonic, monotonic_ns, time_ns
 from typing import Any, Final
 
 from conch.core.inference import InferRequest, InferResponse
-from conch.telemetry.distributions import Histogram, Summary
 from conch.telemetry.memory import ModelMemory
+
+#: Quantiles of a summary cover at most this many seconds and this many observations. That is enough for the 0.999
+#: quantile, while the seven summaries of a busy model render in about 3 ms.
+SUMMARY_SECONDS = 60.0
+SUMMARY_OBSERVATIONS = 4096
+
+
+class Histogram:
+    """Counts per bucket; ``bounds`` are the inclusive upper bounds, ascending, without infinity."""
+
+    __slots__ = ("_counts", "bounds", "count", "sum")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(self.bounds) + 1)
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Add ``times`` observations of a value."""
+        self._counts[bisect_left(self.bounds, value)] += times
+        self.count += times
+        self.sum += value * times
+
+    def add(self, counts: Iterable[tuple[int, int]], sum: float) -> None:
+        """Add observations counted elsewhere: pairs of bucket index and count, and the sum of the values."""
+        for bucket, count in counts:
+            self._counts[bucket] += count
+            self.count += count
+        self.sum += sum
+
+    def cumulative(self) -> list[int]:
+        """Return the number of observations up to each bound, followed by the total."""
+        total = 0
+        return [total := total + count for count in self._counts]
+
+
+class Summary:
+    """Count and sum of all observations, and exact quantiles of recent ones. ``clock`` returns seconds."""
+
+    __slots__ = ("_clock", "_recent", "count", "sum")
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._recent: deque[tuple[float, int]] = deque(maxlen=SUMMARY_OBSERVATIONS)
+        self.count = 0
+        self.sum = 0
+
+    def observe(self, value: int) -> None:
+        """Add an observation at the current time."""
+        self._recent.append((self._clock(), value))
+        self.count += 1
+        self.sum += value
+
+    def quantiles(self, ranks: Sequence[float]) -> list[float]:
+        """Return the value at each rank (0 to 1, nearest rank); NaN without recent observations."""
+        oldest = self._clock() - SUMMARY_SECONDS
+        values = sorted(value for when, value in self._recent if when >= oldest)
+        if not values:
+            return [nan] * len(ranks)
+        return [values[max(ceil(rank * len(values)), 1) - 1] for rank in ranks]
+
 
 # Owned by ``ModelStatistics``, for models with workers that report generation; the metrics page uses vLLM's names.
 

@@ -16,7 +16,7 @@ from conch.config.validate import validate_load
 from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer
-from conch.machine.gpus import visible_gpus
+from conch.machine.facts import visible_gpus
 from conch.repository.model_files import ModelFiles
 from conch.server.execution.executor import Executor
 from conch.server.execution.starting import init_frame, instance_fields, placements_of
@@ -29,8 +29,7 @@ from conch.workers.child.channel import Header
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Descriptor, Packer, Unpacker
 from conch.workers.child.tracebacks import of_model
-from conch.workers.host.bls import BlsHandler
-from conch.workers.host.custom_metrics import MetricsHandler
+from conch.workers.host.bls import BlsHandler, MetricsHandler
 from conch.workers.host.execution import description, response_of
 
 

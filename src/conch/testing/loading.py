@@ -11,7 +11,7 @@ from conch.config.schema import ModelConfig, copied, implementation
 from conch.config.signature import parameters as parameters_of
 from conch.config.validate import check_directory_name, validate
 from conch.core.errors import invalid, not_found, unsupported
-from conch.machine.gpus import visible_gpus
+from conch.machine.facts import visible_gpus
 from conch.repository.model_files import ModelFiles, describe
 from conch.repository.versions import select_versions
 from conch.testing.fakes import FakeModel

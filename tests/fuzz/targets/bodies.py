@@ -19,9 +19,8 @@ from conch.wire.json import generate, infer
 from conch.wire.openai.chat import read_chat
 from conch.wire.openai.completions import read_completion
 from conch.wire.openai.embeddings import read_embedding
-from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import generation_inputs
-from conch.wire.openai.reading import read_body
+from conch.wire.openai.reading import ApiError, read_body
 from tests.fuzz.target import target
 
 _SPECS: Final = (

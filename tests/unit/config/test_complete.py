@@ -17,7 +17,7 @@ from conch.config.complete import (
     normalise,
 )
 from conch.config.pbtxt import parse
-from conch.config.problem import Problem
+from conch.config.reading import Problem
 from conch.config.render import to_json
 from conch.config.schema import InstanceGroup, ModelConfig
 from conch.core.errors import ConchError

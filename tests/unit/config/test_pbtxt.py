@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conch.config.pbtxt import locate, parse
-from conch.config.problem import ConfigError
+from conch.config.reading import ConfigError
 from conch.core.errors import Code
 
 TEXT = """\

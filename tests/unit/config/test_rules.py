@@ -10,7 +10,7 @@ import pytest
 
 from conch.config.complete import complete
 from conch.config.pbtxt import parse
-from conch.config.problem import Problem
+from conch.config.reading import Problem
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate import validate_ensemble, validate_load
 from conch.config.validate_ensemble import cycle_problem, version_problem

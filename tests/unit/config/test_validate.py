@@ -6,7 +6,7 @@ import pytest
 
 from conch.config.complete import PYTHON, complete
 from conch.config.pbtxt import locate, parse
-from conch.config.problem import Problem, refuse
+from conch.config.reading import Problem, refuse
 from conch.config.schema import ModelConfig
 from conch.config.validate import (
     check_directory_name,
@@ -16,8 +16,9 @@ from conch.config.validate import (
     validate_io,
     validate_load,
     validate_states,
+    warmup_problems,
+    warmup_size_problem,
 )
-from conch.config.validate_instances import warmup_problems, warmup_size_problem
 from conch.core.errors import Code
 
 A = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\n'

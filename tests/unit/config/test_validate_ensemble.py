@@ -6,7 +6,7 @@ import pytest
 
 from conch.config.complete import complete
 from conch.config.pbtxt import parse
-from conch.config.problem import Problem
+from conch.config.reading import Problem
 from conch.config.schema import ModelConfig
 from conch.config.validate import validate, validate_ensemble
 from conch.config.validate_ensemble import (

@@ -10,7 +10,7 @@ import pytest
 
 from conch.checkpoints.manifest import Latency
 from conch.convert.measure import Run, measure, speed_up, summary, timed
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.texts.shapes import Shape
 
 SHAPE = Shape(2, 8)

@@ -6,8 +6,7 @@ from typing import Any
 
 from conch.config.schema import ModelConfig
 from conch.deploy.bundle import Deployment
-from conch.deploy.contents import Contents, Entry
-from conch.deploy.requirements import RepositoryRequirements
+from conch.deploy.requirements import Contents, Entry, RepositoryRequirements
 
 
 def given(model: str = "m", endpoint: str = "infer", size: int = 10, **needs: Any) -> Deployment:

@@ -12,7 +12,7 @@ import pytest
 
 from conch.core.errors import ConchError
 from conch.deploy.archives import copy, write_tar_gz, write_zip
-from conch.deploy.contents import Contents, Entry, contents
+from conch.deploy.requirements import Contents, Entry, contents
 
 
 def repository(folder: Path) -> Path:

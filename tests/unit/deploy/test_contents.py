@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import ConchError
-from conch.deploy.contents import contents
+from conch.deploy.requirements import contents
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.deploy.rendering import shown
+from conch.deploy.bundle import shown
 
 
 def test_sizes_have_three_figures_and_no_exponent() -> None:

@@ -10,7 +10,7 @@ import pytest
 from conch.core.errors import ConchError
 from conch.deploy import sagemaker
 from conch.deploy.bundle import Deployment
-from conch.deploy.contents import Contents, Entry
+from conch.deploy.requirements import Contents, Entry
 from tests.unit.deploy.given import given
 
 

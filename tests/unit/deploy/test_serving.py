@@ -14,7 +14,7 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError
 from conch.deploy.archives import copy, write_tar_gz, write_zip
 from conch.deploy.bundle import only_serving
-from conch.deploy.contents import contents
+from conch.deploy.requirements import contents
 
 CPU = 'backend: "huggingface" instance_group { count: 1 kind: KIND_CPU }\n'
 FILES = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.machine.activity import activity, children_activity
+from conch.machine.processes import activity, children_activity
 from tests.events import eventually
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.machine.cores import cpu_flags, divided, pooled, usable_cores
+from conch.machine.facts import cpu_flags, divided, pooled, usable_cores
 
 
 @pytest.fixture(autouse=True)

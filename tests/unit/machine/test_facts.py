@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conch.machine.cgroups import seconds_throttled
 from conch.machine.facts import MachineFacts, processor
+from conch.machine.memory import seconds_throttled
 
 
 def write(root: Path, path: str, text: str) -> None:

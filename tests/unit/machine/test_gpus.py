@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.machine.gpus import environment_for, visible_gpus
+from conch.machine.facts import environment_for, visible_gpus
 from conch.server.execution.starting import WorkerPlacement, compare_placements, placements_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.machine.interference import CpuClocks, Interference, InterferenceMeter
+from conch.machine.processes import CpuClocks, Interference, InterferenceMeter
 
 
 def meter(*clocks: CpuClocks, cores: int = 2, spare: int = 0) -> InterferenceMeter:

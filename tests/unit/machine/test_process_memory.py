@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conch.machine.process_memory import ProcessMemory, ProcessReader, children_of, resident_bytes
+from conch.machine.memory import ProcessMemory, ProcessReader, children_of, resident_bytes
 
 
 def _process(proc: Path, pid: int, *, pss: int, shmem: int = 0, children: str = "") -> None:

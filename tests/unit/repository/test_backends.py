@@ -8,7 +8,7 @@ import pytest
 
 from conch.backends.table import BACKENDS
 from conch.config.complete import complete
-from conch.config.problem import Problem
+from conch.config.reading import Problem
 from conch.config.schema import ModelConfig, implementation
 from conch.repository import backends as places_module
 from conch.repository.backends import BackendDirectories

@@ -10,8 +10,8 @@ from types import MappingProxyType
 import pytest
 
 from conch.config.schema import ModelConfig
-from conch.repository import identity
-from conch.repository.identity import Dependency, Identity, identity_of, joint_identity
+from conch.repository import fingerprint as identity
+from conch.repository.fingerprint import Dependency, Identity, identity_of, joint_identity
 
 CONFIG = ModelConfig(name="m")
 #: The beginning of a load that began after all files were written.

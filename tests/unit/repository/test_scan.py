@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.config.problem import ConfigError
+from conch.config.reading import ConfigError
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError
 from conch.repository import fingerprint

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from conch.core.errors import ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import StoredData, WireTensor
+from conch.workers.host.bls import ModelCalls
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Kill, Verdict
-from conch.workers.host.model_calls import ModelCalls
 
 
 class FakeWorker:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conch.machine.process_memory import resident_bytes
+from conch.machine.memory import resident_bytes
 from conch.server import heap
 from conch.server.heap import PERIOD, HeapTrimmer, heap_trimmer
 from tests.unit.fake_clock import fake_clock, settle

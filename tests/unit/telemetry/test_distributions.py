@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isnan
 
-from conch.telemetry.distributions import SUMMARY_OBSERVATIONS, SUMMARY_SECONDS, Histogram, Summary
+from conch.telemetry.statistics import SUMMARY_OBSERVATIONS, SUMMARY_SECONDS, Histogram, Summary
 
 
 class Clock:

@@ -11,7 +11,7 @@ import pytest
 from conch.core.errors import ConchError
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor, pack_bytes
-from conch.wire.json.generate_texts import encode_texts, split_texts
+from conch.wire.json.generate import encode_texts, split_texts
 
 SIGNATURE = ModelSignature(
     "m",

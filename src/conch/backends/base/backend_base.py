@@ -36,8 +36,7 @@ from conch.core.errors import ConchError, internal, invalid
 from conch.core.tensors import PROTOCOL_NAME
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
-from conch.workers.child.outputs import OutputWatch, model_dims
-from conch.workers.child.packing import Packer, output_places
+from conch.workers.child.packing import OutputWatch, Packer, model_dims, output_places
 from conch.workers.child.tracebacks import log_frame
 
 #: Modules that every network in transformers needs; the small module of the network itself is imported at load.
@@ -186,7 +185,7 @@ class BackendBase(ABC):
         #: Facts about the running model by name (``engine``, ``precision``, ``threads`` …); complete after ``load``.
         self.runtime_facts: dict[str, str] = {}
         #: Dependencies of responses outside of the version directory, as pairs of kind and text
-        #: (``conch.repository.identity.Dependency``); complete after ``load``.
+        #: (``conch.repository.fingerprint.Dependency``); complete after ``load``.
         self.dependencies: list[tuple[str, str]] = []
         #: Called before long computation that does not need the interpreter; the worker sets it, so that another thread
         #: receives frames during that time.

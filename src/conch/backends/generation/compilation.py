@@ -22,7 +22,7 @@ from conch.backends.base.arrays import failure
 from conch.backends.generation.engine import GenerationEngine
 from conch.core.errors import Code, ConchError, invalid, unavailable
 from conch.core.sampling.structures import Structure
-from conch.machine.cores import usable_cores
+from conch.machine.facts import usable_cores
 
 _THREADS: Final = Path("/proc/self/task")
 #: Low bits of Linux's clock id for a thread's processor time (``CPUCLOCK_SCHED``, per thread); the high bits hold the

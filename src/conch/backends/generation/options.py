@@ -17,7 +17,7 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.config.parameters import Parameter
 from conch.core.errors import invalid
-from conch.machine.cores import usable_cores
+from conch.machine.facts import usable_cores
 
 GENERATION_PARAMETERS: Final = (
     Parameter("max_model_len", "tokens", "the checkpoint's", "maximum tokens of a prompt and its completion"),

@@ -23,7 +23,7 @@ from conch.backends.graphs.signature import GraphTensor
 from conch.config.parameters import Parameter, ParameterTable
 from conch.core.errors import ConchError, internal, invalid, unavailable, unsupported
 from conch.machine import extras
-from conch.machine.cores import pooled, usable_cores
+from conch.machine.facts import pooled, usable_cores
 
 CPU: Final = "CPUExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"

@@ -21,7 +21,7 @@ from conch.backends.graphs.signature import GraphTensor
 from conch.config.parameters import Parameter, ParameterTable
 from conch.core.errors import ConchError, internal, unavailable, unsupported
 from conch.machine import extras
-from conch.machine.cores import usable_cores
+from conch.machine.facts import usable_cores
 
 #: Protocol datatypes by OpenVINO's element type.
 DATATYPES: Final[dict[str, str]] = {

@@ -29,7 +29,7 @@ from conch.config.parameters import Parameter, ParameterTable
 from conch.core.errors import ConchError, internal, invalid, one_line, unavailable, unsupported
 from conch.core.tensors import CONFIG_NAME
 from conch.machine import extras
-from conch.machine.cores import divided, openmp, usable_cores
+from conch.machine.facts import divided, openmp, usable_cores
 
 _INDEXED: Final = re.compile(r".+__(\d+)")
 

@@ -36,7 +36,7 @@ from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
 from conch.core.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
 from conch.core.sampling.structures import parsed
-from conch.machine.cores import openmp, usable_cores
+from conch.machine.facts import openmp, usable_cores
 from conch.workers.child.channel import Channel, Header
 
 

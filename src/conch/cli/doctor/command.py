@@ -12,16 +12,14 @@ from conch.measure.reports.report import CodeBlock, Paragraph, Properties, Secti
 from conch.measure.reports.text import json_text
 
 if TYPE_CHECKING:
-    from conch.cli.doctor.advice import Advice
-    from conch.cli.doctor.facts import Facts, PackageFact
+    from conch.cli.doctor.examine import Advice, Facts, PackageFact
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
 def doctor_command(as_json: bool) -> None:
     """Show versions, engines, GPUs, processor, memory, limits and ports, and what would be faster with what."""
-    from conch.cli.doctor.advice import advice
-    from conch.cli.doctor.examine import examine
+    from conch.cli.doctor.examine import advice, examine
     from conch.measure.reports import terminal
     from conch.measure.reports.terminal import show
 

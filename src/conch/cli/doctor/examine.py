@@ -1,4 +1,7 @@
-"""Puts the facts together: the only place that asks for all of them."""
+"""The facts that ``conch doctor`` reports, which are the members of its JSON output, and advice based on them.
+
+The advice consists of rules over the facts: what would work or be faster with which package or setting.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import re
 import resource
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,22 +21,234 @@ from typing import Any, Final
 import psutil
 
 from conch import __version__
-from conch.cli.doctor.cache import cache
-from conch.cli.doctor.facts import (
-    Facts,
-    GpuFact,
-    GpusFact,
-    LimitsFact,
-    MemoryFact,
-    PackageFact,
-    PortFact,
-    ProcessorFact,
-)
 from conch.machine import extras
-from conch.machine.cores import cpu_flags, usable_cores
+from conch.machine.extras import pip
+from conch.machine.facts import cpu_flags, usable_cores
 from conch.machine.memory import memory_limit
 from conch.machine.ports import holder, is_free
 from conch.settings import SERVER_VERSION, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFact:
+    """An optional package; ``version`` is empty where it is not installed.
+
+    ``install`` is the command for one that is not there or too old, empty for any other; ``detail`` says what torch was
+    built for (``CUDA 12.8``, ``CPU``), or that the version is too old.
+    """
+
+    name: str
+    version: str
+    purpose: str
+    install: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFact:
+    """A GPU; ``memory`` in bytes."""
+
+    name: str
+    memory: int
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpusFact:
+    """The GPUs, which tool told of them, and in words why there are none."""
+
+    found: tuple[GpuFact, ...]
+    source: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFact:
+    """The processor: ``cores`` of the machine, ``usable`` ones of this process, whether ``features`` are there."""
+
+    name: str
+    maker: str
+    cores: int
+    usable: int
+    features: dict[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFact:
+    """Memory in bytes; ``limit`` is the control group's, 0 without one.  ``memfd`` is how tensors are shared."""
+
+    total: int
+    available: int
+    limit: int
+    shm_total: int
+    shm_free: int
+    memfd: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsFact:
+    """Limits of the process, soft and hard; -1 is unlimited.  ``memlock`` in bytes."""
+
+    nofile: tuple[int, int]
+    memlock: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PortFact:
+    """A port of the server by default; ``taken_by`` is empty where it is free."""
+
+    service: str
+    port: int
+    taken_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFact:
+    """The Hugging Face Hub's cache: sizes and free space in bytes; ``offline`` is ``HF_HUB_OFFLINE``."""
+
+    path: str
+    models: int
+    size: int
+    free: int
+    offline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that was found out."""
+
+    conch: str
+    protocol: str
+    python: str
+    platform: str
+    uvloop: bool
+    packages: tuple[PackageFact, ...]
+    gpus: GpusFact
+    processor: ProcessorFact
+    memory: MemoryFact
+    limits: LimitsFact
+    ports: tuple[PortFact, ...]
+    cache: CacheFact
+
+    def package(self, name: str) -> PackageFact:
+        """The package of this name.  Raises KeyError for another."""
+        return {package.name: package for package in self.packages}[name]
+
+
+def cache(environment: Mapping[str, str] = os.environ) -> CacheFact:
+    """The cache that models are downloaded into, as ``huggingface_hub`` finds it."""
+    path = _location(environment)
+    models = [directory for directory in path.glob("models--*") if directory.is_dir()]
+    size = sum(blob.stat().st_size for model in models for blob in model.glob("blobs/*") if blob.is_file())
+    existing = next(directory for directory in (path, *path.parents) if directory.exists())
+    return CacheFact(
+        path=str(path),
+        models=len(models),
+        size=size,
+        free=shutil.disk_usage(existing).free,
+        offline=environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
+    )
+
+
+def cached_models(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The ids of the models in the cache, sorted."""
+    folders = _location(environment).glob("models--*")
+    return sorted("/".join(folder.name.split("--")[1:]) for folder in folders)
+
+
+def _location(environment: Mapping[str, str]) -> Path:
+    # Unlike Path's, this leaves "~" as it is where there is no home.
+    if "HF_HUB_CACHE" in environment:
+        return Path(os.path.expanduser(environment["HF_HUB_CACHE"]))
+    if "HF_HOME" in environment:
+        return Path(os.path.expanduser(environment["HF_HOME"])) / "hub"
+    return Path(os.path.expanduser(environment.get("XDG_CACHE_HOME", "~/.cache"))) / "huggingface" / "hub"
+
+
+#: Connections that a server should bear, each of which is a descriptor.
+_DESCRIPTORS: Final = 4096
+_GIB: Final = 1 << 30
+#: Memory, or disk space for downloads, below which even a small model is a squeeze.
+_LITTLE: Final = 2 * _GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is in the way, and what to do about it."""
+
+    reason: str
+    action: str
+
+
+def advice(facts: Facts) -> list[Advice]:
+    """All advice that the facts give reason for."""
+    return [*_of_engines(facts), *_of_gpus(facts), *_of_process(facts), *_of_machine(facts)]
+
+
+def _of_engines(facts: Facts) -> Iterator[Advice]:
+    for package in facts.packages:
+        if package.version and package.install:
+            yield Advice(f"{package.name} {package.version} is {package.detail}", package.install)
+    engines = [facts.package(name) for name in ("torch", "onnxruntime", "openvino", "vllm")]
+    torch, _, openvino, _ = engines
+    if not any(engine.version for engine in engines):
+        yield Advice("no engine for checkpoints is installed: only models in Python can be served", torch.install)
+    elif facts.processor.features["VNNI"] and not facts.gpus.found and not openvino.version:
+        yield Advice(
+            "the processor has VNNI, which int8 models on OpenVINO use: where conch convert was measured, an encoder "
+            "ran 4 times as fast as on PyTorch",
+            openvino.install,
+        )
+    if torch.version and not facts.package("transformers").version:
+        yield Advice("torch is installed without transformers", facts.package("transformers").install)
+
+
+def _of_gpus(facts: Facts) -> Iterator[Advice]:
+    torch = facts.package("torch")
+    if torch.detail.startswith("CUDA") and not facts.gpus.found:
+        yield Advice(
+            f"torch is built for {torch.detail} and there is no GPU: its CUDA libraries take gigabytes of disk space",
+            "install PyTorch's CPU build, as its site says",
+        )
+    if facts.gpus.found:
+        if torch.detail == "CPU":
+            yield Advice("torch is built for CPUs: it does not use the GPU", "install PyTorch's CUDA build")
+        if not facts.package("vllm").version:
+            yield Advice("vLLM is the fastest engine for language models on a GPU", facts.package("vllm").install)
+        if not facts.package("nvidia-ml-py").version:
+            yield Advice("metrics of the GPU need NVML", facts.package("nvidia-ml-py").install)
+
+
+def _of_process(facts: Facts) -> Iterator[Advice]:
+    if not facts.uvloop:
+        yield Advice(
+            "the server runs on asyncio's own event loop, which is slower than uvloop", f"{pip()} install uvloop"
+        )
+    soft, hard = facts.limits.nofile
+    if 0 <= soft < _DESCRIPTORS:
+        most = "unlimited" if hard < 0 else hard
+        yield Advice(
+            f"the process may open {soft} files, and each connection is one",
+            f"ulimit -n {most}" if most != soft else "raise the hard limit of open files",
+        )
+    for port in facts.ports:
+        if port.taken_by:
+            flag = f"--{port.service.lower()}-port"
+            yield Advice(f"port {port.port} ({port.service}) is taken by {port.taken_by}", f"conch serve {flag}=N")
+
+
+def _of_machine(facts: Facts) -> Iterator[Advice]:
+    if not facts.memory.memfd:
+        yield Advice("memfd is not available: large tensors are passed in temporary files", "Linux has it from 3.17 on")
+    memory = min(size for size in (facts.memory.limit, facts.memory.available) if size)
+    if memory < _LITTLE:
+        yield Advice(f"{memory / _GIB:.1f} GiB of memory are left for models", "end other programs, or raise the limit")
+    if facts.cache.free < _LITTLE and not facts.cache.offline:
+        yield Advice(
+            f"{facts.cache.free / _GIB:.1f} GiB are left on the disk of the Hub's cache",
+            "set HF_HUB_CACHE to another disk",
+        )
+
 
 _QUERY: Final = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _SECONDS: Final = 10

@@ -21,7 +21,7 @@ from conch.convert.encoder.network import is_large, open_session, write_graph
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.verdict import BuiltVariant, FailedVariant
 from conch.core.errors import invalid, unsupported
-from conch.machine.cores import cpu_flags
+from conch.machine.facts import cpu_flags
 
 #: Operators that benefit from INT8: products.  Embeddings are looked up, not multiplied.
 OPERATORS: Final = ("MatMul", "Gemm", "Attention")

@@ -31,6 +31,7 @@ from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (
+    ERRORS_WITH_CODES,
     GrpcOutputPlan,
     decode_infer,
     encode_empty_final,
@@ -39,7 +40,6 @@ from conch.wire.grpc.infer import (
     encode_stream_error,
     encode_stream_response,
 )
-from conch.wire.grpc.parameters import ERRORS_WITH_CODES
 from conch.wire.regions import NO_REGIONS
 
 #: Bytes of responses that may wait, for a slow client or for earlier responses, before further requests wait too.

@@ -29,8 +29,7 @@ from conch.server.core import InferenceServer
 from conch.server.execution.caching import MOST_MESSAGE_BYTES
 from conch.server.model import Model
 from conch.wire import compression
-from conch.wire.json.generate import decode_document, decode_generate, read_document
-from conch.wire.json.generate_texts import decode_texts
+from conch.wire.json.generate import decode_document, decode_generate, decode_texts, read_document
 from conch.wire.json.infer import decode_infer, parse_header_length
 from conch.wire.regions import NO_REGIONS
 

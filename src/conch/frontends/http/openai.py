@@ -27,13 +27,11 @@ from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.telemetry.tracing.tracing import Tracing
-from conch.wire.openai.answering import Answer, AnswerPlan, event
+from conch.wire.openai.answering import Answer, AnswerPlan, ChoiceDelta, event, read_response
 from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingPlan, wanted_outputs
 from conch.wire.openai.endpoints import ENDPOINTS
-from conch.wire.openai.errors import error_body
 from conch.wire.openai.models import PROMPT, list_body, model_body, usable
-from conch.wire.openai.reading import read_body
-from conch.wire.openai.responses import ChoiceDelta, read_response
+from conch.wire.openai.reading import error_body, read_body
 
 # Responders are created by the handlers and called on the event loop for every response. An exchange ends when all its
 # requests have completed or the first one fails; if the client disconnects, they are cancelled.

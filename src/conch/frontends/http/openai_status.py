@@ -12,7 +12,7 @@ from conch.core.errors import Code, ConchError
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import RETRY
 from conch.frontends.http.status import STATUS as HTTP_STATUS
-from conch.wire.openai.errors import error_body
+from conch.wire.openai.reading import error_body
 
 STATUS: Final = {**HTTP_STATUS, Code.UNSUPPORTED: 400}
 

@@ -23,8 +23,7 @@ from conch.server.model import Model
 from conch.telemetry.tracing.tracing import Tracing
 from conch.wire import compression
 from conch.wire.json.control import error_body
-from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout, encode_generate, server_sent_event
-from conch.wire.json.generate_texts import encode_texts
+from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout, encode_generate, encode_texts, server_sent_event
 from conch.wire.json.infer import JsonOutputPlan, encode_infer
 
 LOG = logging.getLogger("conch")

@@ -27,8 +27,7 @@ from conch.frontends.offloading.documents import (
 from conch.frontends.offloading.memory import Header
 from conch.wire import compression
 from conch.wire.json.control import read_load
-from conch.wire.json.generate import Layout, decode_document, read_document
-from conch.wire.json.generate_texts import decode_texts
+from conch.wire.json.generate import Layout, decode_document, decode_texts, read_document
 from conch.wire.json.infer import decode_infer, decode_split, parse_header_length
 from conch.wire.openai.endpoints import ENDPOINTS
 from conch.wire.openai.reading import read_body

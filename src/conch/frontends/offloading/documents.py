@@ -13,7 +13,7 @@ from typing import Any, Final
 from conch.core.errors import Code, ConchError, clipped, invalid
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import Buffer, WireTensor
-from conch.wire.openai.errors import ApiError
+from conch.wire.openai.reading import ApiError
 from conch.wire.regions import NO_REGIONS, Regions
 
 #: Maximum number of parameters of a large request; each costs the server time, regardless of its size.

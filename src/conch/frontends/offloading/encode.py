@@ -14,8 +14,7 @@ from conch.frontends.offloading.decode import Ask, Result, Work
 from conch.frontends.offloading.documents import read_tensors, tensor_documents
 from conch.frontends.offloading.memory import Header, split
 from conch.wire import compression
-from conch.wire.json.generate import Layout, encode_generate
-from conch.wire.json.generate_texts import encode_texts
+from conch.wire.json.generate import Layout, encode_generate, encode_texts
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, encode_infer
 from conch.wire.openai.embeddings import EmbeddingPlan, embedding_body
 

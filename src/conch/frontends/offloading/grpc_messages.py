@@ -17,8 +17,7 @@ from conch.core.tensors import CONFIG_NAME, Buffer
 from conch.core.validation import count_strings
 from conch.frontends.offloading.decode import Ask, Result, Work
 from conch.frontends.offloading.memory import Header
-from conch.wire.grpc.contents import read_contents
-from conch.wire.grpc.infer import sent_inputs
+from conch.wire.grpc.infer import read_contents, sent_inputs
 
 #: Maximum size of a message without its tensors (bytes): the server parses it on its event loop.
 MOST_BESIDES: Final = 512 << 10

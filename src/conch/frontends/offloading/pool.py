@@ -26,8 +26,8 @@ from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import memory
 from conch.frontends.offloading.documents import read_error
 from conch.frontends.offloading.memory import Header, SharedMessage, split
-from conch.machine.activity import TICKS, activity
-from conch.machine.process_memory import resident_bytes
+from conch.machine.memory import resident_bytes
+from conch.machine.processes import TICKS, activity
 from conch.machine.threads import LastingExecutor
 from conch.workers.host.spawn import SpawnedProcess
 

@@ -19,7 +19,7 @@ from conch.core.tensors import Buffer
 from conch.frontends.offloading import decode, encode
 from conch.frontends.offloading.documents import error_document
 from conch.frontends.offloading.memory import Header, SharedMessage, receive
-from conch.workers.child.parentage import end_with_parent
+from conch.workers.child.forked import end_with_parent
 
 WORK: Final = {**decode.WORK, **encode.WORK}
 #: Maximum size of a header (bytes), which the server reads on its event loop.

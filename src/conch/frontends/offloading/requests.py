@@ -23,7 +23,7 @@ from conch.wire.openai.answering import AnswerPlan
 from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.completions import CompletionPlan
 from conch.wire.openai.embeddings import EmbeddingPlan
-from conch.wire.openai.tools import Tools
+from conch.wire.openai.tool_calls import Tools
 from conch.wire.regions import NO_REGIONS, Regions
 
 OnResponse = Callable[[InferResponse], None]

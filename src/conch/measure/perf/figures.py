@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.core.errors import invalid
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.perf.senders.records import Outcome, Records, Span, ended_in, seconds_of
 
 PERCENTILES: Final = (50, 90, 95, 99)

@@ -18,11 +18,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.machine.cgroups import seconds_throttled
 from conch.machine.facts import MachineFacts, load_average
-from conch.machine.interference import CpuClocks, Interference, InterferenceMeter
-from conch.machine.process_memory import ProcessReader
-from conch.machine.processes import ProcessTimes
+from conch.machine.memory import ProcessReader, seconds_throttled
+from conch.machine.processes import CpuClocks, Interference, InterferenceMeter, ProcessTimes
 from conch.measure.perf.figures import WINDOWS, Stability, WindowFigures, figures_of
 from conch.measure.perf.measured import MachineFigures
 from conch.measure.perf.plan import PerfPlan

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.machine.facts import MachineFacts
-from conch.machine.interference import THROTTLED, Interference
-from conch.machine.processes import Rival
+from conch.machine.processes import THROTTLED, Interference, Rival
 from conch.measure.perf.figures import (
     WINDOWS,
     Confidence,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.core.errors import ConchError, invalid
-from conch.machine.cores import usable_cores
+from conch.machine.facts import usable_cores
 from conch.measure.perf.breakdown import METRICS_PORT, StageReader
 from conch.measure.perf.figures import confidence_of, figures_of, generation_of
 from conch.measure.perf.inputs.specs import ModelSpec, read_model

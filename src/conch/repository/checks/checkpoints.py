@@ -23,8 +23,7 @@ from conch.config.signature import parameters
 from conch.core.errors import ConchError
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine import extras
-from conch.repository.checks.finding import Finding, line_of, with_fix
-from conch.repository.checks.model import CheckedModel
+from conch.repository.checks.finding import CheckedModel, Finding, line_of, with_fix
 
 #: The modules that each engine needs.
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 
 from conch.backends.table import BACKENDS, WAYS_OUT, sequences_unsupported
 from conch.config.effects import ineffective_problems
-from conch.config.problem import Problem
+from conch.config.reading import Problem
 from conch.config.remote import field_problems, is_remote
 from conch.config.schema import InstanceGroup, ModelConfig, SequenceBatching, implementation, is_ensemble, scheduler
-from conch.config.validate import directory_name_problems, static_problems
-from conch.config.validate_instances import instance_problems, warmup_problems
-from conch.config.validate_io import written_io_problems
-from conch.config.validate_scheduling import state_problems
+from conch.config.validate import (
+    directory_name_problems,
+    instance_problems,
+    state_problems,
+    static_problems,
+    warmup_problems,
+    written_io_problems,
+)
 from conch.core.errors import did_you_mean
-from conch.machine.gpus import visible_gpus
+from conch.machine.facts import visible_gpus
 from conch.repository.backends import BackendDirectories
-from conch.repository.checks.finding import Finding
-from conch.repository.checks.model import CheckedModel
+from conch.repository.checks.finding import CheckedModel, Finding
 from conch.repository.model_files import CONFIG_FILE
 
 

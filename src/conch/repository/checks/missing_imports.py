@@ -21,9 +21,8 @@ from conch.config.schema import implementation
 from conch.config.signature import parameters
 from conch.core.errors import did_you_mean
 from conch.machine import extras
-from conch.repository.checks.finding import Finding
-from conch.repository.checks.imports import UNREADABLE, Imported, changes_path, imports_of
-from conch.repository.checks.model import CheckedModel
+from conch.repository.checks.finding import CheckedModel, Finding
+from conch.repository.checks.python_model import UNREADABLE, Imported, changes_path, imports_of
 
 # Only the interpreter that runs conch is started, and only to query its import finders: an environment may have come
 # with the model, so its interpreter could run arbitrary code.

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from conch.core.errors import invalid
 from conch.machine import extras
-from conch.repository.stores.credentials import credential, fields
 from conch.repository.stores.filesystem import FilesystemStore
-from conch.repository.stores.store import Redacted
+from conch.repository.stores.store import Redacted, credential, fields
 from conch.repository.stores.urls import StoreUrl
 
 #: Environment variables that replace the fields of an entry in Triton's credentials file.

@@ -10,9 +10,8 @@ from typing import Any
 
 from conch.core.errors import invalid
 from conch.machine import extras
-from conch.repository.stores.credentials import credential
 from conch.repository.stores.filesystem import FilesystemStore
-from conch.repository.stores.store import Redacted
+from conch.repository.stores.store import Redacted, credential
 from conch.repository.stores.urls import StoreUrl
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from conch.machine import extras
-from conch.repository.stores.credentials import credential, fields
 from conch.repository.stores.filesystem import FilesystemStore
-from conch.repository.stores.store import Redacted, RemoteFile
+from conch.repository.stores.store import Redacted, RemoteFile, credential, fields
 from conch.repository.stores.urls import StoreUrl
 
 #: Timeouts of connecting to a server and of receiving data from it (s).

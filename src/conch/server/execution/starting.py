@@ -20,17 +20,16 @@ from typing import Any, Final
 
 from conch.backends.table import BACKENDS
 from conch.config import render
-from conch.config.problem import refuse
-from conch.config.reading import read_small
+from conch.config.reading import read_small, refuse
 from conch.config.schema import InstanceGroup, ModelConfig, datatype, implementation
 from conch.config.signature import parameters
-from conch.config.validate_instances import warmup_problems, warmup_size_problem
+from conch.config.validate import warmup_problems, warmup_size_problem
 from conch.core.errors import ConchError, internal, invalid
 from conch.core.inference import InferRequest, InferResponse, ignore
 from conch.core.tensors import ELEMENT_SIZE, WireTensor
 from conch.machine import logs
-from conch.machine.gpus import environment_for
-from conch.machine.process_memory import resident_bytes
+from conch.machine.facts import environment_for
+from conch.machine.memory import resident_bytes
 from conch.repository.model_files import ModelFiles
 from conch.server.execution.worker_timeouts import with_stub_timeout
 from conch.server.runtime_facts import sentence

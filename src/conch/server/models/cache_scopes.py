@@ -13,7 +13,7 @@ from typing import Final
 
 from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError
-from conch.repository.identity import Dependency, Identity, identity_of, joint_identity
+from conch.repository.fingerprint import Dependency, Identity, identity_of, joint_identity
 from conch.repository.model_files import ModelFiles
 from conch.server.caching.cache import CacheScope, NoEntries, ResponseCache
 from conch.server.execution.dispatch import Dispatcher

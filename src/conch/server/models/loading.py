@@ -16,17 +16,22 @@ from typing import Any, Protocol
 from conch.backends.table import BACKENDS, backend_of
 from conch.config.complete import complete_ensemble, merge_completion
 from conch.config.effects import ineffective_problems
-from conch.config.problem import refuse
+from conch.config.reading import refuse
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, copied, implementation, is_ensemble, with_placement, without_placement
 from conch.config.signature import first_response_buckets, parameters, signature
-from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load, validate_written
-from conch.config.validate_scheduling import response_cache_problems
+from conch.config.validate import (
+    check_directory_name,
+    response_cache_problems,
+    validate,
+    validate_ensemble,
+    validate_load,
+    validate_written,
+)
 from conch.repository.backends import BackendDirectories
-from conch.repository.fingerprint import ExternalFiles, take_external
-from conch.repository.identity import NO_IDENTITY, Identity
+from conch.repository.fingerprint import NO_IDENTITY, ExternalFiles, Identity, take_external
 from conch.repository.model_files import ModelFiles
-from conch.repository.naming import qualified
+from conch.repository.names import qualified
 from conch.server.caching.cache import ResponseCache
 from conch.server.concurrency import gather_all
 from conch.server.execution.caching import CacheLookup

@@ -20,8 +20,7 @@ from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.core.errors import ConchError, unavailable
-from conch.machine.memory import FreeMemory, free_memory, mebibytes
-from conch.machine.process_memory import ProcessReader
+from conch.machine.memory import FreeMemory, ProcessReader, free_memory, mebibytes
 from conch.machine.threads import compute
 from conch.repository.model_files import ModelFiles
 from conch.repository.weights import WeightFiles, find_weights

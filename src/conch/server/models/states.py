@@ -16,7 +16,7 @@ from conch.config.schema import ModelConfig
 from conch.config.validate_ensemble import step_model_not_loaded, step_model_not_valid, version_problem
 from conch.core.errors import ConchError, invalid, not_found, unavailable
 from conch.repository.fingerprint import Fingerprint
-from conch.repository.naming import Naming
+from conch.repository.names import Naming
 from conch.repository.override import UploadedModel
 from conch.server.model import Model
 from conch.telemetry.memory import ModelMemory
@@ -148,7 +148,7 @@ def ambiguous(name: str, count: int) -> ConchError:
 
 
 class ModelTable:
-    """All models for which a load was attempted, by key; see :mod:`conch.repository.naming`."""
+    """All models for which a load was attempted, by key; see :mod:`conch.repository.names`."""
 
     def __init__(self, naming: Naming | None = None) -> None:
         self.naming = naming or Naming()

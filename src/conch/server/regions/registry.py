@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from conch.core.errors import Code, ConchError, invalid, not_found, unavailable, unsupported
 from conch.core.tensors import Buffer, Loan, StoredData
-from conch.machine.process_memory import children_of
+from conch.machine.memory import children_of
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.system import SystemRegion
 from conch.wire.regions import Regions, unknown_region

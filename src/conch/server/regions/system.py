@@ -14,7 +14,7 @@ from typing import Final
 
 from conch.core.errors import ConchError, internal, invalid
 from conch.core.tensors import Buffer, Loan
-from conch.workers.child.lending import read_at, write_at
+from conch.workers.child.memory import read_at, write_at
 
 #: The directory of named shared memory on Linux.
 SHARED_MEMORY: Final = Path("/dev/shm")

@@ -20,8 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 
-from conch.telemetry.tracing.parents import Caller
-from conch.telemetry.tracing.trace import Trace, TraceContext, TracedRequest, TraceEvent
+from conch.telemetry.tracing.trace import Caller, Trace, TraceContext, TracedRequest, TraceEvent
 from conch.telemetry.tracing.values import TraceValues
 
 _SCOPE: Final = "triton-server"

@@ -1,20 +1,44 @@
 """Records the events of a traced request and of the child requests that its model or ensemble makes.
 
-A front end calls :class:`~conch.telemetry.tracing.tracing.Tracing` to begin a trace. The model that accepts the
-request then calls :meth:`TracedRequest.accepted`, and the request itself calls :meth:`TracedRequest.ended` and
-:meth:`TracedRequest.deliver`. The worker's times are read from the request's ``times`` when it ends.
+A front end calls :class:`~conch.telemetry.tracing.tracing.Tracing` to begin a trace, with the caller from the W3C Trace
+Context headers. The model that accepts the request then calls :meth:`TracedRequest.accepted`, and the request itself
+calls :meth:`TracedRequest.ended` and :meth:`TracedRequest.deliver`. The worker's times are read from the request's
+``times`` when it ends.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
 from conch.core.inference import InferRequest, InferResponse, OnResponse
 from conch.core.tensors import WireTensor
+
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+
+
+class Caller(NamedTuple):
+    """The caller's trace and span, and its ``tracestate``."""
+
+    trace_id: int
+    span_id: int
+    state: str
+
+
+def caller_of(headers: Mapping[str, str]) -> Caller | None:
+    """Return the caller from ``traceparent`` and ``tracestate``; None if the headers are missing or invalid."""
+    match = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    if match is None:
+        return None
+    trace_id, span_id = int(match[1], 16), int(match[2], 16)
+    if not (trace_id and span_id):
+        return None
+    return Caller(trace_id, span_id, headers.get("tracestate", ""))
+
 
 _ids = count(1)
 

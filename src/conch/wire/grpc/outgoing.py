@@ -13,9 +13,8 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import Code, ConchError, internal, invalid
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
 from conch.core.tensors import ELEMENT_SIZE, Buffer, WireTensor
-from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.fields import varint
-from conch.wire.grpc.parameters import EMPTY_FINAL, FINAL_RESPONSE, response_parameter
+from conch.wire.grpc.infer import EMPTY_FINAL, FINAL_RESPONSE, read_contents, response_parameter
 
 #: The path of the service's methods, and the channel options: tensors have any size.
 SERVICE_PATH: Final = "/inference.GRPCInferenceService/"

@@ -10,16 +10,12 @@ import orjson
 from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS
 from conch.core.tensors import WireTensor
-from conch.wire.openai.answering import Answer, AnswerPlan
-from conch.wire.openai.errors import ApiError
+from conch.wire.openai.answering import Answer, AnswerPlan, ChoiceDelta, Token, chat_logprobs
 from conch.wire.openai.inputs import generation_inputs
-from conch.wire.openai.logprobs import chat_logprobs
 from conch.wire.openai.models import MESSAGES
-from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.responses import ChoiceDelta, Token
+from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
-from conch.wire.openai.tool_calls import Delta, Parser, parser_for
-from conch.wire.openai.tools import Tools, read_tools
+from conch.wire.openai.tool_calls import Delta, Parser, Tools, parser_for, read_tools
 
 # The role ``developer`` becomes ``system``, and ``function`` becomes ``tool``. Content becomes text, and the arguments
 # of tool calls become objects.

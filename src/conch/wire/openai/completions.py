@@ -8,13 +8,10 @@ from typing import Any, Final
 from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
 from conch.core.tensors import WireTensor
-from conch.wire.openai.answering import Answer, AnswerPlan
-from conch.wire.openai.errors import ApiError
+from conch.wire.openai.answering import Answer, AnswerPlan, ChoiceDelta, Token, completion_logprobs
 from conch.wire.openai.inputs import generation_inputs
-from conch.wire.openai.logprobs import completion_logprobs
 from conch.wire.openai.models import PROMPT
-from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.responses import ChoiceDelta, Token
+from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 
 #: Maximum number of prompts in a request; each becomes a request to the model.

@@ -16,10 +16,9 @@ from conch.core.inference import InferResponse, ModelSignature
 from conch.core.tensors import WireTensor
 from conch.wire.json.tensor import to_json
 from conch.wire.openai.completions import read_texts
-from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.models import PROMPT, embedding_output
-from conch.wire.openai.reading import Fields, wrong
+from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED
 
 MAX_INPUTS: Final = 2048

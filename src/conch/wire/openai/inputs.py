@@ -18,7 +18,7 @@ from conch.core.sampling.structures import GUIDE_TYPES
 from conch.core.sampling.values import Integer
 from conch.core.tensors import WireTensor
 from conch.wire.json.tensor import from_json
-from conch.wire.openai.errors import ApiError
+from conch.wire.openai.reading import ApiError
 
 SAMPLING: Final = "sampling_parameters"
 #: OpenAI's default of ``max_tokens``, for models that require the input.

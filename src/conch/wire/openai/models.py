@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from conch.core.inference import ModelSignature
 from conch.wire.json import text
-from conch.wire.openai.errors import ApiError
+from conch.wire.openai.reading import ApiError
 
 PROMPT: Final = "text_input"
 MESSAGES: Final = "messages"

@@ -1,6 +1,7 @@
-"""Reads the JSON object of a request: members are taken one by one and checked; the remaining ones are refused.
+"""Reads the JSON object of a request: members are taken and checked one at a time; the remaining ones are refused.
 
-Runs on the event loop, or in a codec process for large bodies. ``null`` is the same as a missing member.
+Runs on the event loop, or in an offloading process for large bodies. ``null`` is the same as a missing member. The
+errors name the invalid member; the HTTP front end writes them as OpenAI's error object.
 """
 
 from __future__ import annotations
@@ -10,11 +11,47 @@ from typing import Any, Final
 
 import orjson
 
-from conch.core.errors import did_you_mean, nearest
+from conch.core.errors import Code, ConchError, clipped, did_you_mean, nearest
 from conch.core.tensors import Buffer
 from conch.wire.json import text
-from conch.wire.json.malformed import nesting
-from conch.wire.openai.errors import ApiError
+from conch.wire.json.text import nesting
+
+#: The ``type`` of errors by HTTP status; other 4xx are ``invalid_request_error``.
+_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+#: Model inputs whose value is the request member of the same name.
+_INPUTS: Final = ("messages", "tools")
+
+
+class ApiError(ConchError):
+    """An OpenAI API error: ``param`` is the invalid member (``messages[0].role``), ``reason`` OpenAI's ``code``."""
+
+    def __init__(
+        self, message: str, param: str | None = None, *, code: Code = Code.INVALID_ARG, reason: str | None = None
+    ) -> None:
+        super().__init__(message, code)
+        self.param = param
+        self.reason = reason
+
+
+def error_object(status: int, message: str, param: str | None = None, reason: str | None = None) -> dict[str, Any]:
+    """Return OpenAI's error object for an HTTP status."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    shown = text.string(text.utf8(clipped(message)))
+    named = None if param is None else text.string(text.utf8(clipped(param)))
+    return {"error": {"message": shown, "type": kind, "param": named, "code": reason}}
+
+
+def error_body(status: int, error: ConchError) -> bytes:
+    """Return the body of an error response, also used as the data of an event that ends a stream."""
+    if isinstance(error, ApiError):
+        param, reason = error.param, error.reason
+    elif error.code is Code.NOT_FOUND:  # only models are looked up
+        param, reason = "model", "model_not_found"
+    else:
+        # Workers report input names; these inputs have the names of request members.
+        param, reason = next((name for name in _INPUTS if error.public.startswith(f"input '{name}' ")), None), None
+    return text.dumps(error_object(status, error.public, param, reason))
+
 
 _SHOWN: Final = 60
 #: Minimum similarity (``difflib``'s ratio) between an unknown member and its suggested replacement.

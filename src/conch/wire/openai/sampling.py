@@ -12,8 +12,7 @@ from typing import Any, Final
 from conch.core.sampling.parameters import MAX_SAMPLES, PARAMETERS
 from conch.core.sampling.structures import KINDS
 from conch.core.sampling.values import INT32
-from conch.wire.openai.errors import ApiError
-from conch.wire.openai.reading import Fields, wrong
+from conch.wire.openai.reading import ApiError, Fields, wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

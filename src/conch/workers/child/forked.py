@@ -1,19 +1,52 @@
-"""Disables the channel in processes that a model forks with ``multiprocessing`` or ``os.fork``.
+"""Ties worker processes to the server, and disables the channel in processes that a model forks.
 
-Only the worker itself may use its channel. Runs in forked processes, in any environment (standard library only).
+A worker is killed when the server ends. Only the worker itself may use its channel, not a process that its model starts
+with ``multiprocessing`` or ``os.fork``. Runs in workers, worker templates and forked processes, in any environment
+(standard library only).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from typing import Any, Callable
 
 from conch.workers.child.channel import Channel
 from conch.workers.child.frames import Header
 from conch.workers.child.packing import Packer
+
+#: Timeout for the server to adopt an orphan (s).
+_ADOPTION_SECONDS = 10.0
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+
+def end_with_parent() -> None:
+    """On Linux, have the kernel kill this process when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def take_name(name: str) -> None:
+    """On Linux, set the name shown by ``ps`` and ``top``, up to 15 characters."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+
+
+def become_child_of(server: int, parent: int) -> None:
+    """Wait until ``parent`` has ended and ``server`` has adopted this process; exit if that fails."""
+    deadline = time.monotonic() + _ADOPTION_SECONDS
+    while os.getppid() == parent and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    end_with_parent()
+    if os.getppid() != server:  # the server has ended, or another process adopts its orphans
+        os._exit(1)
+
 
 #: Frames that only the worker's loop sends; a forked process sends them only if it has returned from the model's code.
 _WORKER_ONLY = frozenset(("done", "failed", "completed", "ready", "stopped"))

@@ -22,7 +22,7 @@ from array import array
 from contextlib import suppress
 from typing import Any, Callable
 
-from conch.workers.child.parentage import become_child_of, take_name
+from conch.workers.child.forked import become_child_of, take_name
 
 #: Maximum size of a message (bytes), and the maximum number of descriptors: a socket and a pipe for output.
 MAX_MESSAGE = 64 << 10

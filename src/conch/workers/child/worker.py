@@ -32,8 +32,8 @@ TEMPLATE = "--template"
 def main(fd: int, *arguments: str) -> None:
     """Serve the channel ``fd``, or a template's control socket, until the server sends ``stop`` or ends."""
     find_conch()
+    from conch.workers.child.forked import end_with_parent
     from conch.workers.child.messages import line_buffer_streams
-    from conch.workers.child.parentage import end_with_parent
 
     end_with_parent()
     at_terminal = AT_TERMINAL in arguments
@@ -61,10 +61,9 @@ def work(fd: int, at_terminal: bool = False) -> None:
     """Run the worker at the channel ``fd``; does not return."""
     from conch.workers.child.breakpoints import debug_at_terminal, pass_breakpoints
     from conch.workers.child.channel import Channel
-    from conch.workers.child.forked import keep_from_children
+    from conch.workers.child.forked import keep_from_children, take_name
     from conch.workers.child.heartbeat import HEARTBEAT
     from conch.workers.child.messages import send_messages
-    from conch.workers.child.parentage import take_name
     from conch.workers.child.receive_lock import ReceiveLock
 
     take_name("conch-worker")

@@ -1,7 +1,8 @@
-"""Serves the BLS calls of a worker: inference requests to other models, loading and unloading.
+"""Serves the calls of a worker's model to the server: BLS, custom metrics and readiness.
 
-The server's side of ``conch.backends.python.calls``; runs on the event loop. Every call gets at least one reply, the
-last of them with ``final``. When the worker ends, its requests are cancelled.
+The server's side of ``conch.backends.python``'s calls and metrics; runs on the event loop. Every call gets at least one
+reply, the last of them with ``final``. When the worker ends, its requests are cancelled, and metrics that no other
+worker uses are removed.
 """
 
 from __future__ import annotations
@@ -9,12 +10,66 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from math import isfinite
+from typing import Any, Final, Protocol
 
 from conch.core.errors import ConchError, internal
-from conch.core.inference import InferRequest, InferResponse, ParameterValue
+from conch.core.inference import InferRequest, InferResponse, ParameterValue, ignore
+from conch.telemetry.custom import CustomMetrics, MetricsHolder
 from conch.workers.child.channel import Header
 from conch.workers.child.packing import Packer, Unpacker
+
+
+class MetricsHandler:
+    """Handles the custom metrics of one worker; ``send`` writes a frame to the worker."""
+
+    def __init__(self, holder: MetricsHolder, send: Callable[[Header], None]) -> None:
+        self._holder = holder
+        self._send = send
+
+    def handle(self, header: Header) -> bool:
+        """Handle a metrics frame; return False for other frames. Malformed ones raise LookupError or ValueError."""
+        match header["op"]:
+            case "metrics":
+                for number, absolute, amount, buckets in header["series"]:
+                    self._holder.change(number, absolute, float(amount), buckets)
+            case "metrics_drop" if "series" in header:
+                self._holder.drop_series(header["series"])
+            case "metrics_drop":
+                self._holder.drop_family(header["family"])
+            case "metric_control":
+                self._answer(header)
+            case _:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Release all metrics because the worker has ended."""
+        self._holder.close()
+
+    def _answer(self, header: Header) -> None:
+        answer: Header = {"op": "answer", "call": header["call"], "outputs": [], "parameters": {}, "final": True}
+        try:
+            answer["parameters"] = self._do(header)
+        except ConchError as error:
+            answer["error"] = [error.code.name, error.message]
+        self._send(answer)
+
+    def _do(self, header: Header) -> Header:
+        number = header["number"]
+        match header["do"]:
+            case "family":
+                self._holder.add_family(number, header["name"], header["description"], header["kind"])
+            case "series":
+                bounds = [float(bound) for bound in header["bounds"]]
+                self._holder.add_series(number, header["family"], header["labels"], bounds)
+            case "value":
+                value = self._holder.value(number)
+                return {"value": value if isfinite(value) else repr(value)}
+            case other:
+                raise internal(f"metrics have no '{other}'")
+        return {}
+
 
 LOG = logging.getLogger("conch")
 
@@ -198,3 +253,55 @@ class BlsHandler:
 
 def _repeated(names: list[str]) -> str:
     return next(name for at, name in enumerate(names) if name in names[:at])
+
+
+#: Frames with which a worker replies to the server; it sends all other frames unprompted.
+ANSWERS: Final = frozenset({"completed", "preloads", "ready", "failed", "stopped"})
+
+
+class ModelCalls:
+    """Handles the calls of one worker; ``send`` writes a frame to it, ``running`` are its in-flight requests."""
+
+    def __init__(
+        self, send: Callable[[Header, Packer | None], None], running: Mapping[int, InferRequest] | None = None
+    ) -> None:
+        self._send = send
+        self._running = running
+        self._bls: BlsHandler | None = None
+        self._metrics: MetricsHandler | None = None
+        #: Whether the model has reported itself ready; True if it reports nothing.
+        self.model_ready = True
+
+    def serve_bls(self, models: BlsServer, caller: str) -> None:
+        """Enable BLS: let the worker of the model ``caller`` send requests to ``models``."""
+        self._bls = BlsHandler(models, caller, self._send, self._running)
+
+    def show_metrics(self, metrics: CustomMetrics) -> None:
+        """Enable custom metrics: let the worker's model add its own to ``metrics``."""
+        self._metrics = MetricsHandler(metrics.holder(), lambda header: self._send(header, None))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a BLS call is in progress, so that the worker may be waiting for its reply."""
+        return self._bls is not None and self._bls.busy
+
+    def handle(self, header: Header, unpacker: Unpacker) -> bool:
+        """Handle a call frame; return False for other frames.
+
+        Malformed frames raise LookupError, TypeError or ValueError.
+        """
+        if header["op"] == "model_ready":
+            self.model_ready = bool(header["ready"])
+            return True
+        if self._metrics is not None and self._metrics.handle(header):
+            return True
+        return self._bls is not None and self._bls.handle(header, unpacker)
+
+    def close(self) -> None:
+        """Cancel the worker's calls and release its metrics because it has ended."""
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._bls is not None:
+            self._bls.close()
+        self._bls = self._metrics = None
+        self._send = ignore  # break the reference cycle with the owner

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from conch.core.errors import ConchError, internal
-from conch.machine.activity import TICKS, Activity
+from conch.machine.processes import TICKS, Activity
 from conch.workers.child.heartbeat import HeartbeatSample
 
 #: Time for which a silent worker that is stopped, or waits for a disk or memory, counts as responsive (s).

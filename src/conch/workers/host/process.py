@@ -18,7 +18,8 @@ from conch.machine import logs
 from conch.workers.child.channel import Frame
 from conch.workers.child.heartbeat import SIZE, HeartbeatSample, read_heartbeat
 from conch.workers.child.packing import Packer, Unpacker
-from conch.workers.host.execution import Execution, description, response_of, responses_of, take_times
+from conch.workers.host.bls import ANSWERS, ModelCalls
+from conch.workers.host.execution import Execution, Preparation, description, response_of, responses_of, take_times
 from conch.workers.host.link import Link
 from conch.workers.host.liveness import (
     DEFAULT_WORKER_TIMEOUTS,
@@ -30,8 +31,6 @@ from conch.workers.host.liveness import (
     not_ended,
     unhealthy,
 )
-from conch.workers.host.model_calls import ANSWERS, ModelCalls
-from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 
 

@@ -19,8 +19,8 @@ from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from conch.core.errors import unavailable
-from conch.machine.activity import Activity, activity, children_activity
 from conch.machine.guarded_server import start_guard
+from conch.machine.processes import Activity, activity, children_activity
 from conch.telemetry.custom import CustomMetrics
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause, Liveness, WorkerTimeouts
 from conch.workers.host.process import WorkerProcess

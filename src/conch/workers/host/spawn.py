@@ -1,7 +1,10 @@
-"""Starts worker processes with one end of a socket, kills them, and reports their end.
+"""Starts worker processes with one end of a socket, logs their output, kills them, and reports their end.
 
 Used by ``WorkerProcess``, on the event loop in the main thread: workers are killed when the thread that started them
-ends.
+ends. Output is read line by line; a model that writes faster than lines can be logged blocks, as with a slow terminal.
+
+Also raises the limit of open files for the server, which has many connections, and restores it for workers: models may
+use ``select``, which fails for descriptors of 1024 or more.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,12 +20,99 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from conch.core.inference import ignore
 from conch.workers.child import worker as program
-from conch.workers.host.descriptors import restore_limit
-from conch.workers.host.output import WorkerOutput
+
+#: More than any server needs. It replaces "unlimited", because some programs loop over all possible descriptors.
+_MOST: Final = 1 << 20
+
+_before: tuple[int, int] | None = None
+
+
+def raise_limit() -> tuple[int, int]:
+    """Raise the soft limit to the hard limit; return the old and new soft limit. Called once, at startup."""
+    global _before
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft == resource.RLIM_INFINITY or soft >= now:
+        return soft, soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (now, hard))
+    _before = soft, hard
+    return soft, now
+
+
+def restore_limit(pid: int) -> None:
+    """Restore the original limit for a process that this one has just started."""
+    if _before is not None and hasattr(resource, "prlimit"):
+        try:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _before)
+        except OSError:  # the process has ended
+            pass
+
+
+#: Bytes per read; an unfinished line that exceeds this is passed on as it is.
+_READ: Final = 64 << 10
+#: Default maximum size of a pipe (bytes); limits the output that is read after the worker has ended.
+_MAX_REST: Final = 1 << 20
+
+
+class WorkerOutput:
+    """The reading end of a pipe; ``on_line`` is called with every line, without its line end.
+
+    If a line is overwritten with carriage returns, as by progress bars, only its last state is passed on.
+    """
+
+    def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
+        self._fd = fd
+        self._on_line = on_line
+        self._unfinished = b""
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    def close(self) -> None:
+        """Pass on the remaining output and stop reading, because the worker has ended."""
+        if self._fd < 0:
+            return
+        left = _MAX_REST
+        while left > 0 and self._fd >= 0:
+            count = self._read()
+            if not count:
+                break
+            left -= count
+        self._end()
+
+    def _read(self) -> int:
+        try:
+            data = os.read(self._fd, _READ)
+        except BlockingIOError:
+            return 0
+        if not data:  # all writers have closed the pipe
+            self._end()
+            return 0
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        for line in lines:
+            self._pass_on(line)
+        if len(self._unfinished) > _READ:
+            self._pass_on(self._unfinished)
+            self._unfinished = b""
+        return len(data)
+
+    def _end(self) -> None:
+        if self._fd < 0:
+            return
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        if self._unfinished:
+            self._pass_on(self._unfinished)
+
+    def _pass_on(self, line: bytes) -> None:
+        text = line.rstrip(b"\r").rpartition(b"\r")[2]
+        if text.strip():
+            self._on_line(text.decode("utf-8", "replace"))
 
 
 class ChildProcess(Protocol):

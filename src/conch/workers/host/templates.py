@@ -26,8 +26,7 @@ from typing import Any, Final
 
 from conch.machine import logs
 from conch.workers.child.template import MAX_MESSAGE
-from conch.workers.host.output import WorkerOutput
-from conch.workers.host.spawn import ChildProcess, Spawn, SpawnedProcess, spawn_template
+from conch.workers.host.spawn import ChildProcess, Spawn, SpawnedProcess, WorkerOutput, spawn_template
 
 # Adoption of forked workers: without it, they become children of init. Unrelated processes that become orphans during
 # a fork are adopted too, and reaped. Shared by the event loops of all servers in this process.

@@ -11,7 +11,7 @@ import pytest
 from conch.backends.generation.compilation import MOST_WAITING, Compilations
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.structures import Structure
-from conch.machine.cores import usable_cores
+from conch.machine.facts import usable_cores
 from tests.unit.backends.generation.fake_engine import FakeEngine
 
 LIMIT = 5.0 * usable_cores()

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from conch.cli.doctor.advice import advice
-from conch.cli.doctor.examine import packages
-from conch.cli.doctor.facts import (
+from conch.cli.doctor.examine import (
     CacheFact,
     Facts,
     GpuFact,
@@ -18,6 +16,8 @@ from conch.cli.doctor.facts import (
     PackageFact,
     PortFact,
     ProcessorFact,
+    advice,
+    packages,
 )
 from conch.machine.extras import pip
 

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from conch.cli.doctor import examine
-from conch.cli.doctor.cache import cache
-from conch.cli.doctor.examine import gpus, memory, packages, ports, processor
-from conch.cli.doctor.facts import GpuFact, GpusFact
+from conch.cli.doctor.examine import GpuFact, GpusFact, cache, gpus, memory, packages, ports, processor
 
 CPUINFO = """\
 processor\t: 0

@@ -29,7 +29,7 @@ from conch.convert.report.page import report
 from conch.convert.report.table import short_report
 from conch.convert.run import ConvertedModel, convert
 from conch.core.errors import Code, ConchError
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.reports.text import markdown
 from conch.measure.texts.shapes import Shape
 from tests.convert_checkpoints import causal, no_progress, quick_plan

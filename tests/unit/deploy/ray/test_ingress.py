@@ -16,10 +16,9 @@ import requests
 import conch
 from conch.deploy.ray import ingress as module
 from conch.deploy.ray import registry as registry_module
-from conch.deploy.ray.ingress import IngressServer, IngressSpec, NodeIngress
+from conch.deploy.ray.ingress import ClusterModel, IngressServer, IngressSpec, NodeIngress, cluster_models
 from conch.deploy.ray.planning import INGRESS
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
-from conch.deploy.ray.remote_models import ClusterModel, cluster_models
 from tests.unit.deploy.ray import fake_ray
 from tests.unit.deploy.ray.fake_ray import Remote, made
 from tests.unit.deploy.ray.records import ingress as fake_ingress

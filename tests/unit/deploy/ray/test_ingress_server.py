@@ -16,8 +16,7 @@ import pytest
 
 import conch
 from conch.core.errors import ConchError
-from conch.deploy.ray.ingress import IngressServer, IngressSpec
-from conch.deploy.ray.remote_models import cluster_models
+from conch.deploy.ray.ingress import IngressServer, IngressSpec, cluster_models
 from tests.conformance.raw import post, tensor
 from tests.models import build
 from tests.unit.deploy.ray.servers import record, serving, write_echo

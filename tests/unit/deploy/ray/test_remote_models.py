@@ -11,9 +11,9 @@ from google.protobuf import text_format
 
 from conch.config.remote import read_remote
 from conch.config.schema import ModelConfig
-from conch.deploy.ray import remote_models
+from conch.deploy.ray import ingress as remote_models
+from conch.deploy.ray.ingress import ClusterModel, IngressRepository, cluster_models, remote_config
 from conch.deploy.ray.registry import ServedModel
-from conch.deploy.ray.remote_models import ClusterModel, IngressRepository, cluster_models, remote_config
 from tests.unit.deploy.ray.records import replica, served
 
 TEXT = {"data_type": "TYPE_STRING", "dims": [1]}

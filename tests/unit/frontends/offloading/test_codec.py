@@ -21,13 +21,12 @@ from conch.core.tensors import WireTensor, pack_bytes
 from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import answers, requests
 from conch.frontends.offloading.pool import Answer, Codec, CodecProcess
-from conch.machine.process_memory import children_of
+from conch.machine.memory import children_of
 from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, encode_generate
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, decode_infer, encode_infer
 from conch.wire.openai.endpoints import ENDPOINTS
-from conch.wire.openai.errors import ApiError
-from conch.wire.openai.reading import Fields
+from conch.wire.openai.reading import ApiError, Fields
 from conch.wire.regions import Regions
 
 LIMIT = 64 << 20

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conch.machine.facts import MachineFacts
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.perf.figures import WindowFigures
 from conch.measure.perf.level import LevelEnvironment, LevelRun, WindowReading
 from conch.measure.perf.measured import MachineFigures, Measured

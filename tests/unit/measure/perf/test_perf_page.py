@@ -9,7 +9,7 @@ import pytest
 
 from conch.cli import main
 from conch.machine.facts import MachineFacts
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.perf.figures import GenerationFigures, LatencyFigures
 from conch.measure.perf.measured import LevelDistributions, MachineFigures
 from conch.measure.perf.report.page import report

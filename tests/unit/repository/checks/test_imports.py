@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conch.repository.checks.imports import Imported, changes_path, imports_of
 from conch.repository.checks.missing_imports import interpreter_of, missing_modules, neighbour_source
+from conch.repository.checks.python_model import Imported, changes_path, imports_of
 
 
 def names(source: str) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conch.core.errors import ConchError
-from conch.repository.stores.listing import check_repository, models_in
+from conch.repository.stores.root import check_repository, models_in
 from conch.repository.stores.store import RemoteFile
 from conch.repository.stores.urls import parse_url
 

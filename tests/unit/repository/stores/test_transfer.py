@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import Code, ConchError
+from conch.repository.stores.copies import Transfer, in_units
 from conch.repository.stores.pool import DaemonPool
 from conch.repository.stores.store import RemoteFile
-from conch.repository.stores.transfer import Transfer, in_units
 from tests.unit.repository.stores.fake_store import FakeStore
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from conch.core.errors import Code, ConchError, internal, unsupported
 from conch.core.inference import InferResponse
-from conch.machine.process_memory import ProcessMemory, ProcessReader
+from conch.machine.memory import ProcessMemory, ProcessReader
 from conch.repository.model_files import ModelFiles
 from conch.repository.override import Override
 from conch.server.model import Model

@@ -12,8 +12,7 @@ import pytest
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError
-from conch.machine.memory import FreeMemory
-from conch.machine.process_memory import ProcessMemory, ProcessReader
+from conch.machine.memory import FreeMemory, ProcessMemory, ProcessReader
 from conch.repository.model_files import ModelFiles
 from conch.server.model import Model
 from conch.server.models.memory import MemoryLedger

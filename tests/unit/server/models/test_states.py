@@ -9,7 +9,7 @@ import pytest
 
 from conch.config.pbtxt import parse
 from conch.core.errors import Code, ConchError
-from conch.repository.naming import Naming
+from conch.repository.names import Naming
 from conch.server.models.states import MAX_UNLOADED, UNLOADED, ModelState, ModelTable, State, VersionState
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from conch.core.inference import InferRequest
-from conch.telemetry.tracing.files import TraceFile, trace_text
 from conch.telemetry.tracing.trace import HTTP
-from conch.telemetry.tracing.tracing import Tracing
+from conch.telemetry.tracing.tracing import TraceFile, Tracing, trace_text
 from conch.telemetry.tracing.values import TraceValues
 from tests.unit.telemetry.tracing.requests import KeptTraces, TracedServer, answer, child
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conch.core.tensors import WireTensor, pack_bytes
-from conch.telemetry.tracing.files import data_text
+from conch.telemetry.tracing.tracing import data_text
 
 
 @pytest.mark.parametrize(

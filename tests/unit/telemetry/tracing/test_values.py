@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conch.core.errors import ConchError
-from conch.telemetry.tracing.parents import Caller, caller_of
+from conch.telemetry.tracing.trace import Caller, caller_of
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues, values_of
 

@@ -11,10 +11,10 @@ import pytest
 from conch.core.errors import Code, ConchError
 from conch.core.inference import InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor, pack_bytes
+from conch.wire.openai.answering import ChoiceDelta, Token, read_response
 from conch.wire.openai.chat import ChatAnswer, read_chat
 from conch.wire.openai.embeddings import EmbeddingAnswer, read_embedding
 from conch.wire.openai.reading import Fields
-from conch.wire.openai.responses import ChoiceDelta, Token, read_response
 
 
 def texts(name: str, *values: bytes) -> WireTensor:

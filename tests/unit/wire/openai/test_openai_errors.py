@@ -7,7 +7,7 @@ import json
 import pytest
 
 from conch.core.errors import ConchError, invalid, not_found
-from conch.wire.openai.errors import ApiError, error_body
+from conch.wire.openai.reading import ApiError, error_body
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from conch.core.tensors import split_bytes
 from conch.wire.openai.chat import read_chat
 from conch.wire.openai.completions import read_completion
 from conch.wire.openai.embeddings import read_embedding
-from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import generation_inputs, text_tensor
-from conch.wire.openai.reading import Fields, read_body
+from conch.wire.openai.reading import ApiError, Fields, read_body
 from conch.wire.openai.sampling import read_sampling
 
 

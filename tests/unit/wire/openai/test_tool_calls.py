@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.wire.openai.tool_calls import ArgumentsParser, CallParser, ListParser, Parser
-from conch.wire.openai.tools import Tools
+from conch.wire.openai.tool_calls import ArgumentsParser, CallParser, ListParser, Parser, Tools
 
 NAMES = frozenset({"weather", "time.now"})
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bonn"}}\n</tool_call>'

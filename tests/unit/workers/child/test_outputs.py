@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conch.workers.child.outputs import OutputWatch
+from conch.workers.child.packing import OutputWatch
 
 Look = Callable[..., list[str]]
 

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import resource, subprocess, sys, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-from conch.workers.host.descriptors import raise_limit, restore_limit
+from conch.workers.host.spawn import raise_limit, restore_limit
 print(raise_limit()[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 300, flush=True)
 child = "import resource; input(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
 process = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE)

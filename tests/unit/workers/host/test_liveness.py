@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.machine.activity import TICKS, Activity
+from conch.machine.processes import TICKS, Activity
 from conch.workers.child.heartbeat import HeartbeatSample
 from conch.workers.host.liveness import Cause, Liveness, LivenessSample, Verdict, WorkerTimeouts
 from conch.workers.host.processes import INTERVAL, WatchClock

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conch.workers.host.output import WorkerOutput
+from conch.workers.host.spawn import WorkerOutput
 
 
 class Pipe:

@@ -25,7 +25,7 @@ from conch.backends.generation.engine import EngineSpec, kv_token_bytes
 from conch.checkpoints.tokenizers.fast import token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid
-from conch.machine.cores import usable_cores
+from conch.machine.facts import usable_cores
 from conch.machine.memory import free_memory
 from conch.machine.temporary import TemporaryFolder
 

@@ -41,7 +41,7 @@ from conch.backends.generation.engine import (
 from conch.core.errors import invalid, one_line
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
-from conch.machine.cores import usable_cores
+from conch.machine.facts import usable_cores
 
 Tensor = Any
 

@@ -16,7 +16,7 @@ from conch.backends.engines.transformers.cache import PaddedCache
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.gguf import GgufFile, rope_scaling
 from conch.core.errors import ConchError, invalid, one_line
-from conch.machine.cores import cpu_flags
+from conch.machine.facts import cpu_flags
 
 Tensor = Any
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from conch.checkpoints.manifest import Manifest
 from conch.core.errors import ConchError
-from conch.machine.cores import usable_cores
+from conch.machine.facts import usable_cores
 from conch.measure.analyze.journal import Journal, conditions
 from conch.measure.analyze.options.settings import AnalyzeSettings
 from conch.measure.analyze.profiling.measurement import plan_of

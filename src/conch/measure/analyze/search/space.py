@@ -20,7 +20,7 @@ from google.protobuf import json_format
 from conch.backends.table import BACKENDS, Backend, backend_of
 from conch.config.schema import ModelConfig
 from conch.core.errors import invalid
-from conch.machine.cores import pooled
+from conch.machine.facts import pooled
 from conch.measure.analyze.results import DEFAULT, Candidate
 
 

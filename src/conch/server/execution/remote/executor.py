@@ -19,7 +19,7 @@ from conch.server.execution.executor import Executor
 from conch.server.execution.remote.endpoints import Assignment, Endpoints, LostSequences
 from conch.server.execution.remote.transport import Connect, RemoteTransport
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.child.outputs import OutputWatch
+from conch.workers.child.packing import OutputWatch
 
 LOG = logging.getLogger("conch")
 

@@ -15,7 +15,7 @@ from conch.core.errors import ConchError, unavailable
 from conch.server.execution.remote.connecting import connecting
 from conch.server.execution.remote.executor import RemoteExecutor, RemoteSequences
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.child.outputs import OutputWatch
+from conch.workers.child.packing import OutputWatch
 
 LOG = logging.getLogger("conch")
 

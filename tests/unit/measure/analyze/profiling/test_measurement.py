@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from conch.machine.interference import Interference
+from conch.machine.processes import Interference
 from conch.measure.analyze.profiling.measurement import WindowsSoFar, share_of_error
 from conch.measure.analyze.results import Point
 from conch.measure.perf.figures import WindowFigures, mean_interval, student

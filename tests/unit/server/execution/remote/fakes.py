@@ -15,7 +15,7 @@ from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor, pack_bytes
 from conch.server.execution.remote.executor import RemoteExecutor, RemoteSequences
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.child.outputs import OutputWatch
+from conch.workers.child.packing import OutputWatch
 
 A, B = "grpc://a:1", "grpc://b:1"
 
