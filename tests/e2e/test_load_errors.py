@@ -13,8 +13,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 import conch
-from conch import ConchError
 from tests.models import write
+from tests.refusals import refused
 
 #: An ensemble of ``m`` alone.
 ENSEMBLE = """
@@ -40,9 +40,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def refusal(call: Callable[..., Any], *arguments: Any) -> str:
-    with pytest.raises(ConchError) as raised:
-        call(*arguments)
-    return raised.value.message
+    return refused(call, *arguments).message
 
 
 def served(repository: Path, mode: str) -> conch.Server:

@@ -12,6 +12,7 @@ import conch
 from conch.core.errors import Code, ConchError
 from conch.options.triton_values import Restriction, Setting
 from conch.settings import OPTIONS, RENAMED, Settings, by_scope
+from tests.refusals import refused
 
 #: What `tritonserver --help` lists (2.51 and later).
 TRITONSERVER = """
@@ -36,9 +37,7 @@ TRITONSERVER = """
 
 
 def refusal(**options: object) -> ConchError:
-    with pytest.raises(ConchError) as caught:
-        Settings(**options)  # type: ignore[arg-type]
-    return caught.value
+    return refused(Settings, **options)
 
 
 def names_read() -> set[str]:

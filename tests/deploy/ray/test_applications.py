@@ -78,6 +78,7 @@ def test_replicas_are_added_for_requests_that_come_straight_to_them_until_the_en
         assert process.wait(120) == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load_is_one_sentence(cluster: RayCluster, tmp_path: Path, no_application: None) -> None:
     write(tmp_path / "models", "broken", 'backend: "python"', {"1/model.py": "raise RuntimeError('no such weights')"})
     ended = cluster.deploy(tmp_path / "models")

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import conch
-from conch import Code, ConchError, InferenceService, Server
+from conch import Code, InferenceService, Server
 from tests.e2e.library.conftest import HangingLoads
 from tests.events import Events, eventually
 from tests.models import write
+from tests.refusals import refused
 
 ROWS = {"INPUT0": list(range(16)), "INPUT1": np.ones(16, np.int32)}
 NUMBERS = {
@@ -23,12 +24,6 @@ NUMBERS = {
     "FP16": [0.5, -2.0], "FP32": [0.1, 2.0], "FP64": [0.1, 2.0], "BF16": [1.5, -2.0],
 }  # fmt: skip
 TYPES = {"BF16": np.float32, "BOOL": np.bool_, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
-
-
-def refusal(call: Any, *arguments: Any, **options: Any) -> ConchError:
-    with pytest.raises(ConchError) as raised:
-        call(*arguments, **options)
-    return raised.value
 
 
 def test_lists_and_arrays_go_in_and_arrays_come_out(service: InferenceService) -> None:
@@ -44,7 +39,7 @@ def test_lists_and_arrays_go_in_and_arrays_come_out(service: InferenceService) -
 
 def test_outputs_that_were_not_asked_for_stay_away(service: InferenceService) -> None:
     assert list(service.infer("add_sub", ROWS, outputs=["OUTPUT1"]).outputs) == ["OUTPUT1"]
-    error = refusal(service.infer, "add_sub", ROWS, outputs=["OUT"])
+    error = refused(service.infer, "add_sub", ROWS, outputs=["OUT"])
     assert (error.code, "OUT" in error.message) == (Code.INVALID_ARG, True)
 
 
@@ -63,8 +58,8 @@ def test_bytes_come_as_bytes_whatever_they_hold(service: InferenceService) -> No
         assert array.tolist() == [text.encode() if isinstance(text, str) else text for text in texts]
     result = service.infer("types", {"IN_BYTES": ["ä", "b"], "IN_INT8": [1]})
     assert result.texts("OUT_BYTES") == ["ä", "b"]
-    assert refusal(result.texts, "OUT_INT8").code is Code.INVALID_ARG
-    assert refusal(service.infer("types", {"IN_BYTES": [b"\xff"]}).texts, "OUT_BYTES").code is Code.INVALID_ARG
+    assert refused(result.texts, "OUT_INT8").code is Code.INVALID_ARG
+    assert refused(service.infer("types", {"IN_BYTES": [b"\xff"]}).texts, "OUT_BYTES").code is Code.INVALID_ARG
 
 
 def test_request_arrives_as_it_was_made(service: InferenceService) -> None:
@@ -74,7 +69,7 @@ def test_request_arrives_as_it_was_made(service: InferenceService) -> None:
     seen = json.loads(result.texts("REQUEST")[0])
     assert seen["id"] == "id"
     assert {name: seen["parameters"][name] for name in parameters} == parameters
-    error = refusal(service.infer, "echo_request", inputs, parameters={"priority": 1})
+    error = refused(service.infer, "echo_request", inputs, parameters={"priority": 1})
     assert (error.code, "'priority' cannot be a parameter" in error.message) == (Code.INVALID_ARG, True)
 
 
@@ -92,7 +87,7 @@ def test_request_arrives_as_it_was_made(service: InferenceService) -> None:
 def test_request_that_is_wrong_is_refused_with_its_code(
     service: InferenceService, model: str, inputs: dict[str, Any], code: Code, words: str
 ) -> None:
-    error = refusal(service.infer, model, inputs)
+    error = refused(service.infer, model, inputs)
     assert error.code is code
     assert words in error.message
 
@@ -100,10 +95,10 @@ def test_request_that_is_wrong_is_refused_with_its_code(
 def test_failure_of_a_model_has_the_model_s_code(service: InferenceService, events: Events) -> None:
     inputs = {"EVENTS": str(events.folder), "NAME": "fail-1"}
     events.set("fail-1.go")
-    error = refusal(service.infer, "gate", inputs)
+    error = refused(service.infer, "gate", inputs)
     assert (error.code, error.message) == (Code.NOT_FOUND, "fail-1")
     events.set("raise.go")
-    error = refusal(service.infer, "gate", inputs | {"NAME": "raise"})
+    error = refused(service.infer, "gate", inputs | {"NAME": "raise"})
     assert (error.code, "told to raise" in error.message) == (Code.INTERNAL, True)
 
 
@@ -132,7 +127,7 @@ def test_response_without_outputs_is_a_response(service: InferenceService, sende
 def test_error_ends_a_stream(service: InferenceService, request: pytest.FixtureRequest) -> None:
     stream = service.infer_stream("repeat", {"IN": [4, -1, 6]})
     assert next(stream)["OUT"].tolist() == [4]
-    error = refusal(next, stream)
+    error = refused(next, stream)
     code = Code.UNKNOWN if "http" in request.node.name else Code.INVALID_ARG  # events carry messages alone
     assert (error.code, error.message) == (code, "negative")
 
@@ -188,7 +183,7 @@ def test_what_a_protocol_could_not_carry_is_refused_by_all(
     service: InferenceService, options: dict[str, Any], words: str
 ) -> None:
     for call in (service.infer, service.infer_stream):
-        error = refusal(call, "add_sub", ROWS, **options)
+        error = refused(call, "add_sub", ROWS, **options)
         assert (error.code, words in error.message) == (Code.INVALID_ARG, True), error.message
 
 
@@ -201,12 +196,12 @@ def test_answer_that_does_not_come_in_time_is_given_up(
     service: InferenceService, server: Server, events: Events
 ) -> None:
     inputs = {"EVENTS": str(events.folder), "NAME": "late"}
-    error = refusal(service.infer, "gate", inputs, timeout=0.3)
+    error = refused(service.infer, "gate", inputs, timeout=0.3)
     assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from model 'gate' within 0.3 s")
     events.wait("late.cancelled")
     stream = service.infer_stream("repeat", {"IN": [1, 2], "DELAY": [0, 3000]}, timeout=0.5)
     assert next(stream)["OUT"].tolist() == [1]
-    assert refusal(next, stream).message == "no answer from model 'repeat' within 0.5 s"
+    assert refused(next, stream).message == "no answer from model 'repeat' within 0.5 s"
 
 
 def test_calls_of_several_threads_share_batches(service: InferenceService) -> None:
@@ -221,7 +216,7 @@ def test_text_goes_in_and_text_comes_out(service: InferenceService) -> None:
     assert service.generate("shout", "hello").text == "HELLO"
     assert service.generate("shout", {"text_input": ["a", "b"]}).texts() == ["A", "B"]
     result = service.generate("shout", {"text_input": ["a", "b"]})
-    assert refusal(lambda: result.text).message == "the response of model 'shout' has 2 texts: read them with texts()"
+    assert refused(lambda: result.text).message == "the response of model 'shout' has 2 texts: read them with texts()"
     assert service.generate("generate", "said once").texts("TEXT") == ["said once"]
 
 
@@ -229,9 +224,9 @@ def test_text_is_written_piece_by_piece(service: InferenceService) -> None:
     pieces = list(service.generate_stream("generate", "again", times=3, request_id="r"))
     assert [piece.texts() for piece in pieces] == [["again"]] * 3
     assert [piece["COUNT"].tolist() for piece in pieces] == [[0], [1], [2]]
-    assert refusal(service.generate, "generate", "x", times=2).code is Code.UNSUPPORTED
-    assert refusal(service.generate, "generate", "x", PROMPT="y").message == "'PROMPT' is given twice"
-    assert "give its inputs by name" in refusal(service.generate, "add_sub", "text").message
+    assert refused(service.generate, "generate", "x", times=2).code is Code.UNSUPPORTED
+    assert refused(service.generate, "generate", "x", PROMPT="y").message == "'PROMPT' is given twice"
+    assert "give its inputs by name" in refused(service.generate, "add_sub", "text").message
 
 
 def test_server_and_models_describe_themselves(service: InferenceService, server: Server) -> None:
@@ -248,8 +243,8 @@ def test_server_and_models_describe_themselves(service: InferenceService, server
         assert service.config(model) == server.config(model)
     assert service.models() == server.models()
     assert {"name": "add_sub", "version": "1", "state": "READY"} in service.models()
-    assert refusal(service.config, "nobody").code is Code.NOT_FOUND
-    assert refusal(service.metadata, "add_sub", "one").code is Code.INVALID_ARG
+    assert refused(service.config, "nobody").code is Code.NOT_FOUND
+    assert refused(service.metadata, "add_sub", "one").code is Code.INVALID_ARG
 
 
 def test_statistics_count_requests(service: InferenceService, server: Server) -> None:
@@ -269,9 +264,9 @@ def test_models_are_loaded_and_unloaded(service: InferenceService, folder: Path)
     assert service.generate("whisper", "Hello").text == "hello"
     service.unload("whisper")
     eventually(lambda: not service.ready("whisper"), "the unloading")
-    error = refusal(service.generate, "whisper", "Hello")
+    error = refused(service.generate, "whisper", "Hello")
     assert error.code in (Code.NOT_FOUND, Code.UNAVAILABLE)
-    assert refusal(service.load, "nobody").code is not Code.UNKNOWN
+    assert refused(service.load, "nobody").code is not Code.UNKNOWN
 
 
 def test_server_in_the_process_says_why_a_model_is_not_loaded(server: Server) -> None:
@@ -279,12 +274,12 @@ def test_server_in_the_process_says_why_a_model_is_not_loaded(server: Server) ->
         ("nope", None, "not found in any model repository"),
         ("add_sub", "{", "Invalid config"),
     ):
-        error = refusal(server.load, model, config)
+        error = refused(server.load, model, config)
         assert (error.code, words in error.message) == (Code.INTERNAL, True), error.message
 
 
 def test_version_is_a_number(service: InferenceService) -> None:
-    error = refusal(service.infer, "add_sub", ROWS, version="latest")
+    error = refused(service.infer, "add_sub", ROWS, version="latest")
     assert (error.code, "version must be a number" in error.message) == (Code.INVALID_ARG, True)
 
 
@@ -293,10 +288,10 @@ def test_client_of_a_server_that_is_not_there() -> None:
         with conch.Client(url) as client:
             assert not client.live()
             assert not client.ready("add_sub")
-            assert refusal(client.infer, "add_sub", ROWS).code is Code.UNAVAILABLE
-        assert refusal(client.metadata).code is Code.UNAVAILABLE
+            assert refused(client.infer, "add_sub", ROWS).code is Code.UNAVAILABLE
+        assert refused(client.metadata).code is Code.UNAVAILABLE
     for url in ("ftp://a", "grpc://a/b", "http://", "a:b", "http://[::1"):
-        assert refusal(conch.Client, url).code is Code.INVALID_ARG
+        assert refused(conch.Client, url).code is Code.INVALID_ARG
 
 
 WAITING = """
@@ -324,7 +319,7 @@ def test_load_has_the_timeout_of_its_call_and_continues(
     service: InferenceService, folder: Path, tmp_path: Path
 ) -> None:
     write(folder, "waiting", 'backend: "python"', {"1/model.py": WAITING.format(path=str(tmp_path / "go"))})
-    error = refusal(service.load, "waiting", timeout=0.1)
+    error = refused(service.load, "waiting", timeout=0.1)
     assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from the server within 0.1 s")
     (tmp_path / "go").touch()
     eventually(lambda: service.ready("waiting"), "the model's readiness")
@@ -339,9 +334,9 @@ def test_unload_continues_after_the_timeout_of_its_call(
     write(folder, "replaced", 'backend: "python"', {"1/model.py": f"{REPLACED}# changed"})
     hanging_loads.hang = True
     with ThreadPoolExecutor(1) as threads:
-        reload = threads.submit(refusal, service.load, "replaced")
+        reload = threads.submit(refused, service.load, "replaced")
         assert hanging_loads.begun.wait(15)
-        error = refusal(service.unload, "replaced", timeout=0.1)
+        error = refused(service.unload, "replaced", timeout=0.1)
         assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from the server within 0.1 s")
         assert service.ready("replaced")
         hanging_loads.may_end.set()
@@ -351,5 +346,5 @@ def test_unload_continues_after_the_timeout_of_its_call(
 
 @pytest.mark.parametrize("call", ["live", "metadata", "statistics", "models"])
 def test_timeout_that_is_no_time_is_refused(service: InferenceService, call: str) -> None:
-    assert refusal(getattr(service, call), timeout=0).code is Code.INVALID_ARG
+    assert refused(getattr(service, call), timeout=0).code is Code.INVALID_ARG
     assert getattr(service, call)(timeout=30)

@@ -13,18 +13,14 @@ import pytest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest, Source, Variant, hashes
 from conch.checkpoints.options import Options
-from conch.core.errors import Code, ConchError
+from tests.refusals import refused_argument
 from tests.unit.checkpoints.folders import WEIGHTS, checkpoint
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}
 
 
 def refusal(folder: Path, options: Options = Options()) -> str:  # noqa: B008
-    with pytest.raises(ConchError) as refused:
-        Checkpoint.open(folder, options)
-    assert refused.value.code is Code.INVALID_ARG
-    assert "\n" not in refused.value.message
-    return refused.value.message
+    return refused_argument(Checkpoint.open, folder, options)
 
 
 def test_complete_folder_opens(tmp_path: Path) -> None:

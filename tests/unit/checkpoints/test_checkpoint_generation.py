@@ -10,7 +10,8 @@ import pytest
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import TEXT_ENGINES, Options
-from conch.core.errors import Code, ConchError
+from conch.core.errors import ConchError
+from tests.refusals import refused_argument
 from tests.unit.checkpoints.folders import checkpoint
 from tests.unit.checkpoints.gguf_files import LLAMA, write
 
@@ -22,10 +23,7 @@ def opened(folder: Path, **values: Any) -> Checkpoint:
 
 
 def refusal(folder: Path, **values: Any) -> str:
-    with pytest.raises(ConchError) as refused:
-        opened(folder, **values)
-    assert refused.value.code is Code.INVALID_ARG and "\n" not in refused.value.message
-    return refused.value.message
+    return refused_argument(opened, folder, **values)
 
 
 def test_folder_of_a_causal_model_opens(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,10 @@ import pytest
 
 from conch.checkpoints.gguf import GgufFile, TensorInfo, config_of, read_gguf
 from conch.core.errors import Code, ConchError
+from tests.refusals import refused_argument
 from tests.unit.checkpoints.gguf_files import LLAMA, content, text, write
 
 TENSORS = [("token_embd.weight", (32, 8), 2, 0), ("output_norm.weight", (32,), 0, 160)]
-
-
-def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(ConchError) as refused:
-        call()
-    assert refused.value.code is Code.INVALID_ARG and "\n" not in refused.value.message
-    return refused.value.message
 
 
 def test_everything_in_a_file_is_read(tmp_path: Path) -> None:
@@ -93,7 +86,7 @@ def test_architectures_have_their_names_in_transformers(tmp_path: Path, theirs: 
 )
 def test_model_that_cannot_be_one_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     values = {key: value for key, value in {**LLAMA, **change}.items() if value is not None}
-    assert message in refusal(lambda: config_of(read_gguf(write(tmp_path / "m.gguf", values))))
+    assert message in refused_argument(lambda: config_of(read_gguf(write(tmp_path / "m.gguf", values))))
 
 
 def head(tensors: int, values: int, version: int = 3) -> bytes:
@@ -130,7 +123,7 @@ def test_wrong_file_is_refused(tmp_path: Path, kind: str) -> None:
     data, message = WRONG[kind]
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
-    refused = refusal(lambda: read_gguf(path))
+    refused = refused_argument(lambda: read_gguf(path))
     assert refused.startswith(str(path)) and message in refused
 
 
@@ -140,7 +133,7 @@ def test_every_cut_and_many_flipped_bytes_give_an_error_or_a_file(tmp_path: Path
     draw = random.Random(5)
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        refusal(lambda: read_gguf(path))
+        refused_argument(lambda: read_gguf(path))
     for _ in range(2000):
         changed = bytearray(whole)
         for _ in range(draw.randrange(1, 4)):
@@ -154,4 +147,6 @@ def test_every_cut_and_many_flipped_bytes_give_an_error_or_a_file(tmp_path: Path
 
 
 def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert refusal(lambda: read_gguf(tmp_path / "m.gguf")).endswith("cannot be read: No such file or directory")
+    assert refused_argument(lambda: read_gguf(tmp_path / "m.gguf")).endswith(
+        "cannot be read: No such file or directory"
+    )

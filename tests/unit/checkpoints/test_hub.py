@@ -12,6 +12,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import Location, named_path, resolve
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
+from tests.refusals import refused
 from tests.unit.checkpoints.fake_hub import COMMIT, FakeHub
 from tests.unit.checkpoints.folders import WEIGHTS, checkpoint
 
@@ -52,10 +53,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def refusal(version: Path, options: Options) -> ConchError:
-    with pytest.raises(ConchError) as refused:
-        resolve(version, options)
-    assert "\n" not in refused.value.message
-    return refused.value
+    error = refused(resolve, version, options)
+    assert "\n" not in error.message
+    return error
 
 
 def test_version_directory_is_the_model_where_nothing_else_is_named(version: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.core.errors import Code, ConchError
+from tests.refusals import refused_argument
 from tests.unit.checkpoints.folders import checkpoint
 
 WITH_CODE = {"model_type": "own", "auto_map": {"AutoModel": "own.Own"}}
@@ -23,10 +23,7 @@ def model_file(folder: Path, **values: Any) -> Path:
 
 
 def refusal(folder: Path, options: Options = Options()) -> str:  # noqa: B008
-    with pytest.raises(ConchError) as refused:
-        Checkpoint.open(folder, options)
-    assert refused.value.code is Code.INVALID_ARG
-    return refused.value.message
+    return refused_argument(Checkpoint.open, folder, options)
 
 
 @pytest.mark.parametrize("value", [True, "true", "1", "Yes"])

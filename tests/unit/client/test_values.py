@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from conch.client.values import decode, encode_inputs, from_values
-from conch.core.errors import Code, ConchError
+from conch.core.errors import ConchError
 from conch.core.inference import ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor, split_bytes
+from tests.refusals import refused_argument
 
 
 def signature(*specs: TensorSpec, batch: int = 8) -> ModelSignature:
@@ -22,10 +23,7 @@ def encoded(datatype: str, dims: tuple[int, ...], value: Any, batch: int = 8) ->
 
 
 def refusal(datatype: str, dims: tuple[int, ...], value: Any) -> str:
-    with pytest.raises(ConchError) as raised:
-        encoded(datatype, dims, value)
-    assert raised.value.code is Code.INVALID_ARG
-    return raised.value.message
+    return refused_argument(encoded, datatype, dims, value)
 
 
 @pytest.mark.parametrize(

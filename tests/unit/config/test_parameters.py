@@ -6,6 +6,7 @@ import pytest
 
 from conch.config.parameters import Parameter, ParameterTable
 from conch.core.errors import Code, ConchError
+from tests.refusals import refused
 
 DECLARED = (Parameter("max_num_seqs", "sequences", "48", ""), Parameter("threads", "cores", "all", ""))
 STRICT = ParameterTable("own", DECLARED, strict=True)
@@ -13,9 +14,7 @@ LENIENT = ParameterTable("triton", DECLARED, frozenset({"GPU_IDS"}), prefix="ses
 
 
 def refusal(table: ParameterTable, *names: str) -> ConchError:
-    with pytest.raises(ConchError) as refused:
-        table.check(names)
-    return refused.value
+    return refused(table.check, names)
 
 
 def test_known_names_pass() -> None:

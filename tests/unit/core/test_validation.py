@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, ModelSignature, TensorSpec
 from conch.core.tensors import ELEMENT_SIZE, WireTensor, pack_bytes
 from conch.core.validation import validate_request
+from tests.refusals import refused_argument
 
 ID = "[request id: q] "
 NOTE = (
@@ -41,10 +41,7 @@ def validate(model: ModelSignature, *tensors: WireTensor, outputs: tuple[str, ..
 
 
 def refusal(model: ModelSignature, *tensors: WireTensor, outputs: tuple[str, ...] = ()) -> str:
-    with pytest.raises(ConchError) as caught:
-        validate(model, *tensors, outputs=outputs)
-    assert caught.value.code is Code.INVALID_ARG
-    return caught.value.message
+    return refused_argument(validate, model, *tensors, outputs=outputs)
 
 
 A, B = TensorSpec("A", "INT32", (4,)), TensorSpec("B", "INT32", (4,))

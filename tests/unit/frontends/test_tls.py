@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from conch.core.errors import Code, ConchError
 from conch.frontends.tls import make_context
 from conch.settings import Settings
+from tests.refusals import refused_argument
 
 Protocol = Literal["http", "grpc"]
 
@@ -26,11 +26,7 @@ def files(folder: Path) -> dict[str, object]:
 
 
 def refusal(protocol: Protocol, **values: object) -> str:
-    with pytest.raises(ConchError) as caught:
-        make_context(flags(protocol, **values), protocol)
-    assert caught.value.code is Code.INVALID_ARG
-    assert "\n" not in caught.value.message
-    return caught.value.message
+    return refused_argument(make_context, flags(protocol, **values), protocol)
 
 
 def test_without_the_flag_nothing_is_encrypted() -> None:

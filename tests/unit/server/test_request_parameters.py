@@ -9,6 +9,7 @@ from conch.core.errors import Code, ConchError
 from conch.core.inference import ModelSignature, ParameterCheck
 from conch.server.model import Model
 from conch.telemetry.statistics import ModelStatistics
+from tests.refusals import refused_argument
 from tests.unit.server.test_model import FakeExecutor
 
 INPUTS = """
@@ -30,10 +31,7 @@ def check_of(backend: str, more: str = "") -> ParameterCheck | None:
 def refusal(backend: str, name: str, more: str = "") -> str:
     check = check_of(backend, more)
     assert check is not None
-    with pytest.raises(ConchError) as caught:
-        check([name])
-    assert caught.value.code is Code.INVALID_ARG
-    return caught.value.message
+    return refused_argument(check, [name])
 
 
 @pytest.mark.parametrize("backend", ["python", "", "nothing-known"])

@@ -23,15 +23,15 @@ from conch.backends.generation.engine import EngineRequest, EngineSpec, Generati
 from conch.checkpoints.gguf import GgufFile, read_gguf
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
+from tests.refusals import refused
 from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
 from tests.unit.backends.engines.transformers_models import generated, opened, reference, write
 
 
 def refusal(folder: Path, **settings: Any) -> ConchError:
-    with pytest.raises(ConchError) as refused:
-        opened(folder, **settings)
-    assert "\n" not in refused.value.message
-    return refused.value
+    error = refused(opened, folder, **settings)
+    assert "\n" not in error.message
+    return error
 
 
 def test_what_cannot_be_loaded_is_refused_in_one_sentence(tmp_path: Path) -> None:

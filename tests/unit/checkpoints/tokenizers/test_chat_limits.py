@@ -14,7 +14,8 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers import chat_sandbox
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.core.errors import Code, ConchError
+from conch.core.errors import ConchError
+from tests.refusals import refused_argument
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
 
@@ -28,10 +29,7 @@ def rendered(template: str, seconds: float = 60) -> str:
 
 
 def refusal(template: str, seconds: float = 60) -> str:
-    with pytest.raises(ConchError) as refused:
-        rendered(template, seconds)
-    assert refused.value.code is Code.INVALID_ARG and "\n" not in refused.value.message
-    return refused.value.message
+    return refused_argument(rendered, template, seconds)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 from conch.checkpoints.tokenizers.open import SlowTokenizer, open_tokenizer
 from conch.checkpoints.tokenizers.stream import WindowStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.core.errors import Code, ConchError
+from conch.core.errors import ConchError
+from tests.refusals import refused_argument
 from tests.text_checkpoints import TEXTS, write
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.encoders import opened
@@ -163,16 +164,9 @@ def test_tokenizer_in_python_is_used_where_there_is_no_other(tmp_path: Path, mon
     assert made.piece(0) == "\0"
 
 
-def refusal(call: Any) -> str:
-    with pytest.raises(ConchError) as refused:
-        call()
-    assert refused.value.code is Code.INVALID_ARG and "\n" not in refused.value.message
-    return refused.value.message
-
-
 def test_half_a_surrogate_is_refused(tmp_path: Path) -> None:
     made = open_tokenizer(bare(checkpoint(tmp_path, byte_level(), GPT)))
-    assert refusal(lambda: made.encode("a\ud800")).startswith("the text cannot be tokenised: ")
+    assert refused_argument(lambda: made.encode("a\ud800")).startswith("the text cannot be tokenised: ")
 
 
 @pytest.mark.parametrize(
@@ -181,12 +175,12 @@ def test_half_a_surrogate_is_refused(tmp_path: Path) -> None:
 def test_broken_file_is_refused_by_name(tmp_path: Path, name: str, text: str) -> None:
     checkpoint(tmp_path, byte_level(), GPT)
     (tmp_path / name).write_text(text)
-    assert str(tmp_path / name) in refusal(lambda: open_tokenizer(bare(tmp_path)))
+    assert str(tmp_path / name) in refused_argument(lambda: open_tokenizer(bare(tmp_path)))
 
 
 def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    assert "has no tokenizer that transformers can load" in refusal(lambda: open_tokenizer(bare(tmp_path)))
+    assert "has no tokenizer that transformers can load" in refused_argument(lambda: open_tokenizer(bare(tmp_path)))
 
 
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from conch.core.errors import Code, ConchError
 from conch.deploy.ray import planning
 from conch.deploy.ray.planning import DeploymentPlan, RayOptions, plan_deployments, shortage
 from tests.models import write
+from tests.refusals import refused_argument
 
 ENSEMBLE = """
 platform: "ensemble"
@@ -41,11 +41,7 @@ def plans(repository: Path, **options: Any) -> dict[str, DeploymentPlan]:
 
 
 def refusal(repository: Path, **options: Any) -> str:
-    with pytest.raises(ConchError) as raised:
-        plans(repository, **options)
-    assert raised.value.code is Code.INVALID_ARG
-    assert "\n" not in raised.value.message
-    return raised.value.message
+    return refused_argument(plans, repository, **options)
 
 
 def test_every_model_has_a_deployment_of_its_own(repository: Path) -> None:

@@ -60,13 +60,17 @@ class KnownServer:
         self.reached = threading.Event()
 
     def die(self) -> None:
-        """Listen no more, and end all connections."""
+        """Listen no more, and end all connections; called in the server's thread."""
         if self.listener is not None:
             self.listener.close()
-        self.hang_up()
+        self._abort()
 
     def hang_up(self) -> None:
-        """End all connections."""
+        """End all connections; called in any thread."""
+        assert self.listener is not None
+        self.listener.get_loop().call_soon_threadsafe(self._abort)
+
+    def _abort(self) -> None:
         for writer in list(self._writers):
             writer.transport.abort()
 

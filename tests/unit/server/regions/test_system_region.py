@@ -10,6 +10,7 @@ import pytest
 from conch.core.errors import Code, ConchError
 from conch.server.regions.system import SystemRegion
 from tests.open_files import times_open
+from tests.refusals import refused
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -32,9 +33,8 @@ def read(region: SystemRegion, offset: int, size: int) -> bytes:
 
 
 def refusal(memory: Path, key: str, offset: int = 0, size: int = PAGE) -> tuple[Code, str]:
-    with pytest.raises(ConchError) as caught:
-        opened(memory, key, offset, size)
-    return caught.value.code, caught.value.message
+    error = refused(opened, memory, key, offset, size)
+    return error.code, error.message
 
 
 @pytest.mark.parametrize("key", ["mine", "/mine", "///mine"])
