@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import click
 
+from conch.cli.options import OptionsCommand
 
-class ManyValues(click.Command):
+
+class ManyValues(OptionsCommand):
     """A command without arguments whose ``multiple`` options take several values after one flag.
 
     Values may be separated by spaces, by commas, or by repeating the flag.

@@ -5,55 +5,26 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from conch.checkpoints.options import Options
 from conch.convert.layout import Trio
+from conch.convert.options import ConversionOptions
 from conch.convert.verdict import check_mix
 from conch.core.errors import invalid
 from conch.measure.texts.shapes import Mix, Shape, parse_mix
-
-Layout = Literal["huggingface", "triton"]
+from conch.options.declaration import words_of
 
 BACKENDS: Final = ("torch", "onnx", "openvino")
 BATCH_SIZES: Final = (1, 8, 32)
 SEQUENCE_LENGTHS: Final = (16, 128, 384)
-#: The default time for all measurements (s).
-SECONDS: Final = 40.0
 #: Backend names of other converters.
 _ALIASES: Final = {"pytorch": "torch", "onnxruntime": "onnx"}
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The options of one conversion.
-
-    Empty ``backends``, ``batch_sizes`` and ``sequence_lengths`` mean the defaults; ``quantize`` None means int8 if a
-    backend supports it.  ``seconds`` is the time for all measurements; ``threads`` 0 means the usable cores.
-    ``expect`` are the expected shapes (:func:`parse_mix`), empty if all measured shapes have equal weight.  ``keep``
-    selects whether all variants that may serve are written (``all``), or only those that do (``auto``).
-    """
-
-    model: str
-    repository: Path
-    name: str = ""
-    task: str = ""
-    revision: str = ""
-    backends: tuple[str, ...] = ()
-    quantize: tuple[str, ...] | None = None
-    batch_sizes: tuple[int, ...] = ()
-    sequence_lengths: tuple[int, ...] = ()
-    data: Path | None = None
-    layout: Layout = "huggingface"
-    force: bool = False
-    keep: Literal["auto", "all"] = "all"
-    overwrite: bool = False
-    threads: int = 0
-    trust_remote_code: bool = False
-    seconds: float = SECONDS
-    expect: str = ""
+class Plan(ConversionOptions):
+    """The options of one conversion, with the defaults that depend on other options."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -64,9 +35,9 @@ class Plan:
     @property
     def precisions(self) -> tuple[str, ...]:
         """The precisions to build besides fp32."""
-        if self.quantize is None:
+        if not self.quantize:
             return ("int8",) if {"onnx", "openvino"} & set(self.engines) else ()
-        return self.quantize
+        return tuple(precision for precision in self.quantize if precision != "none")
 
     @property
     def mix(self) -> Mix:
@@ -76,23 +47,7 @@ class Plan:
     @property
     def command(self) -> str:
         """The shell command that repeats this conversion."""
-        quantize = self.quantize if self.quantize is None else self.quantize or ("none",)
-        options: dict[str, Sequence[object]] = {
-            "-m": [self.model], "-o": [self.repository], "--name": [self.name], "--task": [self.task],
-            "--backend": self.backends, "--quantize": quantize or (), "--batch-size": self.batch_sizes,
-            "--seq-len": self.sequence_lengths, "--data": [self.data or ""], "--expect": [self.expect],
-            "--layout": [self.layout if self.layout != "huggingface" else ""], "--threads": [self.threads or ""],
-            "--seconds": [f"{self.seconds:g}" if self.seconds != SECONDS else ""], "--revision": [self.revision],
-            "--keep": [self.keep if self.keep != "all" else ""],
-        }  # fmt: skip
-        flags = {"--force": self.force, "--trust-remote-code": self.trust_remote_code}
-        words = [
-            word
-            for flag, values in options.items()
-            if (texts := [str(value) for value in values if str(value)])
-            for word in (flag, *texts)
-        ]
-        return shlex.join(["conch", "convert", *words, *(flag for flag, on in flags.items() if on)])
+        return shlex.join(["conch", "convert", *words_of(self)])
 
     @property
     def served_name(self) -> str:

@@ -200,7 +200,7 @@ def needed(plan: Plan, task: str) -> list[str]:
     by_backend = _LANGUAGE_MODELS if writes else _ENCODERS
     backends = ("openvino",) if writes and not plan.backends else plan.engines
     modules = [*_ALWAYS, *(module for backend in backends for module in by_backend.get(backend, ()))]
-    usual = plan.quantize is None
+    usual = not plan.quantize
     if "openvino" in backends and (usual or any(precision.startswith("int") for precision in plan.precisions)):
         modules.append("nncf")
     return list(dict.fromkeys(modules))

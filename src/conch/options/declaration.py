@@ -187,3 +187,15 @@ def by_section(options: Iterable[Option]) -> dict[str, list[Option]]:
     for declared in options:
         sections.setdefault(declared.section, []).append(declared)
     return sections
+
+
+def words_of(values: Any) -> list[str]:
+    """Return the words of a command line that gives the options which differ from their defaults."""
+    words: list[str] = []
+    for declared in options_of(type(values)).values():
+        value = getattr(values, declared.name)
+        if value != declared.default:
+            words.append(declared.flags[0])
+            if not declared.switch:
+                words += map(str, value if declared.repeatable else [f"{value:g}" if declared.kind is float else value])
+    return words

@@ -45,7 +45,7 @@ def test_repeated_lengths_are_measured_once() -> None:
 def test_quantisation_is_the_default_where_a_backend_has_it() -> None:
     assert plan().precisions == ("int8",)
     assert plan(backends=("pytorch",)).precisions == ()
-    assert plan(quantize=()).precisions == ()
+    assert plan(quantize=("none",)).precisions == ()
 
 
 def test_trio_needs_no_openvino() -> None:
@@ -70,3 +70,14 @@ def test_backends_have_the_names_of_other_converters_too() -> None:
 def test_contradictions_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConchError, match=message):
         plan(**given).check()
+
+
+def test_the_command_repeats_the_conversion() -> None:
+    assert plan().command == "conch convert -m 'org/some model.v1'"
+    repeated = plan(
+        repository=Path("r"), quantize=("none",), batch_sizes=(1, 8), seconds=7.5, keep="auto", trust_remote_code=True
+    )
+    assert repeated.command == (
+        "conch convert -m 'org/some model.v1' -o r --trust-remote-code --quantize none --keep auto --batch-size 1 8"
+        " --seconds 7.5"
+    )

@@ -25,7 +25,7 @@ def plan(**given: Any) -> Plan:
     ("given", "modules"),
     [
         ({}, [*GRAPHS, "openvino", "nncf"]),
-        ({"quantize": ()}, [*GRAPHS, "openvino"]),
+        ({"quantize": ("none",)}, [*GRAPHS, "openvino"]),
         ({"backends": ("onnxruntime",)}, GRAPHS),
         ({"backends": ("openvino",), "quantize": ("bf16",)}, [*GRAPHS, "openvino"]),
         ({"layout": "triton"}, GRAPHS),
@@ -59,7 +59,10 @@ def core_only(monkeypatch: pytest.MonkeyPatch) -> None:
             {"backends": ("onnx",), "quantize": ("int8",)},
             "tokenizers, altair, vl-convert-python, onnx, onnxscript and onnxruntime: ",
         ),
-        ({"backends": ("torch", "openvino"), "quantize": ()}, "tokenizers, altair, vl-convert-python and openvino: "),
+        (
+            {"backends": ("torch", "openvino"), "quantize": ("none",)},
+            "tokenizers, altair, vl-convert-python and openvino: ",
+        ),
     ],
 )
 def test_before_the_task_is_known_what_any_task_needs_is_required(

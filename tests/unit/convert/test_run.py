@@ -41,7 +41,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path, repository: Path, **given: Any) -> Plan:
-    usual = {"backends": ("torch", "onnx"), "quantize": (), "batch_sizes": (1,), "sequence_lengths": (4, 8)}
+    usual = {"backends": ("torch", "onnx"), "quantize": ("none",), "batch_sizes": (1,), "sequence_lengths": (4, 8)}
     return quick_plan(model, repository, **{**usual, **given})
 
 

@@ -253,7 +253,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
     def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
         super().__init__(plan, checkpoint, folder, progress)
         self.engines = plan.engines if plan.backends else ("openvino",)
-        self.precisions = tuple(dict.fromkeys(USUAL if plan.quantize is None else plan.quantize))
+        self.precisions = tuple(dict.fromkeys(plan.precisions if plan.quantize else USUAL))
         self._check()
         self.context = checkpoint.positions or checkpoint.max_length
         self.shapes = shapes(plan, self.context)

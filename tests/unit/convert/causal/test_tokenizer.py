@@ -166,7 +166,7 @@ def test_a_tokenizer_that_means_other_texts_is_not_written(
 
 @pytest.mark.usefixtures("unconverted")
 def test_the_report_says_that_there_is_no_structured_output(llama: Path, tmp_path: Path) -> None:
-    plan = quick_plan(llama, tmp_path, quantize=(), batch_sizes=(1,), sequence_lengths=(16,))
+    plan = quick_plan(llama, tmp_path, quantize=("none",), batch_sizes=(1,), sequence_lengths=(16,))
     steps: list[str] = []
 
     converted = convert(plan, steps.append)
