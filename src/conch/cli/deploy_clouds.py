@@ -2,108 +2,103 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from conch.cli import completion
 from conch.cli.interrupting import ended_as_by_ctrl_c
-from conch.deploy.endpoint import ENDPOINTS, OF_MODELS
+from conch.cli.options import command_of
+from conch.deploy.endpoint import Endpoint, ModelEndpoint
+from conch.options.declaration import Directory, option
 
 if TYPE_CHECKING:
     from conch.deploy.bundle import Planner
 
-
-def _options(platform: str, endpoints: tuple[str, ...] = ENDPOINTS) -> list[click.Parameter]:
-    return [
-        click.Option(["-r", "--model-repository", "repository"], required=True, metavar="DIR",
-                     type=click.Path(path_type=Path), shell_complete=completion.directories,
-                     help="The model repository."),
-        click.Option(["-o", "--output"], required=True, metavar="OUT", type=click.Path(path_type=Path),
-                     help="Folder to write; it must be new or empty."),
-        click.Option(["--model"], default="", metavar="NAME",
-                     help="The model that serves the endpoint; default: the only model, or the only ensemble."),
-        click.Option(["--endpoint"], type=click.Choice(endpoints), default="infer", show_default=True,
-                     help="The kind of request that it gets."),
-        click.Option(["--name"], default="", metavar="TEXT",
-                     help=f"Name of the deployment on {platform}; conch-MODEL by default."),
-        click.Option(["--verify/--no-verify"], default=True,
-                     help="Whether to serve the artifact here first, as the platform does, and send it request.json."),
-    ]  # fmt: skip
+_SECTION: Final = "Options"
 
 
-def _oci(repository: Path, output: Path, model: str, endpoint: str, name: str, verify: bool) -> None:
-    """Write a zip archive for OCI Data Science's model catalog, the image's file, Terraform and the steps."""
-    from conch.deploy import oci
+@dataclass(frozen=True, kw_only=True)
+class BundleOptions:
+    """The options of every platform."""
 
-    _write(oci.plan, oci.MOUNT, repository, output, model, endpoint, name, verify)
-
-
-oci_command = click.Command("oci", callback=_oci, help=_oci.__doc__, params=_options("OCI"))
-
-
-def _sagemaker(
-    repository: Path, output: Path, model: str, endpoint: str, name: str, verify: bool, multi_model: bool
-) -> None:
-    """Write model.tar.gz for Amazon SageMaker, the image's file, the calls that create an endpoint, and the steps."""
-    from conch.deploy import sagemaker
-
-    plan = partial(sagemaker.plan, multi_model=multi_model)
-    _write(plan, sagemaker.MOUNT, repository, output, model, endpoint, name, verify, several=multi_model)
-
-
-_several = click.Option(
-    ["--multi-model"],
-    is_flag=True,
-    help="An archive for each model, which the platform has loaded when a request names it.",
-)
-sagemaker_command = click.Command(
-    "sagemaker",
-    callback=_sagemaker,
-    help=_sagemaker.__doc__,
-    params=[*_options("SageMaker", OF_MODELS), _several],
-)
+    # fmt: off
+    repository: Directory = option(
+        MISSING, _SECTION, "The model repository.", flags=("-r", "--model-repository")
+    )
+    output: Path = option(
+        MISSING, _SECTION, "Folder to write; it must be new or empty.", flags=("-o", "--output"), metavar="OUT"
+    )
+    model: str = option(
+        "", _SECTION, "The model that serves the endpoint (default: the only model, or the only ensemble).",
+        metavar="NAME",
+    )
+    endpoint: Endpoint = option("infer", _SECTION, "The kind of request that it gets.")
+    name: str = option("", _SECTION, "Name of the deployment on the platform (default: conch-MODEL).")
+    verify: bool = option(
+        True, _SECTION, "Serve the artifact here first, as the platform does, and send it request.json (default).",
+        flags=("--verify/--no-verify",),
+    )
+    # fmt: on
 
 
-def _vertex(
-    repository: Path, output: Path, model: str, endpoint: str, name: str, verify: bool, from_bucket: bool
-) -> None:
-    """Write the repository for Google Vertex AI, the image's file, and the commands that upload and deploy it."""
-    from conch.deploy import vertex
+@dataclass(frozen=True, kw_only=True)
+class SageMakerOptions(BundleOptions):
+    """The options for Amazon SageMaker, whose requests have one path for each model."""
 
-    _write(
-        partial(vertex.plan, from_bucket=from_bucket), vertex.MOUNT, repository, output, model, endpoint, name, verify
+    endpoint: ModelEndpoint = option("infer", _SECTION, "The kind of request that the model gets.")
+    multi_model: bool = option(
+        False, _SECTION, "An archive for each model, which the platform has loaded when a request names it."
     )
 
 
-_bucket = click.Option(
-    ["--from-bucket"], is_flag=True, help="Leave the repository out of the image: it is read from Cloud Storage."
-)
-vertex_command = click.Command(
-    "vertex", callback=_vertex, help=_vertex.__doc__, params=[*_options("Vertex AI"), _bucket]
-)
+@dataclass(frozen=True, kw_only=True)
+class VertexOptions(BundleOptions):
+    """The options for Google Vertex AI."""
+
+    from_bucket: bool = option(False, _SECTION, "Leave the repository out of the image: it is read from Cloud Storage.")
 
 
-def _write(
-    plan: Planner,
-    mount: str,
-    repository: Path,
-    output: Path,
-    model: str,
-    endpoint: str,
-    name: str,
-    verify: bool,
-    several: bool = False,
-) -> None:
+def _oci(options: BundleOptions) -> None:
+    """Write a zip archive for OCI Data Science's model catalog, the image's file, Terraform and the steps."""
+    from conch.deploy import oci
+
+    _write(oci.plan, oci.MOUNT, options)
+
+
+def _sagemaker(options: SageMakerOptions) -> None:
+    """Write model.tar.gz for Amazon SageMaker, the image's file, the calls that create an endpoint, and the steps."""
+    from conch.deploy import sagemaker
+
+    plan = partial(sagemaker.plan, multi_model=options.multi_model)
+    _write(plan, sagemaker.MOUNT, options, several=options.multi_model)
+
+
+def _vertex(options: VertexOptions) -> None:
+    """Write the repository for Google Vertex AI, the image's file, and the commands that upload and deploy it."""
+    from conch.deploy import vertex
+
+    _write(partial(vertex.plan, from_bucket=options.from_bucket), vertex.MOUNT, options)
+
+
+oci_command = command_of("oci", BundleOptions, _oci)
+sagemaker_command = command_of("sagemaker", SageMakerOptions, _sagemaker)
+vertex_command = command_of("vertex", VertexOptions, _vertex)
+
+
+def _write(plan: Planner, mount: str, options: BundleOptions, several: bool = False) -> None:
     """Look through the repository, write what the plan says, and tell what was written and what was left out."""
     from conch.deploy.bundle import deployment, shown, write
 
+    output = options.output
     with ended_as_by_ctrl_c():
-        planned = deployment(repository, output, mount, name, model, endpoint, several=several)
+        planned = deployment(
+            options.repository, output, mount, options.name, options.model, options.endpoint, several=several
+        )
         bundle = plan(planned)
-        skipped = "; ".join(planned.needs.lacking) if verify else "--no-verify"
+        skipped = "; ".join(planned.needs.lacking) if options.verify else "--no-verify"
         size, answer = write(bundle, planned.contents, output, verify=not skipped)
     for left_out in planned.contents.left_out:
         click.echo(f"left out: {left_out}")

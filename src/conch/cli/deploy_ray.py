@@ -6,25 +6,17 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
-from conch.cli.grouped import GroupedCommand, GroupedOption
 from conch.cli.interrupting import ended_as_by_ctrl_c
+from conch.cli.options import command_of
+from conch.deploy.ray.options import RayCommandOptions, RayOptions, ReplicaOptions
 from conch.machine.addresses import host_and_port
 
 if TYPE_CHECKING:
     from conch.deploy.ray.cluster import Deployed, RayApplication
-    from conch.deploy.ray.planning import RayOptions
-
-_MODELS = partial(GroupedOption, group="Models")
-_REPLICAS = partial(GroupedOption, group="Replicas")
-_PORTS = partial(GroupedOption, group="Ports")
-_CLUSTER = partial(GroupedOption, group="Cluster")
-_PORT: Final = click.IntRange(0, 65535)
-_SECONDS: Final = click.FloatRange(0, 86_400)
 
 #: Options of conch serve that follow from others here, and which.
 _DECIDED: Final = {
@@ -39,62 +31,8 @@ _DECIDED: Final = {
 #: Options that have a replica refuse what an ingress sends it.
 _OF_INGRESSES: Final = frozenset({"http_use_ssl", "grpc_use_ssl", "http_restricted_api", "grpc_restricted_protocol"})
 
-OPTIONS: Final = [
-    _MODELS(["--model-repository"], multiple=True, metavar="DIR",
-            help="Directory of models, to be read on every node; repeatable."),
-    _MODELS(["--models"], default="", metavar="A,B",
-            help="The models to deploy (default: all); A+B has B in each replica of A, for a model.py that calls it."),
-    _MODELS(["--max-models-per-replica"], type=click.IntRange(0, 10_000), default=0, metavar="N",
-            help="Share replicas among all models, with at most N models on each (default: each model has "
-                 "its own replicas)."),
-    _MODELS(["--replica-option", "replica_options"], multiple=True, metavar="NAME=VALUE",
-            help="An option of conch serve for the replicas, as log_verbose=1; repeatable."),
-    _REPLICAS(["--min-replicas"], type=click.IntRange(1, 10_000), default=1, show_default=True, metavar="N",
-              help="Replicas of each model at least."),
-    _REPLICAS(["--max-replicas"], type=click.IntRange(1, 10_000), metavar="N",
-              help="At most (default: as many as at least)."),
-    _REPLICAS(["--target-ongoing-requests"], type=click.FloatRange(0, min_open=True), default=16.0, show_default=True,
-              metavar="N", help="Requests that a replica should have at a time; more replicas are started for more."),
-    _REPLICAS(["--upscale-delay-secs"], type=_SECONDS, default=10.0, show_default=True, metavar="S",
-              help="How long the load must be too high before replicas are added."),
-    _REPLICAS(["--downscale-delay-secs"], type=_SECONDS, default=300.0, show_default=True, metavar="S",
-              help="How long the load must be too low before replicas are removed."),
-    _REPLICAS(["--cpus-per-replica"], type=click.FloatRange(0), default=1.0, show_default=True, metavar="N",
-              help="Cores that Ray sets aside for a replica."),
-    _REPLICAS(["--gpus-per-replica"], type=click.FloatRange(0), default=0.0, show_default=True, metavar="N",
-              help="GPUs that Ray gives a replica; 0.5 is half of one."),
-    _REPLICAS(["--max-surge-percent"], type=click.IntRange(0, 100), default=25, show_default=True, metavar="N",
-              help="Replicas more than there should be while others replace them; with 0, old ones stop first."),
-    _REPLICAS(["--drain-secs"], type=click.IntRange(0, 86_400), default=30, show_default=True, metavar="S",
-              help="How long the requests of a stopping replica may take."),
-    _PORTS(["--http-port"], type=_PORT, default=8000, show_default=True, metavar="PORT",
-           help="Of the ingress on every node; 0 for a free one, as for several nodes on one machine."),
-    _PORTS(["--grpc-port"], type=_PORT, default=8001, show_default=True, metavar="PORT", help="The same for gRPC."),
-    _PORTS(["--metrics-port"], type=_PORT, default=8002, show_default=True, metavar="PORT",
-           help="The same for metrics."),
-    _PORTS(["--host"], default="0.0.0.0", show_default=True, metavar="ADDRESS", help="Where ingresses listen."),
-    _PORTS(["--ingress-option", "ingress_options"], multiple=True, metavar="NAME=VALUE",
-           help="An option of conch serve for the ingresses; repeatable."),
-    _CLUSTER(["--address"], default="", metavar="HOST:PORT",
-             help="A node of the cluster (default: RAY_ADDRESS, this machine's, or one that ends with the command)."),
-    _CLUSTER(["--name"], default="conch", show_default=True, metavar="NAME", help="The application's name."),
-    _CLUSTER(["--timeout-secs"], type=_SECONDS, default=1800.0, show_default=True, metavar="S",
-             help="How long to wait for the models to become ready."),
-    _CLUSTER(["--detach"], is_flag=True, help="Return when the models are ready, and leave them running."),
-    _CLUSTER(["--remove"], is_flag=True, help="Remove the deployment with this name."),
-]  # fmt: skip
 
-
-@click.command("ray", cls=GroupedCommand, params=OPTIONS, context_settings={"max_content_width": 120})
-def ray_command(
-    address: str,
-    name: str,
-    timeout_secs: float,
-    detach: bool,
-    remove: bool,
-    host: str,
-    **fields: Any,
-) -> int:
+def ray(command: RayCommandOptions) -> int:
     """Run the models of a repository on a Ray cluster: replicas that Ray Serve watches, and an ingress on every node.
 
     Clients ask any node, as they would ask conch serve.  Called again, it replaces what has changed and nothing else,
@@ -103,15 +41,16 @@ def ray_command(
     from conch.core.errors import invalid
     from conch.machine.extras import require
 
+    name, detach = command.name, command.detach
     if not name or not name.isascii() or not name.isprintable() or "#" in name or "/" in name:
         raise invalid(f"--name '{name}': the name must be ASCII, without '#' or '/', and not empty")
-    options = None if remove else _options(host, **fields)
+    options = None if command.remove else _options(command)
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
 
     from conch.deploy.ray.cluster import RayApplication, connected, start_serve, total_resources
 
     if options is None:
-        with connected(address, start=False):
+        with connected(command.address, start=False):
             there = RayApplication(name)
             if not there.is_there:
                 raise invalid(f"the cluster has no application '{name}'")
@@ -123,7 +62,8 @@ def ray_command(
 
     _check_ports(options.ingress_options)
     plans = plan_deployments(options)
-    with connected(address) as alone, ended_as_by_ctrl_c():  # in this order: Ray has a handler of its own for SIGTERM
+    # In this order: Ray has a handler of its own for SIGTERM.
+    with connected(command.address) as alone, ended_as_by_ctrl_c():
         if alone and detach:
             raise invalid("--detach needs a cluster that stays: start one with 'ray start --head', or give --address")
         if alone:
@@ -139,7 +79,7 @@ def ray_command(
             print(f"replacing what has changed of '{name}', which the cluster runs already", flush=True)
         try:
             application.deploy(options, plans)
-            _show(application.wait(plans, timeout_secs, partial(print, flush=True)))
+            _show(application.wait(plans, command.timeout_secs, partial(print, flush=True)))
             if not detach:
                 threading.Event().wait()
         except KeyboardInterrupt:
@@ -154,43 +94,28 @@ def ray_command(
     return 0
 
 
-def _options(
-    host: str,
-    model_repository: tuple[str, ...],
-    models: str,
-    min_replicas: int,
-    max_replicas: int | None,
-    replica_options: tuple[str, ...],
-    ingress_options: tuple[str, ...],
-    http_port: int,
-    grpc_port: int,
-    metrics_port: int,
-    **fields: Any,
-) -> RayOptions:
+def _options(command: RayCommandOptions) -> RayOptions:
     from conch.core.errors import invalid
-    from conch.deploy.ray.planning import RayOptions
     from conch.library.flags import plan
 
-    if not model_repository:
+    repository, least, most = command.model_repository, command.min_replicas, command.max_replicas
+    if not repository:
         raise invalid("--model-repository must be specified")
-    if max_replicas is not None and max_replicas < min_replicas:
-        raise invalid(f"--max-replicas {max_replicas} is less than --min-replicas {min_replicas}")
-    ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
-    listening = {f"{kind}_address": host for kind in ("http", "grpc")}
-    of_replicas, of_ingress = (
-        _settings("--replica-option", replica_options),
-        _settings("--ingress-option", ingress_options),
-    )
-    plan(None, model_repository, of_replicas, ports=True)  # which refuses what replicas would refuse
-    plan(None, model_repository, of_ingress, ports=True)  # and ingresses
+    if most is not None and most < least:
+        raise invalid(f"--max-replicas {most} is less than --min-replicas {least}")
+    listening = {f"{kind}_address": command.host for kind in ("http", "grpc")}
+    ports = {f"{kind}_port": getattr(command, f"{kind}_port") for kind in ("http", "grpc", "metrics")}
+    of_replicas = _settings("--replica-option", command.replica_options)
+    of_ingress = _settings("--ingress-option", command.ingress_options)
+    plan(None, repository, of_replicas, ports=True)  # which refuses what replicas would refuse
+    plan(None, repository, of_ingress, ports=True)  # and ingresses
+    passed = {field.name: getattr(command, field.name) for field in fields(ReplicaOptions)}
     return RayOptions(
-        model_repository=tuple(map(_absolute, model_repository)),
-        models=tuple(filter(None, (part.strip() for part in models.split(",")))),
-        min_replicas=min_replicas,
-        max_replicas=max_replicas or min_replicas,
+        **passed | {"model_repository": tuple(map(_absolute, repository))},
+        models=tuple(filter(None, (part.strip() for part in command.models.split(",")))),
+        max_replicas=most or least,
         replica_options=of_replicas,
         ingress_options={**listening, **ports, **of_ingress},
-        **fields,
     )
 
 
@@ -253,3 +178,6 @@ def ingress_urls(addresses: Mapping[str, tuple[str, int]]) -> list[str]:
 def _remove(application: RayApplication, name: str) -> None:
     print(f"removing '{name}' ...", flush=True)
     application.remove()
+
+
+ray_command = command_of("ray", RayCommandOptions, ray)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import quote
 
 from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION
 
 #: Endpoints of a single model, and all endpoints.
-OF_MODELS: Final = ("infer", "generate", "generate_stream")
-ENDPOINTS: Final = (*OF_MODELS, "openai")
+ModelEndpoint = Literal["infer", "generate", "generate_stream"]
+Endpoint = Literal[ModelEndpoint, "openai"]
 #: The variant of ``openai`` for embedding models.
 EMBEDDINGS: Final = "openai_embeddings"
 _OPENAI: Final[Mapping[str, str]] = {"openai": "/v1/chat/completions", EMBEDDINGS: "/v1/embeddings"}
@@ -19,7 +19,7 @@ _TASKS: Final[Mapping[str, str]] = {"": "openai", TEXT_GENERATION: "openai", "fe
 
 
 def endpoint_for(endpoint: str, model: str, task: str) -> str:
-    """Resolve one of ``ENDPOINTS`` for a model's ``task``, which is empty if unknown.
+    """Resolve an ``Endpoint`` for a model's ``task``, which is empty if unknown.
 
     Raises INVALID_ARG for ``openai`` if the OpenAI API does not support the task.
     """

@@ -15,7 +15,8 @@ import pytest
 from conch.cli import main
 from conch.cli.deploy_ray import ingress_urls
 from conch.core.errors import ConchError, invalid, unavailable
-from conch.deploy.ray.planning import DeploymentPlan, RayOptions
+from conch.deploy.ray.options import RayOptions
+from conch.deploy.ray.planning import DeploymentPlan
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from tests.models import write
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from conch import __version__
 from conch.deploy.ray.ingress import IngressSpec, NodeIngress
-from conch.deploy.ray.planning import INGRESS, REGISTRY, DeploymentPlan, RayOptions
+from conch.deploy.ray.options import RayOptions
+from conch.deploy.ray.planning import INGRESS, REGISTRY, DeploymentPlan
 from conch.deploy.ray.registry import DEREGISTER_SECONDS, ReplicaRegistry
 from conch.deploy.ray.replica import ModelReplica, ReplicaSpec
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from conch.core.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.deploy.ray.application import application
-from conch.deploy.ray.planning import INGRESS, REGISTRY, DeploymentPlan, RayOptions
+from conch.deploy.ray.options import RayOptions
+from conch.deploy.ray.planning import INGRESS, REGISTRY, DeploymentPlan
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
 from conch.machine.extras import require
 from conch.machine.ports import check_listens

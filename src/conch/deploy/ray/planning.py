@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 from conch import __version__
 from conch.core.errors import invalid
+from conch.deploy.ray.options import RayOptions
 from conch.repository.roots import read_place
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.urls import StoreUrl
@@ -20,26 +21,6 @@ SHARED: Final = "models"
 #: The names of conch's own deployments; the registry records start failures of the ingress under its name.
 REGISTRY: Final = "registry"
 INGRESS: Final = "ingress"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RayOptions:
-    """The options of ``conch deploy ray``; resources are per replica."""
-
-    model_repository: tuple[str, ...]
-    models: tuple[str, ...] = ()
-    min_replicas: int = 1
-    max_replicas: int = 1
-    target_ongoing_requests: float = 16.0
-    upscale_delay_secs: float = 10.0
-    downscale_delay_secs: float = 300.0
-    cpus_per_replica: float = 1.0
-    gpus_per_replica: float = 0.0
-    max_models_per_replica: int = 0
-    max_surge_percent: int = 25
-    drain_secs: int = 30
-    replica_options: dict[str, Any] = field(default_factory=dict)
-    ingress_options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from conch.deploy.ray import planning
-from conch.deploy.ray.planning import DeploymentPlan, RayOptions, plan_deployments, shortage
+from conch.deploy.ray.options import RayOptions
+from conch.deploy.ray.planning import DeploymentPlan, plan_deployments, shortage
 from tests.models import write
 from tests.refusals import refused_argument
 
