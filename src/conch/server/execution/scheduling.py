@@ -1,24 +1,32 @@
-"""Chooses the scheduler of a model from its configuration."""
+"""Creates the scheduler of a model from its configuration, and reads the initial states of its sequences."""
 
 from __future__ import annotations
 
 import os
+from math import prod
+from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.table import Backend, backend_of, sequences_unsupported
-from conch.config.schema import InstanceGroup, ModelConfig, implementation, scheduler
+from conch.config.reading import read_small
+from conch.config.schema import InstanceGroup, ModelConfig, datatype, implementation, scheduler
 from conch.config.signature import parameters
-from conch.core.errors import invalid, unsupported
+from conch.core.errors import internal, invalid, unsupported
 from conch.core.inference import ModelSignature
 from conch.core.lengths import CPU_TOKENS, GPU_TOKENS
+from conch.core.tensors import ELEMENT_SIZE
 from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler, Scheduler
 from conch.server.schedulers.queue import QueuePolicy, RequestQueue
-from conch.server.schedulers.sequences.inputs import ControlInputs, StateKeeper, StateTensor
+from conch.server.schedulers.sequences.inputs import ControlInputs, StateKeeper, StateTensor, state_tensors
 from conch.server.schedulers.sequences.scheduler import SequenceScheduler, sequence_policy
 from conch.server.schedulers.tokens import TokenBatcher
 
 #: Number of waiting requests at which a model's batcher starts; for tests, as in Triton.
 DELAY_SCHEDULER: Final = "TRITONSERVER_DELAY_SCHEDULER"
+#: Folder of the files with initial states in a model's directory.
+_STATE_FOLDER: Final = "initial_state"
+#: Maximum size of a file (bytes).
+_MOST_STATE_BYTES: Final = 1 << 30
 
 
 def make_scheduler(
@@ -104,3 +112,39 @@ def _policy(policy: Any) -> QueuePolicy:
         allow_timeout_override=policy.allow_timeout_override,
         delay_when_late=policy.timeout_action == policy.DELAY,
     )
+
+
+def read_states(config: ModelConfig, directory: Path) -> tuple[StateTensor, ...]:
+    """Return the states of sequences, with initial values, of the model in ``directory``; blocking.
+
+    Raises INVALID_ARG if a file is too small, INTERNAL if a file cannot be read.
+    """
+    files = {
+        state.input_name: _read_state(initial, directory)
+        for state in config.sequence_batching.state
+        for initial in state.initial_state
+        if initial.WhichOneof("state_data") == "data_file"
+    }
+    return state_tensors(config, files)
+
+
+def _read_state(initial: object, directory: Path) -> bytes:
+    file: str = initial.data_file  # type: ignore[attr-defined]
+    folder = (directory / _STATE_FOLDER).resolve()
+    path = (folder / file).resolve()
+    if not path.is_relative_to(folder):
+        raise internal(f"initial state file '{file}' must be inside the folder '{_STATE_FOLDER}' of the model")
+    try:
+        data = read_small(path, _MOST_STATE_BYTES)
+    except OSError as error:
+        raise internal(f"failed to read initial state file '{file}': {error.strerror}") from error
+    kind = datatype(initial.data_type)  # type: ignore[attr-defined]
+    if kind == "BYTES":
+        return data
+    expected = ELEMENT_SIZE[kind] * prod(initial.dims)  # type: ignore[attr-defined]
+    if len(data) < expected:
+        raise invalid(
+            f"initial_state setting expects {expected} bytes, but the data provided from {file}only has {len(data)} "
+            "bytes."
+        )
+    return data[:expected]

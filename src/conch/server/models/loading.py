@@ -38,11 +38,10 @@ from conch.server.execution.caching import CacheLookup
 from conch.server.execution.dispatch import Dispatcher
 from conch.server.execution.ensemble import Ensemble, Step
 from conch.server.execution.executor import Executor
-from conch.server.execution.initial_states import read_states
 from conch.server.execution.remote.executor import RemoteSequences
 from conch.server.execution.remote.loading import complete_remote, make_executor
 from conch.server.execution.resources import is_limited
-from conch.server.execution.scheduling import make_scheduler, preserves_ordering
+from conch.server.execution.scheduling import make_scheduler, preserves_ordering, read_states
 from conch.server.execution.starting import WorkerPlacement, WorkerStarter, compare_placements, placements_of
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model, dependencies_of

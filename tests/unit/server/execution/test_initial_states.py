@@ -9,7 +9,7 @@ from google.protobuf import text_format
 
 from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError
-from conch.server.execution.initial_states import read_states
+from conch.server.execution.scheduling import read_states
 
 
 def config(state: str, batch: int = 4) -> ModelConfig:

@@ -167,6 +167,18 @@ async def test_instance_that_comes_back_is_another_than_the_one_that_leaves() ->
     assert [worker.stopped for worker in bench.workers] == [True, False, False]
 
 
+async def test_leaving_worker_that_dies_ends_with_its_sequences() -> None:
+    bench = Bench(2)
+    lost = await bench.send(1, "s")
+    bench.dispatcher.keep([WorkerPlacement("m_1", "CPU")])
+    bench.workers[0].die()
+    await settle()
+    await bench.dispatcher.finish_retiring()
+    assert lost.error is not None and bench.dispatcher.processes == bench.workers[1:]
+    await bench.send(2, "s")
+    assert bench.batches(1) == [[2]]
+
+
 async def test_when_no_worker_can_be_had_everything_fails() -> None:
     bench = Bench()
     await bench.send(1, "s")
