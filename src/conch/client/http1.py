@@ -64,16 +64,26 @@ class ResponseReader:
     """
 
     def __init__(self) -> None:
+        self._fields: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        # The parser calls these, and the methods at the end of this class.
+        self.on_header = self._fields.__setitem__
+        self.on_body = self._body.append
         self._parser: Any = httptools.HttpResponseParser(self)
         self.begin()
 
     def begin(self) -> None:
         """Prepare for the response to the next request."""
         self.status = 0
-        self.headers: dict[bytes, bytes] = {}
         self.complete = False
         self.keep_alive = False
-        self._body: list[bytes] = []
+        self._fields.clear()
+        self._body.clear()
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        """The headers and trailers that have been read, with names in lower case."""
+        return {name.lower(): value for name, value in self._fields.items()}
 
     def feed(self, data: bytes) -> bool:
         """Read the next bytes of the connection; return whether the response is complete. Raises HttpFault."""
@@ -87,15 +97,16 @@ class ResponseReader:
 
     def end(self) -> None:
         """Read the end of the connection, which ends a body of unknown length. Raises HttpFault if it comes early."""
-        known = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+        known = not self.headers.keys().isdisjoint((b"content-length", b"transfer-encoding"))
         if not self.status or (known and not self.complete):
             raise HttpFault(f"the server closed the connection {'in' if self.status else 'before'} its response")
         self.complete, self.keep_alive = True, False
 
     def take_body(self) -> bytes:
         """Return the body as far as it has been read and not been taken."""
-        body, self._body = self._body, []
-        return body[0] if len(body) == 1 else b"".join(body)
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        return body
 
     def response(self) -> HttpResponse:
         """Return the complete response."""
@@ -107,21 +118,14 @@ class ResponseReader:
         if self.complete:
             raise HttpFault("the server sends a response without a request")
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.status:  # otherwise a trailer
-            self.headers[name.lower()] = value
-
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= 200 or status == 101:  # Switching Protocols, which no client here requests
             self.status = status
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
 
     def on_message_complete(self) -> None:
         if self.status:
             self.complete = True
             self.keep_alive = self.status != 101 and self._parser.should_keep_alive()
         else:
-            self.headers.clear()  # those of an interim response
+            self._fields.clear()  # those of an interim response

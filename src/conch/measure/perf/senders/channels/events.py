@@ -40,33 +40,23 @@ class EventChannel(HttpChannel):
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, read: ReadEvent) -> None:
         super().__init__(loop, address)
         self._read = read
-        self._streams = False
+        self._unread = b""
         self._error = ""
 
-    # Called by the parser
+    def _write(self, call: TimedCall) -> None:
+        self._unread, self._error = b"", ""
+        super()._write(call)
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._streams = False
-        self._error = ""
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type":
-            self._streams = value.lower().startswith(b"text/event-stream")
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-        if self._streams and self._call is not None:
-            *events, self._body = self._body.replace(b"\r\n", b"\n").split(b"\n\n")
-            for event in events:
-                self._note(self._call, event)
+    def _arrived(self, call: TimedCall, complete: bool) -> None:
+        self._unread += self._reader.take_body()
+        if self._reader.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
+            *events, self._unread = self._unread.replace(b"\r\n", b"\n").split(b"\n\n")
+            for event in [*events, self._unread] if complete else events:
+                self._note(call, event)
+        elif complete:
+            self._understand(call, self._unread)
 
     def _answered(self, call: TimedCall) -> None:
-        if self._body:
-            if self._streams:
-                self._note(call, self._body)
-            else:
-                self._understand(call, self._body)
         self._end(call, Outcome.REFUSED if self._error else Outcome.OK, self._error)
 
     def _note(self, call: TimedCall, event: bytes) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 channel with one request at a time, parsed by httptools.
+"""An HTTP/1.1 channel with one request at a time.
 
 Runs on the event loop of a sending process.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic_ns
-from typing import Any, Final
+from typing import Final
 
-import httptools
 import orjson
 
+from conch.client.http1 import HttpFault, ResponseReader
 from conch.measure.perf.senders.calls import Judge, TimedCall
 from conch.measure.perf.senders.channels.connecting import Address, Connecting
 from conch.measure.perf.senders.records import Outcome
@@ -26,8 +26,7 @@ class HttpChannel(Connecting):
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
         super().__init__(loop, address)
         self._call: TimedCall | None = None
-        self._parser: Any = None
-        self._body = b""
+        self._reader = ResponseReader()
 
     @property
     def room(self) -> int:
@@ -50,12 +49,11 @@ class HttpChannel(Connecting):
     # Called by the transport
 
     def on_connected(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+        self._reader = ResponseReader()
         if self._call is not None:
             self._write(self._call)
 
     def on_lost(self, error: str) -> None:
-        self._parser = None
         if self._call is not None:
             self._end(self._call, Outcome.CONNECTION_LOST, error)
 
@@ -64,7 +62,7 @@ class HttpChannel(Connecting):
             self._call.written = monotonic_ns()
 
     def data_received(self, data: bytes) -> None:
-        call = self._call
+        call, reader = self._call, self._reader
         if call is None:  # no request is in flight
             self.close()
             return
@@ -72,33 +70,24 @@ class HttpChannel(Connecting):
             call.first = monotonic_ns()
         call.received += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            if self._call is call:
-                self.close()
-                self._end(call, Outcome.UNREADABLE, str(error))
-
-    # Called by the parser
-
-    def on_message_begin(self) -> None:
-        self._body = b""
-
-    def on_body(self, body: bytes) -> None:
-        if self._parser.get_status_code() >= 300:
-            self._body += body
-
-    def on_message_complete(self) -> None:
-        call, parser = self._call, self._parser
-        code = parser.get_status_code()
-        if code < 200 or call is None:  # 100 Continue
-            return
-        call.code = code
-        if not parser.should_keep_alive():
+            complete = reader.feed(data)
+        except HttpFault as fault:
             self.close()
-        if code < 300:
-            self._answered(call)
-        else:
-            self._end(call, Outcome.REFUSED, error_text(self._body) or f"HTTP status {code}")
+            self._end(call, Outcome.UNREADABLE, str(fault))
+            return
+        if reader.status < 300:
+            self._arrived(call, complete)
+        if complete:
+            call.code = reader.status
+            if not reader.keep_alive:
+                self.close()
+            if reader.status < 300:
+                self._answered(call)
+            else:
+                self._end(call, Outcome.REFUSED, error_text(reader.take_body()) or f"HTTP status {reader.status}")
+
+    def _arrived(self, call: TimedCall, complete: bool) -> None:
+        """Read the next part of a response that is not an error."""
 
     def _answered(self, call: TimedCall) -> None:
         """Complete a call whose response is not an error."""
@@ -106,6 +95,7 @@ class HttpChannel(Connecting):
         self._end(call, Outcome.OK, "")
 
     def _write(self, call: TimedCall) -> None:
+        self._reader.begin()
         call.sent = monotonic_ns()
         if self.write(call.payload.data):
             call.written = monotonic_ns()
@@ -124,25 +114,12 @@ class JudgedHttpChannel(HttpChannel):
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, judge: Judge) -> None:
         super().__init__(loop, address)
         self._judge = judge
-        self._json_size = 0
-
-    # Called by the parser
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._json_size = 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"inference-header-content-length":
-            self._json_size = int(value)
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
 
     def _answered(self, call: TimedCall) -> None:
         call.responses += 1
         end = monotonic_ns()
-        wrong = self._judge(call.number, self._body, self._json_size)
+        response = self._reader.response()
+        wrong = self._judge(call.number, response.body, response.json_size or 0)
         self._end(call, Outcome.WRONG if wrong else Outcome.OK, wrong, end)
 
 
