@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
     from conch.client.client import Client
     from conch.client.results import InferResult
-    from conch.client.service import InferenceService, ResultStream
+    from conch.client.service import AsyncInferenceService, AsyncResultStream, InferenceService, ResultStream
     from conch.core.errors import Code, ConchError
     from conch.library.async_server import AsyncServer
-    from conch.library.async_service import AsyncInferenceService, AsyncResultStream
     from conch.library.server import Server
     from conch.library.serving import serve
 
@@ -37,8 +36,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AsyncInferenceService": "conch.library.async_service",
-    "AsyncResultStream": "conch.library.async_service",
+    "AsyncInferenceService": "conch.client.service",
+    "AsyncResultStream": "conch.client.service",
     "AsyncServer": "conch.library.async_server",
     "Client": "conch.client.client",
     "Code": "conch.core.errors",

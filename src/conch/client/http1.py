@@ -16,9 +16,9 @@ from conch.core.errors import invalid
 
 #: The number of JSON bytes before the binary tensors of a body.
 JSON_SIZE: Final = "inference-header-content-length"
-#: Characters that would end a line of the head, or the target.
-_LINE_END: Final = re.compile(r"[\r\n\0]")
+#: Characters that a target, and a header, cannot have.
 _NO_TARGET: Final = re.compile(r"[^!-~]")
+_NO_HEADER: Final = re.compile(r"[^\t -~\x80-\xff]")
 
 
 class HttpFault(Exception):
@@ -44,16 +44,13 @@ def request_head(method: str, target: str, headers: Mapping[str, str], length: i
 
     Raises INVALID_ARG for characters that a head cannot have.
     """
-    fields = [f"{name}: {value}" for name, value in headers.items()]
+    lines = [f"{name}: {value}" for name, value in headers.items()]
     if length is not None:
-        fields.append(f"content-length: {length}")
-    lines = [f"{method} {target} HTTP/1.1", *fields, "", ""]
-    try:
-        if not _NO_TARGET.search(target) and not any(map(_LINE_END.search, fields)):
-            return "\r\n".join(lines).encode("latin-1")
-    except UnicodeEncodeError:
-        pass
-    raise invalid(f"a request over HTTP cannot have the path {target!r} or one of its headers")
+        lines.append(f"content-length: {length}")
+    wrong = next(filter(None, map(_NO_HEADER.search, lines)), None) or _NO_TARGET.search(target)
+    if wrong is not None:
+        raise invalid(f"{wrong[0]!r} cannot be in a path or a header of HTTP")
+    return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode("latin-1")
 
 
 class ResponseReader:

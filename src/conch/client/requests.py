@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from conch.client.deadline import NO_DEADLINE, Deadline
 from conch.client.values import encode_inputs
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, ModelSignature, ParameterValue
 from conch.core.tensors import WireTensor
+
+T = TypeVar("T")
 
 #: Names with another meaning in the protocols; most are separate arguments.
 _RESERVED: Final = frozenset(
@@ -59,11 +61,13 @@ class OutgoingRequest:
         """Return the error for a request without a response by the deadline."""
         return self.deadline.no_response(self.model)
 
-    def several_responses(self) -> ConchError:
-        """Return the error for a call that accepts exactly one response."""
-        return unsupported(
-            f"model '{self.model}' did not send exactly one response: use infer_stream or generate_stream"
-        )
+    def only(self, results: Sequence[T]) -> T:
+        """Return the only response. Raises UNSUPPORTED for none or several."""
+        if len(results) != 1:
+            raise unsupported(
+                f"model '{self.model}' did not send exactly one response: use infer_stream or generate_stream"
+            )
+        return results[0]
 
 
 def single_response(signature: ModelSignature) -> ModelSignature:

@@ -1,15 +1,17 @@
 """The calls shared by in-process servers and remote clients, so that code written for one runs on the other.
 
-``InferenceService`` converts the arguments to requests; its subclasses run them. Any thread may call.
+``InferenceService`` declares the calls and converts their arguments to requests; its subclasses run them, and any
+thread may call. ``AsyncInferenceService`` has the same calls for code that runs on an event loop.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import wraps
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast
 
 from numpy.typing import ArrayLike
 
@@ -23,6 +25,9 @@ from conch.client.requests import (
 )
 from conch.client.results import InferResult
 from conch.core.inference import ModelSignature, ParameterValue
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ResultStream(Iterator[InferResult]):
@@ -45,6 +50,37 @@ class ResultStream(Iterator[InferResult]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class AsyncResultStream(AsyncIterator[InferResult]):
+    """The responses to a request, in order, for one task at a time.
+
+    Closing the stream before its end cancels the request.
+    """
+
+    @abstractmethod
+    async def __anext__(self) -> InferResult: ...
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Cancel the request and discard its remaining responses."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class InferenceCall(NamedTuple):
+    """A call to a model; ``build`` makes its request when the inputs and outputs of the model are known."""
+
+    model: str
+    version: int
+    deadline: Deadline
+    build: Callable[[ModelSignature], OutgoingRequest]
 
 
 class RequestTarget(Protocol):
@@ -93,13 +129,15 @@ class InferenceService(ABC):
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
-        with self._target(model, number, deadline) as target:
-            request = infer_request(
-                single_response(target.signature), number, inputs,
+
+        def build(signature: ModelSignature) -> OutgoingRequest:
+            return infer_request(
+                single_response(signature), number, inputs,
                 outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
                 sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
             )  # fmt: skip
-            return target.infer(request)
+
+        return self._single(InferenceCall(model, number, deadline, build))
 
     def infer_stream(
         self,
@@ -123,16 +161,19 @@ class InferenceService(ABC):
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
-        with self._target(model, number, deadline) as target:
-            request = infer_request(
-                target.signature, number, inputs,
+
+        def build(signature: ModelSignature) -> OutgoingRequest:
+            return infer_request(
+                signature, number, inputs,
                 outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
                 sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
             )  # fmt: skip
-            return target.stream(request)
+
+        return self._streamed(InferenceCall(model, number, deadline, build))
 
     def generate(
         self,
+        /,
         model: str,
         inputs: str | Mapping[str, Any],
         *,
@@ -149,20 +190,17 @@ class InferenceService(ABC):
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
-        with self._target(model, number, deadline) as target:
-            request = generate_request(
-                target.signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=False
+
+        def build(signature: ModelSignature) -> OutgoingRequest:
+            return generate_request(
+                signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=False
             )
-            if not target.signature.decoupled:
-                return target.infer(request)
-            with target.stream(request) as stream:
-                results = list(stream)
-        if len(results) != 1:
-            raise request.several_responses()
-        return results[0]
+
+        return self._single(InferenceCall(model, number, deadline, build))
 
     def generate_stream(
         self,
+        /,
         model: str,
         inputs: str | Mapping[str, Any],
         *,
@@ -177,11 +215,13 @@ class InferenceService(ABC):
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
-        with self._target(model, number, deadline) as target:
-            request = generate_request(
-                target.signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=True
+
+        def build(signature: ModelSignature) -> OutgoingRequest:
+            return generate_request(
+                signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=True
             )
-            return target.stream(request)
+
+        return self._streamed(InferenceCall(model, number, deadline, build))
 
     @abstractmethod
     def live(self, *, timeout: float | None = None) -> bool:
@@ -239,3 +279,89 @@ class InferenceService(ABC):
 
         Raises NOT_FOUND or UNAVAILABLE.
         """
+
+    def _single(self, call: InferenceCall) -> InferResult:
+        with self._target(call.model, call.version, call.deadline) as target:
+            request = call.build(target.signature)
+            if not target.signature.decoupled:
+                return target.infer(request)
+            with target.stream(request) as stream:
+                return request.only(list(stream))
+
+    def _streamed(self, call: InferenceCall) -> ResultStream:
+        with self._target(call.model, call.version, call.deadline) as target:
+            return target.stream(call.build(target.signature))
+
+
+def _awaited(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return a method of InferenceService as a coroutine function: ``_single`` of its object is one."""
+
+    @wraps(method)
+    async def call(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return await cast(Coroutine[Any, Any, T], method(self, *arguments, **options))
+
+    return call
+
+
+def _asynchronous(
+    method: Callable[Concatenate[Any, P], ResultStream],
+) -> Callable[Concatenate[Any, P], AsyncResultStream]:
+    """Return a method of InferenceService unchanged: ``_streamed`` of its object returns an asynchronous stream."""
+    return cast(Callable[Concatenate[Any, P], AsyncResultStream], method)
+
+
+class AsyncInferenceService(ABC):
+    """A server of models; its methods behave and raise as those of :class:`conch.InferenceService`.
+
+    Cancelling a call cancels its request. ``infer_stream`` and ``generate_stream`` send their request at once and
+    return a stream for ``async for``; all other calls are coroutines.
+    """
+
+    infer = _awaited(InferenceService.infer)
+    infer_stream = _asynchronous(InferenceService.infer_stream)
+    generate = _awaited(InferenceService.generate)
+    generate_stream = _asynchronous(InferenceService.generate_stream)
+    # Abstract, as there:
+    live = _awaited(InferenceService.live)
+    ready = _awaited(InferenceService.ready)
+    metadata = _awaited(InferenceService.metadata)
+    config = _awaited(InferenceService.config)
+    statistics = _awaited(InferenceService.statistics)
+    models = _awaited(InferenceService.models)
+    load = _awaited(InferenceService.load)
+    unload = _awaited(InferenceService.unload)
+    close = _awaited(InferenceService.close)
+
+    @abstractmethod
+    def _signature(self, model: str, version: int) -> ModelSignature:
+        """Return the inputs and outputs of the model. Raises NOT_FOUND or UNAVAILABLE."""
+
+    async def _loaded_signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
+        """Return the inputs and outputs of the model once it is loaded. Raises UNAVAILABLE at ``deadline``."""
+        return self._signature(model, version)
+
+    def _sent(self, send: Callable[[], AsyncResultStream], deadline: Deadline) -> AsyncResultStream:
+        """Return the stream that ``send`` makes, possibly after loading its model."""
+        return send()
+
+    @abstractmethod
+    async def _infer(self, request: OutgoingRequest) -> InferResult:
+        """Return the only response to a request."""
+
+    @abstractmethod
+    def _stream(self, request: OutgoingRequest) -> AsyncResultStream:
+        """Send a request and return the stream of its responses."""
+
+    async def _single(self, call: InferenceCall) -> InferResult:
+        signature = await self._loaded_signature(call.model, call.version, call.deadline)
+        request = call.build(signature)
+        if not signature.decoupled:
+            return await self._infer(request)
+        async with self._stream(request) as stream:
+            return request.only([result async for result in stream])
+
+    def _streamed(self, call: InferenceCall) -> AsyncResultStream:
+        def send() -> AsyncResultStream:
+            return self._stream(call.build(self._signature(call.model, call.version)))
+
+        return self._sent(send, call.deadline)

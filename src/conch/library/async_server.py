@@ -14,11 +14,11 @@ from typing import Any, Self
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest, version_number
 from conch.client.results import InferResult
+from conch.client.service import AsyncInferenceService, AsyncResultStream
 from conch.core.errors import ConchError, unavailable, unsupported
 from conch.core.inference import ModelSignature
 from conch.library import inprocess
 from conch.library.app import Application
-from conch.library.async_service import AsyncInferenceService, AsyncResultStream
 from conch.library.flags import plan
 from conch.machine import logs
 from conch.server.core import InferenceServer

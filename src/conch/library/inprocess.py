@@ -13,10 +13,10 @@ from typing import Final
 
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
+from conch.client.service import AsyncResultStream
 from conch.client.values import decode
 from conch.core.errors import ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
-from conch.library.async_service import AsyncResultStream
 from conch.server.model import Model
 
 #: Maximum size of unread responses before their request is cancelled, as over gRPC (bytes).

@@ -8,9 +8,10 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
@@ -23,7 +24,21 @@ from conch.library.async_server import AsyncServer
 from conch.library.inprocess import HeldModel, LocalStream
 from conch.library.loop_thread import LoopThread
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncServer, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Return a method of ``AsyncServer`` as one of ``Server``, which runs it on the server's event loop."""
+
+    @wraps(method)
+    def call(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        result: T = self._run(method(self._server, *arguments, **options))
+        return result
+
+    return call
 
 
 class Server(InferenceService):
@@ -110,36 +125,13 @@ class Server(InferenceService):
     def ready(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> bool:
         return self._open and self._run(self._server.ready(model, version, timeout=timeout))
 
-    def metadata(self, model: str = "", version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
-        return self._run(self._server.metadata(model, version, timeout=timeout))
-
-    def config(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, Any]:
-        return self._run(self._server.config(model, version, timeout=timeout))
-
-    def labels(self, model: str, version: int | str = "", *, timeout: float | None = None) -> dict[str, list[str]]:
-        """Return the class labels by output, for the outputs that have labels."""
-        return self._run(self._server.labels(model, version, timeout=timeout))
-
-    def statistics(
-        self, model: str = "", version: int | str = "", *, timeout: float | None = None
-    ) -> list[dict[str, Any]]:
-        return self._run(self._server.statistics(model, version, timeout=timeout))
-
-    def models(self, *, timeout: float | None = None) -> list[dict[str, str]]:
-        return self._run(self._server.models(timeout=timeout))
-
-    def load(
-        self,
-        model: str,
-        config: str | Mapping[str, Any] | None = None,
-        files: Mapping[str, bytes] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        self._run(self._server.load(model, config, files, timeout=timeout))
-
-    def unload(self, model: str, dependents: bool = False, *, timeout: float | None = None) -> None:
-        self._run(self._server.unload(model, dependents, timeout=timeout))
+    metadata = _blocking(AsyncServer.metadata)
+    config = _blocking(AsyncServer.config)
+    labels = _blocking(AsyncServer.labels)
+    statistics = _blocking(AsyncServer.statistics)
+    models = _blocking(AsyncServer.models)
+    load = _blocking(AsyncServer.load)
+    unload = _blocking(AsyncServer.unload)
 
     @contextlib.contextmanager
     def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[RequestTarget]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
 
+from conch.client.http1 import request_head
 from conch.core.errors import invalid
 from conch.core.tensors import WireTensor, format_shape
 from conch.measure.perf.inputs.data import Sample
@@ -121,13 +122,7 @@ def openai_request(
 
 def http_post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """Return the bytes of a POST request; raises INVALID_ARG for characters that its head cannot have."""
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    lines += [f"Content-Length: {len(body)}", "", ""]
-    try:
-        return "\r\n".join(lines).encode("latin-1") + body
-    except UnicodeEncodeError as error:
-        wrong = error.object[error.start : error.end]
-        raise invalid(f"'{wrong}' cannot be in a path or a header of HTTP") from None
+    return request_head("POST", path, headers, len(body)) + body
 
 
 def _value(tensor: WireTensor) -> Any:
