@@ -205,24 +205,24 @@ class TestQuestions:
             yield from self.pieces  # type: ignore[attr-defined]
 
     def test_the_closest_sentence_is_shown(self, console: Console) -> None:
-        questions.ask_embedders(self.Fake({"minilm": RIGHT, "minilm_ensemble": RIGHT}), console)
+        questions.query_embedders(self.Fake({"minilm": RIGHT, "minilm_ensemble": RIGHT}), console)
         assert re.search(r"settings\. +0\.8000 +0\.8000", shown(console))
 
     def test_another_closest_sentence_is_an_error(self, console: Console) -> None:
         wrong = [RIGHT[0], *reversed(RIGHT[1:])]
         with pytest.raises(ConchError, match="minilm_ensemble finds the wrong sentence closest"):
-            questions.ask_embedders(self.Fake({"minilm": RIGHT, "minilm_ensemble": wrong}), console)
+            questions.query_embedders(self.Fake({"minilm": RIGHT, "minilm_ensemble": wrong}), console)
 
     @pytest.mark.parametrize("off", [2e-4, float("nan")])
     def test_models_that_differ_are_an_error(self, console: Console, off: float) -> None:
         other = [*RIGHT[:3], [-1.0, off]]
         with pytest.raises(ConchError, match="minilm and minilm_ensemble differ by"):
-            questions.ask_embedders(self.Fake({"minilm": RIGHT, "minilm_ensemble": other}), console)
+            questions.query_embedders(self.Fake({"minilm": RIGHT, "minilm_ensemble": other}), console)
 
     @pytest.mark.parametrize("pieces", [[], ["The capital ", "is Rome."]])
     def test_an_answer_without_the_fact_is_an_error(self, console: Console, pieces: list[str]) -> None:
         with pytest.raises(ConchError, match="does not say 'Tokyo'"):
-            questions.ask_generator(self.Fake(pieces=pieces), console)
+            questions.query_generator(self.Fake(pieces=pieces), console)
 
 
 def test_paths_are_escaped_in_configurations() -> None:

@@ -33,7 +33,7 @@ class SimulatedLoopThread:
         self._loop = loop
 
     @property
-    def is_of_another_process(self) -> bool:
+    def is_forked(self) -> bool:
         return self._loop.is_closed()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

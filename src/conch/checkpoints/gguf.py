@@ -230,10 +230,10 @@ class _Reader:
             raise self._wrong("it has lists of lists" if kind == _ARRAY else f"a list is of type {kind}")
         dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
         count = self._count("Q", dtype.itemsize)
-        return np.frombuffer(self._taken(count * dtype.itemsize), dtype)
+        return np.frombuffer(self._slice(count * dtype.itemsize), dtype)
 
     def _text(self) -> str:
-        return self._taken(self._count("Q", 1)).decode("utf-8", "replace")
+        return self._slice(self._count("Q", 1)).decode("utf-8", "replace")
 
     def _count(self, form: str, width: int) -> int:
         """Read a number of elements. Raises INVALID_ARG if the file is too short for ``width`` bytes per element."""
@@ -243,9 +243,9 @@ class _Reader:
         return count
 
     def _unpack(self, form: str) -> Any:
-        return struct.unpack(f"<{form}", self._taken(struct.calcsize(f"<{form}")))[0]
+        return struct.unpack(f"<{form}", self._slice(struct.calcsize(f"<{form}")))[0]
 
-    def _taken(self, size: int) -> bytes:
+    def _slice(self, size: int) -> bytes:
         start, self._at = self._at, self._at + size
         if self._at > self._size:
             raise self._cut()

@@ -25,7 +25,7 @@ class ProfileLine:
 
     def measuring(self, trial: Trial, progress: SearchProgress) -> None:
         """Show what is being measured, how far it is, and the time left."""
-        self._tell_known()
+        self._report_known()
         self._progress = f"{progress.done + 1} of about {progress.expected}, about {_time(progress.left)} left"
         if not self._console.is_terminal:
             return
@@ -55,12 +55,12 @@ class ProfileLine:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        self._tell_known()
+        self._report_known()
         if self._status is not None:
             self._status.stop()
             self._status = None
 
-    def _tell_known(self) -> None:
+    def _report_known(self) -> None:
         if self._known:
             self.say(f"{self._known} measurements are taken from the journal.")
             self._known = 0

@@ -45,9 +45,9 @@ def check_command(directories: tuple[str, ...], config_name: str | None, backend
     """
     from conch.repository.backends import BackendDirectories
     from conch.repository.checks.repository import check
-    from conch.repository.roots import read_place
+    from conch.repository.roots import parse_location
 
-    places = [read_place(directory) for directory in directories]
+    places = [parse_location(directory) for directory in directories]
     findings = check(places, config_name, BackendDirectories.beginning_with(backend_directory))
     for finding in findings:
         click.echo(shown(finding, [place for place in places if isinstance(place, Path)]))

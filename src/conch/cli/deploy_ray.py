@@ -52,7 +52,7 @@ def ray(command: RayCommandOptions) -> int:
     if options is None:
         with connected(command.address, start=False):
             there = RayApplication(name)
-            if not there.is_there:
+            if not there.is_deployed:
                 raise invalid(f"the cluster has no application '{name}'")
             there.remove()
         print(f"removed '{name}'")
@@ -74,7 +74,7 @@ def ray(command: RayCommandOptions) -> int:
             print(short, flush=True)
         start_serve()
         application = RayApplication(name)
-        new = not application.is_there
+        new = not application.is_deployed
         if not new:
             print(f"replacing what has changed of '{name}', which the cluster runs already", flush=True)
         try:

@@ -69,7 +69,7 @@ def run_against(
                 with console.status(f"{heading}: round 1 of {against.rounds}") as status:
                     comparison = compare(
                         level, partial(first.measure, level), partial(second.measure, level), against.rounds,
-                        partial(_tell, status, heading, against.rounds),
+                        partial(_show_progress, status, heading, against.rounds),
                     )  # fmt: skip
                 compared.append(comparison)
                 console.print()
@@ -99,6 +99,6 @@ def _writers(
         yield html, lambda: write_report(comparison_report(a, b, command_line(sys.argv), compared), html)
 
 
-def _tell(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound]) -> None:
+def _show_progress(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound]) -> None:
     disturbed = sum(measured_round.disturbed for measured_round in rounds)
     status.update(f"{heading}: {len(rounds)} of {wanted} rounds, {disturbed} of them disturbed")

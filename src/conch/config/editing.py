@@ -66,7 +66,7 @@ def _apply(message: Any, changes: Mapping[str, Any], where: str) -> None:
         elif field.message_type is not None and field.message_type.GetOptions().map_entry:
             _apply_entries(message, field.name, value, path)
         elif field.full_name == _BY_PLACE and isinstance(value, list):
-            _apply_by_place(getattr(message, field.name), value, path)
+            _apply_by_index(getattr(message, field.name), value, path)
         elif field.message_type is not None and not repeated and isinstance(value, Mapping):
             getattr(message, field.name).SetInParent()
             _apply(getattr(message, field.name), value, f"{path}.")
@@ -86,7 +86,7 @@ def _apply_entries(message: Any, name: str, changes: Any, path: str) -> None:
             message.MergeFrom(entry)
 
 
-def _apply_by_place(groups: Any, changes: list[Any], path: str) -> None:
+def _apply_by_index(groups: Any, changes: list[Any], path: str) -> None:
     del groups[len(changes) :]
     for number, change in enumerate(changes):
         if not isinstance(change, Mapping):

@@ -52,7 +52,7 @@ class _Measured:
             if self.run_seconds > SLOW_SECONDS:
                 return
 
-    def take_turn(self) -> list[float]:
+    def measure_runs(self) -> list[float]:
         """Return the durations of some runs (s)."""
         if self.run_seconds < TURN_SECONDS:
             self.run()
@@ -85,7 +85,7 @@ class _Rounds:
         """Run one round; ``others`` returns the interference since its last call."""
         before = clock()
         others()
-        figures = [network.take_turn() for network in self._order]
+        figures = [network.measure_runs() for network in self._order]
         disturbed = others().disturbs
         for network, seconds in zip(self._order, figures, strict=True):
             (network.disturbed if disturbed else network.quiet).extend(seconds)

@@ -166,7 +166,7 @@ def staged(out: Path, size: int = 0) -> Iterator[Path]:
     try:
         folder = Path(mkdtemp(prefix=".conch-", dir=out if there else out.absolute().parent))
         try:
-            _check_room(folder, size, out)
+            _check_disk_space(folder, size, out)
             yield folder
             for inner, _, _ in os.walk(folder):
                 os.chmod(inner, 0o755)
@@ -181,7 +181,7 @@ def staged(out: Path, size: int = 0) -> Iterator[Path]:
         raise invalid(f"{out} cannot be written: {error.strerror or error}") from None
 
 
-def _check_room(folder: Path, size: int, out: Path) -> None:
+def _check_disk_space(folder: Path, size: int, out: Path) -> None:
     free = disk_usage(folder).free
     if size > free:
         raise invalid(f"{out} cannot be written: it needs {shown(size)}, and the disk has {shown(free)} left")

@@ -216,7 +216,7 @@ def needs(root: Path, mount: str) -> RepositoryRequirements:
         if is_ensemble(model.config):
             ensembles.append(name)
             continue
-        _check_places(model, root.resolve(), mount)
+        _check_paths(model, root.resolve(), mount)
         _add(model, required)
         if _needs_gpu(model.config) and not visible_gpus():
             required.lacking.add(f"model '{name}' runs on a GPU, and this machine has none")
@@ -238,7 +238,7 @@ def _needs_gpu(config: ModelConfig) -> bool:
     return any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
 
 
-def _check_places(model: CheckedModel, root: Path, mount: str) -> None:
+def _check_paths(model: CheckedModel, root: Path, mount: str) -> None:
     """Raise INVALID_ARG for a parameter that names a file or a folder outside of the repository."""
     for version in model.versions:
         directory = model.files.version_directory(version)

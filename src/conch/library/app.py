@@ -42,11 +42,11 @@ from conch.machine.ports import holder
 from conch.machine.temporary import remove_orphans
 from conch.repository.backends import BackendDirectories
 from conch.repository.errors import NotFoundError
-from conch.repository.roots import read_place
+from conch.repository.roots import parse_location
 from conch.repository.scan import ModelRepository
 from conch.server.core import InferenceServer
 from conch.server.extensions import EXTENSIONS
-from conch.server.heap import heap_trimmer, keep_to_one_heap
+from conch.server.heap import heap_trimmer, use_one_heap
 from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.telemetry.tracing.tracing import Tracing
@@ -90,7 +90,7 @@ def serve(settings: Settings, on_ready: OnReady | None = None) -> int:
     ``on_ready`` is called after all startup models are loaded. Raises ConchError if the server cannot start.
     """
     raise_limit()
-    keep_to_one_heap()
+    use_one_heap()
     log = logs.setup(settings.log_settings)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -194,7 +194,7 @@ class Application:
             cache=bool(settings.cache_config),
             interval_ms=settings.metrics_interval_ms,
         )
-        places = [read_place(path) for path in settings.model_repository]
+        places = [parse_location(path) for path in settings.model_repository]
         backends = BackendDirectories.beginning_with(settings.backend_directory)
         if backends.first is not None and not backends.first.is_dir():
             LOG.warning("--backend-directory: %s is not a directory", backends.first)

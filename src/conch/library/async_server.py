@@ -28,7 +28,7 @@ from conch.server.models.on_demand import LoadNeeded
 # Used by ``AsyncServer``; runs on the server's event loop.
 
 
-class LateStream(AsyncResultStream):
+class PendingStream(AsyncResultStream):
     """A stream whose request ``send`` makes once its model is loaded; it may be read before that."""
 
     def __init__(self, needed: LoadNeeded, send: Callable[[], AsyncResultStream], deadline: Deadline) -> None:
@@ -228,7 +228,7 @@ class AsyncServer(AsyncInferenceService):
     async def _loaded_signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
         return (await self._loaded(model, version, deadline)).signature
 
-    async def _held(self, model: str, version: int, deadline: Deadline) -> inprocess.HeldModel:
+    async def _hold_model(self, model: str, version: int, deadline: Deadline) -> inprocess.HeldModel:
         """Return a model that stays loaded while another thread builds its request."""
         return inprocess.HeldModel(await self._loaded(model, version, deadline))
 
@@ -245,7 +245,7 @@ class AsyncServer(AsyncInferenceService):
         try:
             return send()
         except LoadNeeded as needed:
-            return LateStream(needed, send, deadline)
+            return PendingStream(needed, send, deadline)
 
     async def _infer(self, request: OutgoingRequest) -> InferResult:
         return await inprocess.infer(self._core.model(request.model, request.version), request)

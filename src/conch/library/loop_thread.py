@@ -45,7 +45,7 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     @property
-    def is_of_another_process(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this process is a fork of the one in which the thread runs."""
         return os.getpid() != self._pid
 
@@ -71,18 +71,18 @@ class LoopThread:
 
     def _submit(self, coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
         with self._lock:
-            if self._open and not self.is_of_another_process:
+            if self._open and not self.is_forked:
                 self._loop.call_soon_threadsafe(self._begin, coroutine, future)
                 return
         coroutine.close()
         future.cancel()
-        if self.is_of_another_process:
+        if self.is_forked:
             raise unavailable(f"the server belongs to process {self._pid}, of which this is a fork")
         raise unavailable("the server is closed")
 
     def close(self) -> None:
         """Cancel the running coroutines and end the thread; does nothing in a fork or when called again."""
-        if self.is_of_another_process:
+        if self.is_forked:
             return
         with self._lock:
             if self._open:

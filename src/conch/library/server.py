@@ -91,7 +91,7 @@ class Server(InferenceService):
         """
         if self._finalizer is not None and self._finalizer.detach() is not None:
             thread = self._thread_that_runs
-            if not thread.is_of_another_process:  # a fork leaves its parent's server running
+            if not thread.is_forked:  # a fork leaves its parent's server running
                 _close(self._server, thread, seconds)
 
     def __enter__(self) -> Self:
@@ -135,7 +135,7 @@ class Server(InferenceService):
 
     @contextlib.contextmanager
     def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[RequestTarget]:
-        held = self._run(self._server._held(model, version, deadline))
+        held = self._run(self._server._hold_model(model, version, deadline))
         try:
             yield _LocalModel(self._thread_that_runs, held)
         finally:
@@ -167,14 +167,14 @@ class _LocalModel:
 
     def __init__(self, thread: LoopThread, held: HeldModel) -> None:
         self._thread = thread
-        self._held = held
+        self._hold_model = held
         self.signature: ModelSignature = held.model.signature
 
     def infer(self, request: OutgoingRequest) -> InferResult:
-        return self._thread.run(_infer(self._held, request))
+        return self._thread.run(_infer(self._hold_model, request))
 
     def stream(self, request: OutgoingRequest) -> ResultStream:
-        return _BlockingStream(self._thread, self._thread.run(_stream(self._held, request)))
+        return _BlockingStream(self._thread, self._thread.run(_stream(self._hold_model, request)))
 
 
 class _BlockingStream(ResultStream):
@@ -221,7 +221,7 @@ async def _release(held: HeldModel) -> None:
 
 def _close_unclosed(server: AsyncServer, thread: LoopThread, name: str) -> None:
     """Close a server that was not closed before it was collected or the process exited; runs in any thread."""
-    if thread.is_of_another_process:
+    if thread.is_forked:
         return
     warnings.warn(f"unclosed server {name}", ResourceWarning, stacklevel=2)
     if thread.is_current:

@@ -38,12 +38,12 @@ def serve(
         pass
     else:
         raise unsupported("conch.serve runs its own event loop: use conch.AsyncServer in a running one")
-    with _handlers_kept(), wanted.open() as (settings, name):
+    with _restored_signal_handlers(), wanted.open() as (settings, name):
         return app.serve(settings, announcer(name) if name else None)
 
 
 @contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
+def _restored_signal_handlers() -> Iterator[None]:
     """Restore the process's handlers of SIGINT and SIGTERM, which an event loop replaces with its own."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     descriptor = signal.set_wakeup_fd(-1)

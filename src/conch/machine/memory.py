@@ -96,7 +96,7 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     memory = FreeMemory(sizes["MemTotal"], sizes["MemAvailable"])
     limit = memory_limit(memory.total, root)
-    left = [int(left) for left in limits("memory", _left_v2, _left_v1, root)]
+    left = [int(left) for left in limits("memory", _available_v2, _available_v1, root)]
     if limit:
         memory = replace(memory, total=limit, limited=True)
     if left and min(left) < memory.available:
@@ -139,17 +139,17 @@ def _limit_v1(group: Path) -> float | None:
     return _number(group / "memory.limit_in_bytes")
 
 
-def _left_v2(group: Path) -> float | None:
+def _available_v2(group: Path) -> float | None:
     """Return the limit minus the usage, which excludes reclaimable file cache."""
-    return _left(group, "memory.max", "memory.current", ("active_file", "inactive_file"))
+    return _available(group, "memory.max", "memory.current", ("active_file", "inactive_file"))
 
 
-def _left_v1(group: Path) -> float | None:
+def _available_v1(group: Path) -> float | None:
     names = ("total_active_file", "total_inactive_file")
-    return _left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", names)
+    return _available(group, "memory.limit_in_bytes", "memory.usage_in_bytes", names)
 
 
-def _left(group: Path, limit_file: str, usage_file: str, cached: tuple[str, ...]) -> float | None:
+def _available(group: Path, limit_file: str, usage_file: str, cached: tuple[str, ...]) -> float | None:
     limit, usage = _number(group / limit_file), _number(group / usage_file)
     if limit is None or usage is None or limit >= _UNLIMITED:
         return None

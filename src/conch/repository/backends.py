@@ -59,7 +59,7 @@ class BackendDirectories:
         """Return the directory of the Python-based backend ``backend``, or None for any other backend."""
         if runtime not in ("", PYTHON_RUNTIME) or not is_directory_name(backend):
             return None
-        for place in self._places():
+        for place in self._directories():
             directory = place / backend
             own = backend in BACKENDS and (backend == "python" or place != self.first)
             passed_over = not runtime and (own or (directory / _library(backend)).exists())
@@ -69,7 +69,7 @@ class BackendDirectories:
 
     def found(self) -> dict[str, str]:
         """Return the path of ``model.py`` for each Python-based backend, by name."""
-        names = {name for place in self._places() for name in _names(place)}
+        names = {name for place in self._directories() for name in _names(place)}
         directories = {name: self.python_based(name) for name in sorted(names)}
         return {
             name: str(directory / PYTHON_RUNTIME) for name, directory in directories.items() if directory is not None
@@ -91,7 +91,7 @@ class BackendDirectories:
         elif config.backend not in BACKENDS:
             raise self._unknown(config, directory, version)
 
-    def _places(self) -> Iterator[Path]:
+    def _directories(self) -> Iterator[Path]:
         if self.first is not None:
             yield self.first
         yield SHIPPED

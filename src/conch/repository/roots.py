@@ -96,7 +96,7 @@ class DirectoryRoot:
         pass
 
 
-def read_place(text: str | os.PathLike[str]) -> Place:
+def parse_location(text: str | os.PathLike[str]) -> Place:
     """Parse a repository location. Raises INVALID_ARG for an unsupported URL."""
     text = os.fspath(text)
     return parse_url(text) if is_url(text) else Path(text)

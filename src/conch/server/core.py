@@ -330,7 +330,7 @@ class InferenceServer:
             LOG.warning("%s is left out: the name of a model must be UTF-8", shown_name(str(path)))
         self._table.starting = frozenset(wanted)
         if not wanted:
-            self._say_why_there_are_no_models()
+            self._warn_about_empty_repository()
         if self._polling is not None:
             await self._polling.look()
         if self._on_demand is not None:
@@ -344,7 +344,7 @@ class InferenceServer:
             self._polling.start()
         return failed
 
-    async def load_anew(self, names: Sequence[str]) -> dict[str, ConchError]:
+    async def load_changed(self, names: Sequence[str]) -> dict[str, ConchError]:
         """Load new and changed models of the repository; return the errors of failed loads by name."""
         return await self._lifecycle.load_all(list(names))
 
@@ -355,7 +355,7 @@ class InferenceServer:
         else:
             await self._on_demand.unload(name, dependents=False)
 
-    def _say_why_there_are_no_models(self) -> None:
+    def _warn_about_empty_repository(self) -> None:
         if self.settings.model_control_mode == "explicit" and not self.settings.load_model:
             LOG.info("no model is loaded at the start: clients load models, or --load-model names them")
             return

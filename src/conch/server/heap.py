@@ -89,7 +89,7 @@ def heap_trimmer() -> HeapTrimmer | None:
     return HeapTrimmer(lambda: malloc_trim(0))
 
 
-def keep_to_one_heap() -> None:
+def use_one_heap() -> None:
     """Make all threads of this process share one heap, which keeps its pages for reuse.
 
     Call this before threads start; it has no effect if the C library lacks these options. A trim affects only the end

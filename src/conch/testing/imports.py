@@ -59,7 +59,7 @@ class ModelImports:
         """Activate the model's modules, from any thread. Each call needs a call of :meth:`leave`."""
         with self._lock:
             if self._entered:
-                self._entered[-1]._take_away()
+                self._entered[-1]._restore()
             self._entered.append(self)
             if self in self._loaded:
                 self._loaded.remove(self)
@@ -72,7 +72,7 @@ class ModelImports:
             if self not in self._entered:
                 return
             top = self._entered[-1]
-            top._take_away()
+            top._restore()
             at = len(self._entered) - 1 - self._entered[::-1].index(self)
             del self._entered[at]
             if self._entered:
@@ -99,7 +99,7 @@ class ModelImports:
         sys.modules.update({**dict.fromkeys(_INTERFACE, pb_utils), **self._modules})
         self._outer_directory = _change_directory(self._working_directory)
 
-    def _take_away(self) -> None:
+    def _restore(self) -> None:
         inner = _change_directory(self._outer_directory)
         self._working_directory = None if inner == self._outer_directory else inner
         self._path += [path for path in sys.path if path not in self._outer_path and path not in self._path]

@@ -140,7 +140,7 @@ class ModelUnderTest:
         if self._closed:
             raise internal(f"model '{self.signature.name}' has been closed")
         with self._instance.lock:
-            asked = [self._asked(_request(request, {})) for request in requests]
+            asked = [self._collect_responses(_request(request, {})) for request in requests]
             rows = sum(request.batch_size for request, _ in asked)
             limit = self.signature.max_batch_size
             if len(asked) > 1 and 0 < limit < rows:
@@ -163,7 +163,7 @@ class ModelUnderTest:
     ) -> None:
         self.close()
 
-    def _asked(self, request: ModelRequest) -> tuple[InferRequest, SimpleQueue[InferResponse]]:
+    def _collect_responses(self, request: ModelRequest) -> tuple[InferRequest, SimpleQueue[InferResponse]]:
         signature = self.signature
         responses: SimpleQueue[InferResponse] = SimpleQueue()
         infer = InferRequest(

@@ -30,7 +30,7 @@ def decompress(body: Buffer, encoding: str, limit: int) -> Buffer:
     """
     if is_identity(encoding):
         return body
-    data = decompress_at_most(body, encoding, limit)
+    data = decompress_limited(body, encoding, limit)
     if data is None:
         raise invalid(
             f"Decompressed data size exceeds the maximum allowed value of {limit} bytes."
@@ -44,7 +44,7 @@ def is_identity(encoding: str) -> bool:
     return encoding.strip().lower() in ("", "identity")
 
 
-def decompress_at_most(body: Buffer, encoding: str, limit: int) -> bytes | None:
+def decompress_limited(body: Buffer, encoding: str, limit: int) -> bytes | None:
     """Return the decompressed body, None if it exceeds ``limit`` bytes. Raises the errors of :func:`decompress`."""
     encoding = encoding.strip().lower()
     if encoding not in _WINDOW_BITS:

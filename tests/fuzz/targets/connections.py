@@ -96,7 +96,7 @@ class _Echo:
         return "too large"
 
 
-class _Answers:
+class _NullConnection:
     """Counts the answers in what was written; raises for what is no HTTP."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ def http1_connection(data: bytes) -> None:
     _run(talk())
     assert not connections
     assert budget.used == 0
-    answers = _Answers()
+    answers = _NullConnection()
     if b"HEAD" not in data and b"CONNECT" not in data:
         httptools.HttpResponseParser(answers).feed_data(bytes(transport.written))
         # One for each request, and one for what could not be understood.

@@ -57,7 +57,7 @@ class Cluster:
         return self
 
     @property
-    def is_there(self) -> bool:
+    def is_deployed(self) -> bool:
         return self.there
 
     def deploy(self, options: RayOptions, plans: Sequence[DeploymentPlan]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.convert.evidence import MIN_SAMPLES, chance, few_samples, few_tokens, one_answer, too_few, wilson
+from conch.convert.evidence import MIN_SAMPLES, chance, few_samples, few_tokens, same_label_warning, too_few, wilson
 
 
 def test_least_number_of_samples_bounds_twice_the_loss_of_int8() -> None:
@@ -51,5 +51,5 @@ def test_labels_that_are_all_the_same_tell_nothing() -> None:
 def test_reference_with_one_answer_is_warned_of() -> None:
     same, other = np.array([1]), np.array([0])
 
-    assert "answers 'good' to all 3 samples" in one_answer([same] * 3, ("bad", "good"))[0]
-    assert one_answer([same, other], ("bad", "good")) == one_answer([same], ()) == []
+    assert "answers 'good' to all 3 samples" in same_label_warning([same] * 3, ("bad", "good"))[0]
+    assert same_label_warning([same, other], ("bad", "good")) == same_label_warning([same], ()) == []

@@ -24,11 +24,11 @@ def test_a_thread_interrupted_before_its_call_reached_the_loop_does_not_wait() -
         interrupt = True
 
         @property
-        def is_of_another_process(self) -> bool:
+        def is_forked(self) -> bool:
             if self.interrupt:
                 self.interrupt = False
                 raise KeyboardInterrupt
-            return super().is_of_another_process
+            return super().is_forked
 
     thread, call = Interrupted(), nothing()
     try:

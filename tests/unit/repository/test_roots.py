@@ -15,7 +15,7 @@ from conch.repository import roots
 from conch.repository.changes import Changes, Watch
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.model_files import ModelFiles
-from conch.repository.roots import cache_directory, read_place
+from conch.repository.roots import cache_directory, parse_location
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.root import StoreRoot
 from conch.repository.stores.urls import StoreUrl, parse_url
@@ -42,11 +42,11 @@ def local(folder: Path, *names: str) -> Path:
 
 
 def test_place_is_a_path_or_a_url() -> None:
-    assert read_place("models/a") == Path("models/a")
-    assert read_place(Path("models")) == Path("models")
-    assert read_place("s3://bucket/models") == URL
+    assert parse_location("models/a") == Path("models/a")
+    assert parse_location(Path("models")) == Path("models")
+    assert parse_location("s3://bucket/models") == URL
     with pytest.raises(ConchError):
-        read_place("http://host/models")
+        parse_location("http://host/models")
 
 
 def test_cache_is_what_was_chosen_or_what_triton_calls_it_or_the_users() -> None:

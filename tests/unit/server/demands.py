@@ -131,7 +131,7 @@ class FakeFootprints:
         footprints = {member: Footprint(Capacity(models=1, memory=self.memory)) for member in members}
         return {**footprints, name: self._footprint(name)}
 
-    async def measure_again(self) -> None:
+    async def remeasure(self) -> None:
         if self.failures:
             self.failures -= 1
             raise RuntimeError("no such process")

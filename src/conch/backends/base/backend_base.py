@@ -36,7 +36,7 @@ from conch.core.errors import ConchError, internal, invalid
 from conch.core.tensors import PROTOCOL_NAME
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
-from conch.workers.child.packing import OutputWatch, Packer, model_dims, output_places
+from conch.workers.child.packing import OutputWatch, Packer, lent_outputs, model_dims
 from conch.workers.child.tracebacks import log_frame
 
 #: Modules that every network in transformers needs; the small module of the network itself is imported at load.
@@ -277,7 +277,7 @@ class BackendBase(ABC):
             parameters=fields["parameters"],
             batched=self._batched,
             text_limit=self.text_limit,
-            places=output_places(fields.get("places", {}), self.channel.regions),
+            places=lent_outputs(fields.get("places", {}), self.channel.regions),
         )
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:

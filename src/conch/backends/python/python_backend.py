@@ -25,7 +25,7 @@ from conch.backends.python.runtime import ResponseChannel, Runtime
 from conch.backends.python.tensor import ArrayUnpacker
 from conch.core.errors import Code, ConchError, internal, unsupported
 from conch.workers.child.channel import Channel, Header
-from conch.workers.child.packing import Packer, output_places
+from conch.workers.child.packing import Packer, lent_outputs
 from conch.workers.child.tracebacks import log_frame
 
 
@@ -234,7 +234,7 @@ class PythonBackend:
                 if reply is None:
                     reply = ResponseChannel(self._runtime, fields["serial"], set(fields["outputs"]), decoupled, rows)
                 if "places" in fields:
-                    reply.places = output_places(fields["places"], self._channel.regions)
+                    reply.places = lent_outputs(fields["places"], self._channel.regions)
                 replies.append(reply)
                 requests.append(InferenceRequest.received(fields, unpacker.tensors(fields["inputs"]), reply))
         except ConchError as error:

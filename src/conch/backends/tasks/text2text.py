@@ -35,7 +35,7 @@ from conch.backends.tasks.transformers import (
 )
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.inputs import no_room
+from conch.checkpoints.tokenizers.inputs import too_short_error
 from conch.core.errors import ConchError, invalid, one_line
 from conch.core.inference import TensorSpec
 from conch.core.lengths import equal_runs
@@ -294,7 +294,7 @@ class Text2Text(Task):
         self._max_length = options.max_length or checkpoint.max_length
         special = self._tokenizer.num_special_tokens_to_add()
         if self._max_length <= special:
-            raise no_room(self._max_length, special)
+            raise too_short_error(self._max_length, special)
         self._model = load_model("AutoModelForSeq2SeqLM", checkpoint, options, self._device)
         if not self._model.config.is_encoder_decoder:
             raise invalid(

@@ -118,7 +118,7 @@ def _spelt(name: str) -> bytes:
     return bytes.fromhex(byte[1]) if byte else bytes_of(name)
 
 
-def kept_lengths(first: int, second: int, room: int, truncation: Truncation) -> tuple[int, int] | None:
+def truncated_lengths(first: int, second: int, room: int, truncation: Truncation) -> tuple[int, int] | None:
     """Return the numbers of tokens to keep of a pair's texts with ``first`` and ``second`` tokens.
 
     None if only the first text may be truncated and the second leaves no tokens for it.
@@ -163,7 +163,7 @@ def shortened(fast: Any, encoding: Any, length: int, side: str) -> Any:
     return copy
 
 
-def kept_offsets(whole: Any, special: list[int], side: str) -> list[tuple[int, int]]:
+def truncated_offsets(whole: Any, special: list[int], side: str) -> list[tuple[int, int]]:
     """Return the offsets of a truncated text; ``special`` is 1 for each token that is not part of the text.
 
     The offsets come from the ``whole`` encoding, because post-processing a second time trims them twice.
@@ -225,7 +225,7 @@ class FastTokenizer(TextTokenizer):
                 tokens = Tokens(np.array(encoding.ids, np.int64), type_ids, length)
                 if offsets:
                     tokens.special = encoding.special_tokens_mask
-                    tokens.offsets = kept_offsets(whole, tokens.special, self.side)
+                    tokens.offsets = truncated_offsets(whole, tokens.special, self.side)
                 yield tokens
 
     def encode_pairs(
@@ -244,7 +244,7 @@ class FastTokenizer(TextTokenizer):
         for first_text, second_text in zip(firsts, seconds, strict=True):
             (first, first_length), (second, second_length) = ones[first_text], twos[second_text]
             length = special + first_length + second_length
-            kept = kept_lengths(first_length, second_length, room, truncation)
+            kept = truncated_lengths(first_length, second_length, room, truncation)
             if kept is not None:
                 first_length, second_length = kept
                 first = shortened(self.fast, first, first_length, self.side)

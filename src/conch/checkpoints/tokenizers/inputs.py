@@ -77,14 +77,14 @@ class InputEncoder:
         """
         special = self.tokenizer.special_token_count(pair=pair)
         if self.max_length < special + (2 if pair else 1):
-            raise no_room(self.max_length, special, pair=pair)
+            raise too_short_error(self.max_length, special, pair=pair)
         return self.max_length - special
 
     def _too_long(self, name: str, row: int, length: int) -> ConchError:
         return invalid(f"{name} has {length} tokens in row {row}; the model takes at most {self.max_length}")
 
 
-def no_room(length: int, special: int, *, pair: bool = False) -> ConchError:
+def too_short_error(length: int, special: int, *, pair: bool = False) -> ConchError:
     """Return the error for a maximum ``length`` that leaves no tokens besides ``special`` special tokens."""
     return invalid(
         f"max_length is {length}, and the tokenizer puts {special} special tokens around "

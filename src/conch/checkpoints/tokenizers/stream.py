@@ -175,14 +175,14 @@ class WindowStream(TextStream):
         waiting = len(self._window) - self._read
         if len(after) <= len(before) or (after.endswith(_INCOMPLETE) and waiting < _LONGEST_CHARACTER):
             return ""
-        return self._taken(before, after)
+        return self._added_text(before, after)
 
     def flush(self) -> str:
         if self._read == len(self._window):
             return ""
-        return self._taken(self._decode(self._window[: self._read]), self._decode(self._window))
+        return self._added_text(self._decode(self._window[: self._read]), self._decode(self._window))
 
-    def _taken(self, before: str, after: str) -> str:
+    def _added_text(self, before: str, after: str) -> str:
         del self._window[: self._read]
         self._read = len(self._window)
         return after[len(before) :]

@@ -98,7 +98,7 @@ QUESTION: Final = "What is the capital of Japan?"
 ANSWER: Final = "Tokyo"
 
 
-def ask_embedders(client: DemoClient, console: Console) -> None:
+def query_embedders(client: DemoClient, console: Console) -> None:
     """Which sentence is closest to the query?  Raises INTERNAL when the models are wrong or differ."""
     embeddings = {model: client.embed(model, [QUERY, *SENTENCES]) for model in EMBEDDERS}
     cosines = {model: [dot(query, row) for row in rows] for model, (query, *rows) in embeddings.items()}
@@ -122,7 +122,7 @@ def ask_embedders(client: DemoClient, console: Console) -> None:
     )
 
 
-def ask_generator(client: DemoClient, console: Console) -> None:
+def query_generator(client: DemoClient, console: Console) -> None:
     """Print an answer as it is written.  Raises INTERNAL when it is wrong."""
     console.print(f"[bold]smollm2: {QUESTION}[/bold]")
     start = time.perf_counter()
@@ -185,8 +185,8 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
         _say(console, f"conch serve --model-repository={repository} ... (its log is {directory / 'serve.log'})")
         wait_until_ready(client, server, directory / "serve.log", console)
         show_models(client, console)
-        ask_embedders(client, console)
-        ask_generator(client, console)
+        query_embedders(client, console)
+        query_generator(client, console)
         if not once:
             show_commands(console, http_port, metrics_port)
             keep_serving(server, console)

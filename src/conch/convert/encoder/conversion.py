@@ -267,7 +267,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
             labels = [int(agreement.labels_of(sample)[0]) for sample in outputs]
             self.warn(evidence.chance(self.labels, labels, names))
         elif self.checkpoint.task in ("text-classification", "token-classification"):
-            self.warn(evidence.one_answer([agreement.labels_of(sample) for sample in outputs], names))
+            self.warn(evidence.same_label_warning([agreement.labels_of(sample) for sample in outputs], names))
 
     def compare(
         self, precision: str, reference: Answers, answers: Answers

@@ -103,7 +103,7 @@ class RayApplication:
         self._name = name
 
     @property
-    def is_there(self) -> bool:
+    def is_deployed(self) -> bool:
         """Whether the application is deployed."""
         from ray import serve
 
@@ -116,7 +116,7 @@ class RayApplication:
         """
         from ray import serve
 
-        if self.is_there:
+        if self.is_deployed:
             with suppress(ConchError):
                 self._ask("forget_failures")
         target = serve.RunTarget(application(options, plans), name=self._name, route_prefix=None)
@@ -168,9 +168,9 @@ class RayApplication:
         from ray import serve
 
         with logs_in_one_line():
-            if self.is_there:
+            if self.is_deployed:
                 serve.delete(self._name, _blocking=False)
-            while self.is_there:
+            while self.is_deployed:
                 time.sleep(POLL_SECONDS)
 
     def _ask(self, method: str) -> Any:

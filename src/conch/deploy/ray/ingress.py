@@ -252,7 +252,7 @@ class IngressServer:
                 if server.versions_of(name):
                     await server.unload_removed(name)  # the next request loads it with its new inputs
         elif changed:
-            for name, error in (await server.load_anew(changed)).items():
+            for name, error in (await server.load_changed(changed)).items():
                 LOG.warning("the ingress cannot serve '%s': %s", name, one_line(error))
         for name in self._repository.written:
             server.update_endpoints(name, models[name].urls if name in models else ())

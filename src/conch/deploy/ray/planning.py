@@ -12,7 +12,7 @@ from typing import Final
 from conch import __version__
 from conch.core.errors import invalid
 from conch.deploy.ray.options import RayOptions
-from conch.repository.roots import read_place
+from conch.repository.roots import parse_location
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.urls import StoreUrl
 
@@ -55,7 +55,7 @@ def shortage(options: RayOptions, plans: Sequence[DeploymentPlan], total: Mappin
 
 def plan_deployments(options: RayOptions) -> list[DeploymentPlan]:
     """Plan the deployments of a repository's models.  Raises INVALID_ARG for a missing model."""
-    repository = ModelRepository([read_place(path) for path in options.model_repository])
+    repository = ModelRepository([parse_location(path) for path in options.model_repository])
     try:
         return _plans(repository, options)
     finally:
@@ -103,14 +103,14 @@ def _version(repository: ModelRepository, models: Sequence[str], options: RayOpt
     )
     digest = blake2b(settings.encode(), digest_size=12)
     stored = any(isinstance(place, StoreUrl) for place in repository.paths)
-    for name in repository.names() if stored else _with_members(repository, models):
+    for name in repository.names() if stored else _with_step_models(repository, models):
         taken = repository.fingerprint(name)
         stamps = [*taken.config, *taken.rest, *(stamp for stamps in taken.versions.values() for stamp in stamps)]
         digest.update(f"{name} {sorted(stamps)}".encode())
     return digest.hexdigest()
 
 
-def _with_members(repository: ModelRepository, models: Sequence[str]) -> list[str]:
+def _with_step_models(repository: ModelRepository, models: Sequence[str]) -> list[str]:
     """Return the models and the existing models of the steps of ensembles among them."""
     names: dict[str, None] = {}
     left = list(models)

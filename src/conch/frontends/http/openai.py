@@ -27,11 +27,11 @@ from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.telemetry.tracing.tracing import Tracing
-from conch.wire.openai.answering import Answer, AnswerPlan, ChoiceDelta, event, read_response
-from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingPlan, wanted_outputs
+from conch.wire.openai.embeddings import EmbeddingPlan, EmbeddingResponse, wanted_outputs
 from conch.wire.openai.endpoints import ENDPOINTS
 from conch.wire.openai.models import PROMPT, list_body, model_body, usable
 from conch.wire.openai.reading import error_body, read_body
+from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, event, read_response
 
 # Responders are created by the handlers and called on the event loop for every response. An exchange ends when all its
 # requests have completed or the first one fails; if the client disconnects, they are cancelled.
@@ -126,9 +126,9 @@ class GenerationResponder(OpenAiResponder):
     """Responds with a chat completion or completions, as one object or as events."""
 
     def __init__(
-        self, exchange: HttpExchange, model: Model, plan: AnswerPlan, inputs: Sequence[dict[str, WireTensor]]
+        self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]
     ) -> None:
-        self._answer: Answer = plan.answer(model.name)
+        self._answer: OpenAiResponse = plan.answer(model.name)
         self._choices = plan.choices
         self._top = plan.logprobs or 0
         self._stream = plan.stream
@@ -189,7 +189,7 @@ class EmbeddingResponder(OpenAiResponder):
         self._plan = plan
         self._codec = codec
         self._rows = [tensors[PROMPT].shape[0] if tensors[PROMPT].shape else 1 for tensors in inputs]
-        self._answer = EmbeddingAnswer(plan, model.name, model.signature, len(inputs))
+        self._answer = EmbeddingResponse(plan, model.name, model.signature, len(inputs))
 
     def _take(self, part: int, response: InferResponse) -> None:
         self._answer.add(part, self._rows[part], response)
@@ -298,7 +298,7 @@ class OpenAi:
         self,
         exchange: HttpExchange,
         model: Model,
-        plan: AnswerPlan | EmbeddingPlan,
+        plan: ResponsePlan | EmbeddingPlan,
         inputs: Sequence[dict[str, WireTensor]],
     ) -> OpenAiResponder:
         if isinstance(plan, EmbeddingPlan):

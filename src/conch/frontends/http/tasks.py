@@ -35,7 +35,7 @@ def small_body(exchange: HttpExchange, limit: int) -> Buffer | None:
     if b"content-encoding" not in exchange.headers or compression.is_identity(encoding := content_encoding(exchange)):
         return body
     return (
-        compression.decompress_at_most(body, encoding, LARGE)
+        compression.decompress_limited(body, encoding, LARGE)
         if limit > LARGE
         else compression.decompress(body, encoding, limit)
     )

@@ -78,7 +78,7 @@ _PROGRAM = Path(__file__).with_name("program.py")
 _LARGE = 1 << 20
 
 #: Answers a question of the process, or raises to refuse the request.
-Answer = Callable[[Header], Header]
+OpenAiResponse = Callable[[Header], Header]
 
 
 class CodecProcess:
@@ -108,7 +108,9 @@ class CodecProcess:
         self.ended = asyncio.Event()
         self._closed = False
 
-    async def perform(self, header: Header, parts: list[Buffer], answer: Answer | None) -> tuple[Header, memoryview]:
+    async def perform(
+        self, header: Header, parts: list[Buffer], answer: OpenAiResponse | None
+    ) -> tuple[Header, memoryview]:
         """Return the reply of the process to some work. Empties ``parts`` as soon as they are written.
 
         Raises EOFError if the process has ended, UNAVAILABLE if there is not enough memory, and the errors of
@@ -224,7 +226,7 @@ class CodecWork:
     header: Header
     parts: list[Buffer]
     size: int
-    answer: Answer | None
+    answer: OpenAiResponse | None
     reply: asyncio.Future[tuple[Header, list[memoryview]]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -260,7 +262,7 @@ class Codec:
         self._closed = False
 
     async def run(
-        self, header: Header, parts: list[Buffer], *, size: int | None = None, answer: Answer | None = None
+        self, header: Header, parts: list[Buffer], *, size: int | None = None, answer: OpenAiResponse | None = None
     ) -> tuple[Header, list[memoryview]]:
         """Return the result of ``header["work"]`` on ``parts``, which is emptied: a header and buffers.
 

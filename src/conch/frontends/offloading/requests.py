@@ -19,10 +19,10 @@ from conch.wire.compression import is_identity
 from conch.wire.json.control import LoadParameters
 from conch.wire.json.generate import Layout
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput
-from conch.wire.openai.answering import AnswerPlan
 from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.completions import CompletionPlan
 from conch.wire.openai.embeddings import EmbeddingPlan
+from conch.wire.openai.response import ResponsePlan
 from conch.wire.openai.tool_calls import Tools
 from conch.wire.regions import NO_REGIONS, Regions
 
@@ -124,7 +124,7 @@ async def decode_openai(
     *,
     encoding: str,
     limit: int,
-) -> tuple[AnswerPlan | EmbeddingPlan, list[dict[str, WireTensor]]]:
+) -> tuple[ResponsePlan | EmbeddingPlan, list[dict[str, WireTensor]]]:
     """Decode an OpenAI request: return the plan of its response, and the inputs of each request to the model.
 
     ``signature_of`` is called with the name of the model; its errors refuse the request.
@@ -166,7 +166,7 @@ def _plan(document: dict[str, Any]) -> JsonOutputPlan:
     return JsonOutputPlan(document["binary"], document["batched"], outputs)
 
 
-def _answer_plan(endpoint: str, document: dict[str, Any]) -> AnswerPlan | EmbeddingPlan:
+def _answer_plan(endpoint: str, document: dict[str, Any]) -> ResponsePlan | EmbeddingPlan:
     if endpoint == "embedding":
         return EmbeddingPlan(**document)
     if endpoint == "completion":

@@ -82,7 +82,7 @@ def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayo
         raise invalid(f"--endpoint {plan.endpoint}: expected infer, generate or generate_stream")
     _check_infer(plan, model, largest, sequences=sequences)
     kind: Literal["http", "grpc"] = "grpc" if plan.protocol == "grpc" else "http"
-    judge = RightAnswers(_expected(sample_set.expected, plan.batch_size), kind) if sample_set.expected else None
+    judge = ExpectedOutputs(_expected(sample_set.expected, plan.batch_size), kind) if sample_set.expected else None
     followers = _sequences(plan, sample_set) if sequences else None
     if kind == "http":
         requests = _numbered([infer_request(model, batch, form) for batch in batches], beginnings)
@@ -213,7 +213,7 @@ Expected = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class RightAnswers:
+class ExpectedOutputs:
     """The validator; ``expected`` is by payload number, and ``form`` the protocol of the responses."""
 
     expected: Sequence[Expected]

@@ -96,7 +96,7 @@ class Transfer:
         for attempt in range(len(self._pauses) + 1):
             arrived = _Arrival(self._count)
             try:
-                self._check_wanted()
+                self._check_cancelled()
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._store.fetch(remote, part, arrived)
                 self._verify(remote, part)
@@ -112,7 +112,7 @@ class Transfer:
                     raise problem from error
                 LOG.warning("%s; it is tried again", problem.message)
             if self._pool.closed.wait(self._pauses[attempt]):
-                self._check_wanted()
+                self._check_cancelled()
         raise AssertionError("unreachable")
 
     def _explained(self, file: RemoteFile, error: Exception) -> ConchError:
@@ -126,7 +126,7 @@ class Transfer:
     def _is_ours(self, error: OSError) -> bool:
         return str(error.filename).startswith(str(self._folder))
 
-    def _check_wanted(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._given_up.is_set() or self._pool.closed.is_set():
             raise unavailable(f"the download of {self._what} was cancelled")
 
@@ -143,7 +143,7 @@ class Transfer:
 
     def _count(self, amount: int) -> None:
         """Add ``amount`` (may be negative) to the bytes received, and log progress from time to time."""
-        self._check_wanted()
+        self._check_cancelled()
         with self._lock:
             self._arrived += amount
             now = self._clock()

@@ -87,7 +87,7 @@ def models_in(files: Iterable[RemoteFile]) -> dict[str, StoredModel]:
 def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping[str, StoredModel]) -> None:
     """Raise INVALID_ARG, with a hint that suggests the right URL, if a listing is not a model repository."""
     if not files:
-        raise nothing_there(url)
+        raise empty_repository_error(url)
     if any(_is_model(model) for model in models.values()):
         return
     loose = {file.path for file in files if "/" not in file.path}
@@ -107,7 +107,7 @@ def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping
             )
 
 
-def nothing_there(url: StoreUrl) -> ConchError:
+def empty_repository_error(url: StoreUrl) -> ConchError:
     """Return the error for a repository without files; stores do not distinguish it from a missing repository."""
     return invalid(f"model repository {url} does not exist: the store has no files there")
 
@@ -383,7 +383,7 @@ class StoreRoot:
             if self._models is None:
                 check_repository(self.url, files, models)
             elif not files:
-                raise nothing_there(self.url)
+                raise empty_repository_error(self.url)
         except ConchError as error:
             if self._models is None:
                 raise

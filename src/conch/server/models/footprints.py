@@ -53,7 +53,7 @@ class LoadFootprints:
         return footprints
 
     async def _of_one(self, files: ModelFiles) -> Footprint:
-        members = _members(files.config)
+        members = _step_models(files.config)
         if members:
             return Footprint(Capacity(), members)
         config = files.completed(self._gpus)
@@ -63,16 +63,16 @@ class LoadFootprints:
 
     def measured(self, models: Sequence[Model]) -> Footprint:
         """Return the footprint of the loaded versions of one model."""
-        members = frozenset[str]().union(*(_members(model.config) for model in models))
+        members = frozenset[str]().union(*(_step_models(model.config) for model in models))
         if members:
             return Footprint(Capacity(), members)
         return Footprint(Capacity(models=1, memory=together(model.statistics.memory for model in models).host))
 
-    async def measure_again(self) -> None:
+    async def remeasure(self) -> None:
         """Measure all loaded models."""
         await self._ledger.measure()
 
 
-def _members(config: ModelConfig) -> frozenset[str]:
+def _step_models(config: ModelConfig) -> frozenset[str]:
     """Return the names of the models in an ensemble's steps."""
     return frozenset(step.model_name for step in config.ensemble_scheduling.step)

@@ -172,11 +172,11 @@ class OnDemand:
     async def unload(self, name: str, dependents: bool) -> None:
         """Unload a model by name, even if it is pinned; the next request loads it again."""
         if self._lifecycle.is_loading(name):
-            self.planner.unloaded_early(name, self._clock())
+            self.planner.unloaded_during_load(name, self._clock())
             self._schedule()
         await self._lifecycle.unload(name, dependents)
         if self.planner.phase(name) is Phase.LEAVING:
-            self._run(self._await_left(name))
+            self._run(self._await_unload(name))
         self._schedule()
 
     def can_serve(self, name: str) -> bool:
@@ -255,7 +255,7 @@ class OnDemand:
         for name in self.planner.residents(Phase.LOADED):
             if not self._serves(name):
                 self.planner.leaves(name)
-                self._run(self._await_left(name))
+                self._run(self._await_unload(name))
         for name in self._table.models:
             if self.planner.phase(name) in (None, Phase.LOADING) and self._serves(name):
                 self.planner.serves(name, self._need(name), self._clock())
@@ -316,9 +316,9 @@ class OnDemand:
         try:
             await self._lifecycle.unload(name)
         finally:
-            await self._await_left(name)
+            await self._await_unload(name)
 
-    async def _await_left(self, name: str) -> None:
+    async def _await_unload(self, name: str) -> None:
         await self._lifecycle.versions.wait(name)
         self.planner.left(name)
         self._schedule()
@@ -354,7 +354,7 @@ class OnDemand:
         return self._footprints.measured(self._models(name))
 
     async def _measure(self) -> None:
-        await self._footprints.measure_again()
+        await self._footprints.remeasure()
         for name in self.planner.residents(Phase.LOADED):
             if self._serves(name):
                 self.planner.measured(name, self._need(name).capacity)

@@ -10,10 +10,10 @@ import orjson
 from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS
 from conch.core.tensors import WireTensor
-from conch.wire.openai.answering import Answer, AnswerPlan, ChoiceDelta, Token, chat_logprobs
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, Token, chat_logprobs
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import Delta, Parser, Tools, parser_for, read_tools
 
@@ -98,13 +98,13 @@ TEMPLATE_VALUES: Final = "chat_template_kwargs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPlan(AnswerPlan):
+class ChatPlan(ResponsePlan):
     """The plan of a chat; ``tools`` holds only what is needed to find calls in the text."""
 
     tools: Tools
 
-    def answer(self, model: str) -> ChatAnswer:
-        return ChatAnswer(self, model)
+    def answer(self, model: str) -> ChatResponse:
+        return ChatResponse(self, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class _Message:
         return "tool_calls" if self.called and end == "stop" else end
 
 
-class ChatAnswer(Answer):
+class ChatResponse(OpenAiResponse):
     """The response to a chat; a parser extracts tool calls from the text of each choice."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"

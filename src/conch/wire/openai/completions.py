@@ -8,10 +8,10 @@ from typing import Any, Final
 from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
 from conch.core.tensors import WireTensor
-from conch.wire.openai.answering import Answer, AnswerPlan, ChoiceDelta, Token, completion_logprobs
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, Token, completion_logprobs
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 
 #: Maximum number of prompts in a request; each becomes a request to the model.
@@ -19,13 +19,13 @@ MAX_PROMPTS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionPlan(AnswerPlan):
+class CompletionPlan(ResponsePlan):
     """The plan of a completion; ``echoes`` has the text before the choices of each prompt: the prompt or nothing."""
 
     echoes: list[str]
 
-    def answer(self, model: str) -> CompletionAnswer:
-        return CompletionAnswer(self, model)
+    def answer(self, model: str) -> CompletionResponse:
+        return CompletionResponse(self, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def read_texts(fields: Fields, member: str, limit: int) -> list[str]:
     return texts
 
 
-class CompletionAnswer(Answer):
+class CompletionResponse(OpenAiResponse):
     """The response to a completion: ``n`` choices for the first prompt, then those for the second, and so on."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"

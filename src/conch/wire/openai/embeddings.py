@@ -71,7 +71,7 @@ def wanted_outputs(signature: ModelSignature) -> tuple[str, ...]:
     return tuple(name for name in outputs if name in signature.outputs)
 
 
-class EmbeddingAnswer:
+class EmbeddingResponse:
     """Collects the vectors of all requests to the model, in the order of the texts."""
 
     def __init__(self, plan: EmbeddingPlan, model: str, signature: ModelSignature, parts: int) -> None:

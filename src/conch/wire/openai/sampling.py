@@ -36,7 +36,7 @@ class Decoding:
 
     @property
     def common(self) -> dict[str, Any]:
-        """The members common to all ``AnswerPlan`` classes."""
+        """The members common to all ``ResponsePlan`` classes."""
         return {
             "choices": self.choices,
             "limit": self.sampling.get("max_tokens"),

@@ -210,7 +210,7 @@ class Channel:
     def wait(self, done: Callable[[], bool]) -> None:
         """Receive frames, or wait for the thread that receives them, until ``done()`` is true."""
         while not done():
-            if self._receiving.acquire(False) or self._is_my_turn(done):
+            if self._receiving.acquire(False) or self._must_receive(done):
                 try:
                     while not done():
                         self._waiting = True
@@ -219,10 +219,10 @@ class Channel:
                         frames = self._read(0)
                         self._waiting = False
                         self._keep(frames)
-                        self._tell_others()
+                        self._wake_others()
                 finally:
                     self._receiving.release()
-                    self._tell_others()
+                    self._wake_others()
 
     def rest(self) -> None:
         """Send pending region changes, because the caller will wait for a frame outside of this class."""
@@ -252,7 +252,7 @@ class Channel:
                 pass
             finally:
                 self._receiving.release()
-                self._tell_others()
+                self._wake_others()
         if self._frames:
             with self._keeping:
                 self._frames = deque([frame for frame in self._frames if not self.early(*frame)])
@@ -291,7 +291,7 @@ class Channel:
             with self._keeping:
                 self._frames.extend(left)
 
-    def _is_my_turn(self, done: Callable[[], bool]) -> bool:
+    def _must_receive(self, done: Callable[[], bool]) -> bool:
         """Wait for the receiving thread; return True if this thread holds ``_receiving`` and must receive instead."""
         with self._received:
             # Counted first, so that a thread that stops receiving from now on notifies this one.
@@ -305,7 +305,7 @@ class Channel:
             finally:
                 self._others -= 1
 
-    def _tell_others(self) -> None:
+    def _wake_others(self) -> None:
         if self._others:
             with self._received:
                 self._received.notify_all()

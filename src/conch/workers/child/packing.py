@@ -107,7 +107,7 @@ class Packer:
         target.release()
 
 
-def output_places(places: Mapping[str, Sequence[int]], regions: RegionMap) -> dict[str, OutputLoan]:
+def lent_outputs(places: Mapping[str, Sequence[int]], regions: RegionMap) -> dict[str, OutputLoan]:
     """Return the loans for outputs of a received request that the worker can write itself, by name."""
     return {name: OutputLoan(regions.files[place[0]], *place) for name, place in places.items()}
 

@@ -20,7 +20,7 @@ def log_frame(error: BaseException, heading: str = "") -> dict[str, Any]:
     if trace is None and not isinstance(error, SyntaxError):  # a SyntaxError shows the line of the file itself
         trace = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    file, line = _place(error, trace)
+    file, line = _location(error, trace)
     message = f"{heading}\n{text}" if heading else text
     return {"op": "log", "level": "ERROR", "file": file, "line": line, "message": message}
 
@@ -36,7 +36,7 @@ def _frames_of_model(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _place(error: BaseException, trace: TracebackType | None) -> Any:
+def _location(error: BaseException, trace: TracebackType | None) -> Any:
     if isinstance(error, SyntaxError) and error.filename and os.path.isfile(error.filename):
         return os.path.basename(error.filename), error.lineno or 0
     if trace is None:

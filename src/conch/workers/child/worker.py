@@ -105,7 +105,7 @@ class Worker:
         self._receive_lock = turns
         self._several = False
 
-    def let_another_receive(self) -> None:
+    def pass_receive_lock(self) -> None:
         """Pass the receive lock to another thread, unless this thread has done so since its last frame."""
         if self._several:
             self._receive_lock.pass_on()
@@ -183,7 +183,7 @@ class Worker:
         module, name = init["backend"].split(":")
         try:
             self._backend = getattr(importlib.import_module(module), name)(self._channel, init)
-            self._backend.before_computing = self.let_another_receive
+            self._backend.before_computing = self.pass_receive_lock
         except Exception as error:
             self._open_error = error
 

@@ -203,13 +203,13 @@ class BlsHandler:
                 if header["config"]:
                     parameters["config"] = header["config"]
                 starting = self._caller if header["starting"] else ""
-                self._answer_later(number, self._models.load(name, parameters, starting))
+                self._reply_later(number, self._models.load(name, parameters, starting))
             case "unload":
-                self._answer_later(number, self._models.unload(name, header["dependents"]))
+                self._reply_later(number, self._models.unload(name, header["dependents"]))
             case other:
                 raise ValueError(other)
 
-    def _answer_later(self, number: int, doing: Awaitable[None]) -> None:
+    def _reply_later(self, number: int, doing: Awaitable[None]) -> None:
         async def answer() -> None:
             error: ConchError | None = None
             try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from conch.checkpoints.tokenizers.fast import kept_lengths, shares
+from conch.checkpoints.tokenizers.fast import shares, truncated_lengths
 from tests.unit.checkpoints.tokenizers.encoders import opened
 
 
@@ -34,4 +34,4 @@ def test_pairs_share_the_room_as_the_library_does(folder: Path) -> None:
 def test_second_text_stays_whole_where_the_first_gives_way(
     first: int, second: int, kept: tuple[int, int] | None
 ) -> None:
-    assert kept_lengths(first, second, 10, "first") == kept
+    assert truncated_lengths(first, second, 10, "first") == kept

@@ -32,7 +32,7 @@ def message(data: bytes, compressed: bool = False) -> bytes:
 
 
 @dataclass
-class Answer:
+class OpenAiResponse:
     """What came on one stream; ``headers`` joins header blocks and trailers."""
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class RawClient:
         self.socket = socket.create_connection(address, timeout=20)
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, OpenAiResponse] = {}
         self.goaway: tuple[int, str] | None = None
         self.goaways: list[int] = []
         self.pongs: list[bytes] = []
@@ -127,7 +127,7 @@ class RawClient:
         return taken
 
     def handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        answer = self.answers.setdefault(stream, Answer()) if stream else Answer()
+        answer = self.answers.setdefault(stream, OpenAiResponse()) if stream else OpenAiResponse()
         if kind == frames.HEADERS:
             answer.headers.update(self.decoder.decode(payload))
             answer.ended = bool(flags & frames.END_STREAM)
@@ -153,14 +153,14 @@ class RawClient:
         elif kind == frames.WINDOW_UPDATE:
             self.window_updates.append((stream, frames.WORD.unpack(payload)[0]))
 
-    def answer(self, stream: int) -> Answer:
+    def answer(self, stream: int) -> OpenAiResponse:
         """What comes on a stream, once it has ended or was reset, or the connection is closed."""
         while True:
             known = self.answers.get(stream)
             if known is not None and (known.ended or known.reset is not None):
                 return known
             if not self.receive():
-                return known or Answer()
+                return known or OpenAiResponse()
 
     def reset_connection(self) -> None:
         """Close without ceremony: the server sees a reset, not an end."""

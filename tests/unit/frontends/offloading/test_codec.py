@@ -20,7 +20,7 @@ from conch.core.inference import InferRequest, InferResponse, ModelSignature, Te
 from conch.core.tensors import WireTensor, pack_bytes
 from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import answers, requests
-from conch.frontends.offloading.pool import Answer, Codec, CodecProcess
+from conch.frontends.offloading.pool import Codec, CodecProcess, OpenAiResponse
 from conch.machine.memory import children_of
 from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, encode_generate
@@ -63,7 +63,7 @@ class RecordedProcess(CodecProcess):
         self.sizes: list[int] = []
 
     async def perform(
-        self, header: dict[str, Any], parts: list[Any], answer: Answer | None
+        self, header: dict[str, Any], parts: list[Any], answer: OpenAiResponse | None
     ) -> tuple[dict[str, Any], memoryview]:
         self.sizes.append(sum(map(len, parts)))
         return await super().perform(header, parts, answer)

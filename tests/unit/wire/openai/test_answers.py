@@ -11,10 +11,10 @@ import pytest
 from conch.core.errors import Code, ConchError
 from conch.core.inference import InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor, pack_bytes
-from conch.wire.openai.answering import ChoiceDelta, Token, read_response
-from conch.wire.openai.chat import ChatAnswer, read_chat
-from conch.wire.openai.embeddings import EmbeddingAnswer, read_embedding
+from conch.wire.openai.chat import ChatResponse, read_chat
+from conch.wire.openai.embeddings import EmbeddingResponse, read_embedding
 from conch.wire.openai.reading import Fields
+from conch.wire.openai.response import ChoiceDelta, Token, read_response
 
 
 def texts(name: str, *values: bytes) -> WireTensor:
@@ -25,7 +25,7 @@ def counts(name: str, *values: int) -> WireTensor:
     return WireTensor(name, "UINT32", (len(values),), struct.pack(f"<{len(values)}I", *values))
 
 
-def answer(**members: Any) -> ChatAnswer:
+def answer(**members: Any) -> ChatResponse:
     return read_chat(Fields({"messages": [{"role": "user", "content": "a"}], **members})).plan.answer("m")
 
 
@@ -97,10 +97,10 @@ def test_bytes_of_half_a_character_are_not_known() -> None:
     assert [token["bytes"] for token in content] == [None, [195, 164]]
 
 
-def embedding(**members: Any) -> EmbeddingAnswer:
+def embedding(**members: Any) -> EmbeddingResponse:
     outputs = {"embedding": TensorSpec("embedding", "FP32", (2,))}
     asked = read_embedding(Fields({"input": ["a", "b"], **members}))
-    return EmbeddingAnswer(asked.plan, "m", ModelSignature("m", 1, 8, {}, outputs), 1)
+    return EmbeddingResponse(asked.plan, "m", ModelSignature("m", 1, 8, {}, outputs), 1)
 
 
 def test_vectors_of_wrong_size_are_the_models_failure() -> None:

@@ -18,7 +18,7 @@ from conch.workers.child import channel, frames
 from conch.workers.child.channel import Channel, Endpoint, write
 from conch.workers.child.frames import Frame, FrameReader, Header, dumps, encode_frame
 from conch.workers.child.memory import RegionMap, anonymous_file
-from conch.workers.child.packing import INLINE_LIMIT, PAYLOAD_LIMIT, Packer, Unpacker, output_places
+from conch.workers.child.packing import INLINE_LIMIT, PAYLOAD_LIMIT, Packer, Unpacker, lent_outputs
 
 
 class Server:
@@ -281,7 +281,7 @@ def test_lent_file_is_read_and_written_by_the_other_end(server: Server, worker: 
     received, payload = worker.receive()
     [tensor] = Unpacker(payload, worker.regions).unpack(received["tensors"])
     assert bytes(tensor.data) == bytes((4, 5, 6, 7)) + bytes(INLINE_LIMIT - 4)
-    places = output_places(received["places"], worker.regions)
+    places = lent_outputs(received["places"], worker.regions)
     answer = Packer()
     assert len(answer.add("B", "UINT8", [9], bytes(9), places["B"])) == 4  # it does not fit
     outputs = [answer.add("B", "UINT8", [8], b"\7" * 8, places["B"])]

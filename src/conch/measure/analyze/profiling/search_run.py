@@ -85,7 +85,7 @@ class SearchRun:
         A search ends while there is time for the final rounds, and these end before a round that would pass the
         deadline.  ``keep`` is called once for each candidate.
         """
-        self._tell_plan()
+        self._report_plan()
         while (trial := self._strategy.next()) is not None:
             if not self._next_fits():
                 ends = (
@@ -113,7 +113,7 @@ class SearchRun:
             return True
         return self._costs.of(self._strategy.ahead, self._loaded) <= self._deadline - time.monotonic()
 
-    def _tell_plan(self) -> None:
+    def _report_plan(self) -> None:
         minutes = self._progress().left / 60
         space = self._search.space
         names = dict.fromkeys(dimension.name for dimension in space.dimensions)

@@ -143,7 +143,7 @@ class Generators:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self._ask_all("ready")
+        self._query_all("ready")
 
     def __enter__(self) -> Generators:
         return self
@@ -175,7 +175,7 @@ class Generators:
 
     def progress(self) -> int:
         """Return the number of requests completed since :meth:`collect`."""
-        return sum(self._ask_all("progress"))
+        return sum(self._query_all("progress"))
 
     def _share(self, count: int, number: int) -> int:
         return count // len(self._pipes) + (number < count % len(self._pipes))
@@ -187,7 +187,7 @@ class Generators:
 
     def collect(self) -> Collected:
         """Return the records since the last call; raises INTERNAL if a process has died."""
-        answers = self._ask_all("collect")
+        answers = self._query_all("collect")
         records = [read_records(answer["rows"]) for answer in answers]
         events = join_events(zip(records, (read_events(answer["events"]) for answer in answers), strict=True))
         errors: Counter[str] = Counter()
@@ -207,13 +207,13 @@ class Generators:
         """End the processes and their requests."""
         end_processes(self._pipes, self._processes)
 
-    def _ask_all(self, question: str) -> list[Any]:
+    def _query_all(self, question: str) -> list[Any]:
         for number, pipe in enumerate(self._pipes):
             self._unread[number] += 1
             self._tell(pipe, question)
-        return [self._last_answer(number) for number in range(len(self._pipes))]
+        return [self._last_reply(number) for number in range(len(self._pipes))]
 
-    def _last_answer(self, number: int) -> Any:
+    def _last_reply(self, number: int) -> Any:
         """Return the reply to the last question; Ctrl+C may have left the reply to an earlier one unread."""
         answer = None
         while self._unread[number]:

@@ -65,14 +65,14 @@ def _main(pipe: Connection, port: int, grpc: bool) -> None:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(("127.0.0.1", port))
-    loop.run_until_complete(loop.create_server(_GrpcAnswers if grpc else _HttpAnswers, sock=listener))
+    loop.run_until_complete(loop.create_server(_NullGrpc if grpc else _NullHttp, sock=listener))
     pipe.send(listener.getsockname()[1])
     loop.add_reader(pipe.fileno(), loop.stop)
     loop.run_forever()
     os._exit(0)
 
 
-class _Answers(asyncio.Protocol):
+class _NullConnection(asyncio.Protocol):
     """A connection to the null server."""
 
     transport: asyncio.Transport
@@ -81,7 +81,7 @@ class _Answers(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
 
-class _HttpAnswers(_Answers):
+class _NullHttp(_NullConnection):
     """Responds when the connection has received the number of bytes that the request's head declares."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class _HttpAnswers(_Answers):
             self.transport.write(_HTTP_ANSWER)
 
 
-class _GrpcAnswers(_Answers):
+class _NullGrpc(_NullConnection):
     """Responds with an empty message to every stream that the client has ended."""
 
     def __init__(self) -> None:

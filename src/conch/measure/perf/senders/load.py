@@ -146,7 +146,7 @@ class OfferedLoad:
         if call.error:
             self.errors[call.error] = self.errors.get(call.error, 0) + 1
 
-    def _channel_with_room(self) -> CallChannel:
+    def _free_channel(self) -> CallChannel:
         for channel in self._channels:
             if channel.room > 0:
                 return channel
@@ -196,7 +196,7 @@ class ClosedLoad(OfferedLoad):
 
     def _ask(self, call: TimedCall) -> None:
         if self._may_start(call):
-            self._begin(call, monotonic_ns(), call.channel or self._channel_with_room())
+            self._begin(call, monotonic_ns(), call.channel or self._free_channel())
         else:
             self._idle.add(call)
 
@@ -275,7 +275,7 @@ class OpenLoad(OfferedLoad):
     def _start(self, call: TimedCall, due: int) -> None:
         channel = call.channel
         if channel is None or channel.room <= 0:
-            channel = self._channel_with_room()
+            channel = self._free_channel()
         self._begin(call, due, channel)
 
     def _ended(self, call: TimedCall) -> None:

@@ -29,7 +29,7 @@ class ServerProcesses:
 
 def find_server(address: Address) -> ServerProcesses:
     """Return the server's processes, if they are on this machine and visible."""
-    if not _is_here(address.host):
+    if not _is_local(address.host):
         return ServerProcesses(unseen=f"the server's machine, {address.host}, was not seen")
     try:
         oldest = [_oldest(process, address.port) for process in listening_processes(address.port)]
@@ -65,7 +65,7 @@ def _oldest(process: Any, port: int) -> Any:
     return process
 
 
-def _is_here(host: str) -> bool:
+def _is_local(host: str) -> bool:
     """Return whether a host is an address of this machine."""
     own = {address.address.partition("%")[0] for interface in psutil.net_if_addrs().values() for address in interface}
     try:

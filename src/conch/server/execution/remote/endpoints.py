@@ -212,7 +212,7 @@ class Endpoints:
         if sequence is None:
             return
         if sequence.lost:
-            raise self._ended_early(request, sequence.lost)
+            raise self._sequence_ended_error(request, sequence.lost)
         self._reassign(assignment, sequence.endpoint)
 
     def move(self, request: InferRequest, assignment: Assignment, key: bytes, without: Collection[str]) -> None:
@@ -279,10 +279,10 @@ class Endpoints:
             return sequence
         reason = self._lost.reason((self._key, correlation_id), self._clock())
         if reason:
-            raise self._ended_early(request, reason)
+            raise self._sequence_ended_error(request, reason)
         return None
 
-    def _ended_early(self, request: InferRequest, reason: str) -> ConchError:
+    def _sequence_ended_error(self, request: InferRequest, reason: str) -> ConchError:
         if request.flags & SEQUENCE_END:
             self._lost.forget((self._key, request.correlation_id))
         sequence = f"sequence {request.correlation_id} of model '{request.model_name}'"

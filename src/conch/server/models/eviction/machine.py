@@ -150,7 +150,7 @@ class OnDemandPlanner:
         self.back_off.forget(name)
         self._let_go(name, None, now)
 
-    def unloaded_early(self, name: str, now: float) -> None:
+    def unloaded_during_load(self, name: str, now: float) -> None:
         """Record that a model was unloaded during its load: waiting requests fail, the next one starts a new load."""
         resident = self._residents.get(name)
         if resident is not None and resident.phase is Phase.LOADING:
@@ -198,7 +198,7 @@ class OnDemandPlanner:
     @property
     def blocked(self) -> bool:
         """Whether a model waits for capacity."""
-        return self._first_without_room() is not None
+        return self._first_without_capacity() is not None
 
     # Decisions
 
@@ -215,7 +215,7 @@ class OnDemandPlanner:
 
     def _allot(self, now: float) -> None:
         self._load_awaited_steps()
-        self._note_wishes()
+        self._update_pending()
         for name, pending_load in self._pending_loads.items():
             if pending_load.footprints is None and name not in self._reading:
                 self._reading.add(name)
@@ -239,7 +239,7 @@ class OnDemandPlanner:
                 resident.loads.add(load := Load(name))
                 self._decided.append(load)
 
-    def _note_wishes(self) -> None:
+    def _update_pending(self) -> None:
         """Update the pending loads: models with waiting requests that are not loading, in order of these requests."""
         self._pending_loads = {
             name: self._pending_loads.get(name) or _PendingLoad(next(iter(waiting)).since)
@@ -250,16 +250,18 @@ class OnDemandPlanner:
     def wake_at(self, now: float) -> float | None:
         """Return when to call ``decide`` even without an event (s); None for never."""
         times = [next(iter(waiting)).deadline for waiting in self._waiting.values()]
-        first = self._first_without_room()
+        first = self._first_without_capacity()
         if first is not None:
             turns = [self._pending_loads[first].since + self.limits.min_loaded]
             turns += [
-                self._turn_ends(resident) for resident in self._residents.values() if resident.phase is Phase.LOADED
+                self._protected_until(resident)
+                for resident in self._residents.values()
+                if resident.phase is Phase.LOADED
             ]
             times += [turn for turn in turns if turn > now]
         return min(times, default=None)
 
-    def _first_without_room(self) -> str | None:
+    def _first_without_capacity(self) -> str | None:
         """Return the first model that waits for capacity; the models behind it wait too."""
         for name, pending_load in self._pending_loads.items():
             if pending_load.footprints is not None and not self._leaving_among(pending_load.footprints):
@@ -336,7 +338,7 @@ class OnDemandPlanner:
         if idle:
             return min(idle, key=lambda candidate: self._last_used(*candidate))[0]
         if turn_over:
-            done = [(resident.since, name) for name, resident in free if now >= self._turn_ends(resident)]
+            done = [(resident.since, name) for name, resident in free if now >= self._protected_until(resident)]
             return min(done)[1] if done else None
         return None
 
@@ -344,7 +346,7 @@ class OnDemandPlanner:
         """Whether an ensemble among ``holders`` needs the model."""
         return any(name in self._residents[holder].footprint.members for holder in holders)
 
-    def _turn_ends(self, resident: _Resident) -> float:
+    def _protected_until(self, resident: _Resident) -> float:
         """Return until when a busy model may not be evicted (s): for its minimum time, or the duration of its load."""
         return resident.since + max(self.limits.min_loaded, resident.load)
 
@@ -440,7 +442,7 @@ class OnDemandPlanner:
             return f"{late}: its files are still being read"
         if leaving := self._leaving_among(pending_load.footprints):
             return f"{late}: the last requests of '{leaving[0]}', which is being unloaded, still run"
-        first = self._first_without_room() or name
+        first = self._first_without_capacity() or name
         pending_load = self._pending_loads[first]
         assert pending_load.footprints is not None
         missing = [

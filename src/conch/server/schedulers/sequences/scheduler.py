@@ -338,7 +338,7 @@ class SequenceScheduler(Scheduler):
         if self.policy.limit and len(self) >= self.policy.limit:
             raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
         if sequence is None:
-            sequence = self._begun(request, now)
+            sequence = self._begin_sequence(request, now)
         elif starts:
             LOG.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
@@ -437,7 +437,7 @@ class SequenceScheduler(Scheduler):
             request.flags = SEQUENCE_START
         self._controls.check(model, request)
 
-    def _begun(self, request: InferRequest, now: int) -> LiveSequence:
+    def _begin_sequence(self, request: InferRequest, now: int) -> LiveSequence:
         """Create a sequence, in a free slot or in the backlog."""
         sequence = LiveSequence(request.correlation_id, self._states.first)
         self.roster.open(sequence)

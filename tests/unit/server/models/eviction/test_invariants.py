@@ -60,7 +60,7 @@ def test_limits_hold_and_every_request_ends(events: list[tuple[str, object]]) ->
                 name = town.loading[at % len(town.loading)]
                 town.end_load(name, "broken" if kind == "failed" else "")
             case "unload", int(at) if town.loading:
-                town.planner.unloaded_early(town.loading[at % len(town.loading)], town.now)
+                town.planner.unloaded_during_load(town.loading[at % len(town.loading)], town.now)
                 town.decide()
             case "left", int(at) if town.leaving:
                 town.end_leaving(town.leaving[at % len(town.leaving)])

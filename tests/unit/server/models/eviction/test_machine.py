@@ -128,10 +128,10 @@ def test_request_that_waits_too_long_is_told_the_sum() -> None:
     reason = "1 model and 2 others are more than --max-loaded-models=2"
     whole = "2 are in use, 1 stay loaded (--load-model), 0 are being loaded and 0 are leaving"
     late = "was not loaded within 60 s (--load-wait-secs)"
-    assert town.answers[first] == f"model 'c' {late}: {reason}; of those, {whole}"
+    assert town.answers[first] == f"model 'c' {late}: {reason}; of these, {whole}"
     town.ask("e")
     town.wait(30)
-    assert town.answers[second] == f"model 'd' {late}: {reason}; of those, {whole}"
+    assert town.answers[second] == f"model 'd' {late}: {reason}; of these, {whole}"
 
 
 def test_request_that_waits_behind_another_model_is_told_which() -> None:
@@ -311,7 +311,7 @@ def test_step_that_was_unloaded_during_its_load_loads_again_while_its_ensemble_s
     town = Town(CapacityLimits(Capacity(models=2)), footprints=ENSEMBLE)
     town.ask("all")
     town.ask("a")
-    town.planner.unloaded_early("a", town.now)
+    town.planner.unloaded_during_load("a", town.now)
     serial, _ = town.ask("a")
     town.planner.left("a")
     town.decide()
@@ -344,7 +344,7 @@ def test_load_that_ends_after_its_model_was_loaded_again_changes_nothing() -> No
 def test_load_that_an_unload_ended_is_not_counted_as_a_failure() -> None:
     town = Town(TWO)
     early, _ = town.ask("a")
-    town.planner.unloaded_early("a", town.now)
+    town.planner.unloaded_during_load("a", town.now)
     late, _ = town.ask("a")
     assert town.answers == {early: "load failed for model 'a': the model was unloaded during the load"}
     assert town.loading == ["a"]
@@ -357,7 +357,7 @@ def test_load_that_an_unload_ended_is_not_counted_as_a_failure() -> None:
 def test_ensemble_whose_member_was_unloaded_during_its_load_is_loaded_again() -> None:
     town = Town(CapacityLimits(Capacity(models=3)), footprints=ENSEMBLE)
     serial, _ = town.ask("all")
-    town.planner.unloaded_early("a", town.now)
+    town.planner.unloaded_during_load("a", town.now)
     town.end_load("all", "'a' is not loaded")
     assert town.loading == ["all"] and town.planner.phase("a") is Phase.LOADING
     town.end_load("all")

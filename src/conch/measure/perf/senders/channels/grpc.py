@@ -242,7 +242,7 @@ class GrpcChannel(Connecting):
                     part = data[at + 9 : stop]
                     if flags & frames.PADDED:
                         part = frames.without_padding(frames.PADDED, part)
-                    self._on_answer(stream, part, now)
+                    self._on_response_data(stream, part, now)
             elif kind == frames.HEADERS:
                 block = data[at + 9 : stop]
                 if flags & (frames.PADDED | frames.HAS_PRIORITY):
@@ -272,7 +272,7 @@ class GrpcChannel(Connecting):
         if flags & frames.END_STREAM:
             self._end(stream, Outcome.UNREADABLE, 0, "the stream ended without a status")
 
-    def _on_answer(self, stream: int, data: bytes, now: int) -> None:
+    def _on_response_data(self, stream: int, data: bytes, now: int) -> None:
         """Add a part of a response that is examined."""
         self._answers[stream] += data
 

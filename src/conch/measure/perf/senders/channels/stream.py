@@ -89,7 +89,7 @@ class StreamChannel(GrpcChannel):
             # The headers that begin a stream are not part of a response.
             self._decoder.head(block)
 
-    def _on_answer(self, stream: int, data: bytes, now: int) -> None:
+    def _on_response_data(self, stream: int, data: bytes, now: int) -> None:
         held = self._answers[stream]
         if held:
             data = held + data

@@ -1,8 +1,8 @@
 """The response to a chat or completion: its events or single object, its usage, and the finish reasons.
 
-Each request has one ``Answer``, on the event loop. The front end adds deltas in the order in which the model sends
-them, and gets events if the client requested a stream, otherwise one object at the end. The outputs of the model's
-responses are read by choice: text, finish reason, log-probabilities and token counts.
+Each request has one ``OpenAiResponse``, on the event loop. The front end adds deltas in the order in which the model
+sends them, and gets events if the client requested a stream, otherwise one object at the end. The outputs of the
+model's responses are read by choice: text, finish reason, log-probabilities and token counts.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPlan(ABC):
+class ResponsePlan(ABC):
     """The settings of the response to a chat or completion; small, regardless of the size of the request.
 
     ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``logprobs`` the number of
@@ -205,18 +205,18 @@ class AnswerPlan(ABC):
     include_usage: bool
 
     @abstractmethod
-    def answer(self, model: str) -> Answer:
+    def answer(self, model: str) -> OpenAiResponse:
         """Create the response of the model with this name."""
 
 
-class Answer(ABC):
+class OpenAiResponse(ABC):
     """A response with a number of choices."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, model: str, choices: int, plan: AnswerPlan) -> None:
+    def __init__(self, model: str, choices: int, plan: ResponsePlan) -> None:
         self.id = f"{self.prefix}-{uuid4().hex}"
         self.usage = Usage()
         self._head = {"id": self.id, "object": self.kind, "created": int(time()), "model": model}
