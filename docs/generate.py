@@ -15,11 +15,13 @@ from typing import Any, Final
 DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
+from conch.deploy.ray.options import RayCommandOptions  # noqa: E402
 from conch.measure.analyze.options import not_taken  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
+from conch.measure.perf.options import PerfOptions  # noqa: E402
 from conch.measure.reports.report import Table  # noqa: E402
 from conch.measure.reports.text import markdown_table  # noqa: E402
-from conch.options.declaration import Option, by_section  # noqa: E402
+from conch.options.declaration import Option, by_section, options_of  # noqa: E402
 from conch.settings import OPTIONS, RENAMED  # noqa: E402
 from conch.telemetry import families, metrics, on_demand, traffic  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
@@ -79,12 +81,25 @@ def _renamed_flags() -> str:
 
 def _analyze_options() -> str:
     """A row for each option of ``conch analyze``: its key in a file, its flags, and its meaning."""
-    rows = []
-    for name, option in ANALYZE_OPTIONS.items():
-        short = [flag for flag in option.flags if not flag.startswith("--")]
-        flags = f"`{', '.join([*short, option.flag])} {option.placeholder}`".replace(" `", "`")
-        rows.append([option.section, f"`{name}`", flags, option.description.removesuffix(".")])
+    rows = ([option.section, f"`{option.name}`", *_flags_and_meaning(option)] for option in ANALYZE_OPTIONS.values())
     return _table(["group", "key", "flag", "meaning"], rows)
+
+
+def _options_of(declaring: type) -> Callable[[], str]:
+    """A row for each option of a command, by section."""
+
+    def write() -> str:
+        sections = by_section(options_of(declaring).values())
+        rows = ([section, *_flags_and_meaning(option)] for section, options in sections.items() for option in options)
+        return _table(["group", "flag", "meaning"], rows)
+
+    return write
+
+
+def _flags_and_meaning(option: Option) -> list[str]:
+    short = [flag for flag in option.flags if not flag.startswith("--")]
+    flags = f"`{', '.join([*short, option.flag])} {option.placeholder}`".replace(" `", "`")
+    return [flags, _FORM.sub(r"`\1`", option.description.removesuffix("."))]
 
 
 def _analyze_not_taken(reasons: Mapping[str, str]) -> Callable[[], str]:
@@ -123,6 +138,8 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "analyze options": _analyze_options,
     "analyze without effect": _analyze_not_taken(not_taken.NO_EFFECT),
     "analyze refused": _analyze_not_taken(not_taken.REFUSED),
+    "perf options": _options_of(PerfOptions),
+    "ray options": _options_of(RayCommandOptions),
     "flags": _flags,
     "accepted flags": _accepted_flags,
     "renamed flags": _renamed_flags,

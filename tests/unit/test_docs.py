@@ -20,12 +20,16 @@ from conch.backends.huggingface import TASK_PARAMETERS
 from conch.backends.io_formats.text import INPUTS, OUTPUTS
 from conch.backends.tasks.huggingface_backend import TASKS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
-from conch.cli.convert import convert_command
+from conch.cli.deploy_clouds import SageMakerOptions, VertexOptions
 from conch.cli.perf import REFUSED, perf_command
 from conch.config import remote
 from conch.config.parameters import Parameter
 from conch.convert.causal.agreement import TOLERANCES as CAUSAL_TOLERANCES
 from conch.convert.encoder.conversion import TOLERANCES as ENCODER_TOLERANCES
+from conch.convert.options import ConvertOptions
+from conch.deploy.ray.options import RayCommandOptions
+from conch.measure.perf.options import PerfOptions
+from conch.options.declaration import options_of
 from conch.telemetry.families import GENERATION, WORK
 
 ROOT = Path(__file__).parents[2]
@@ -113,9 +117,20 @@ def test_metrics_are_documented() -> None:
     assert {metric.name for metric in WORK} - named(document("huggingface.md")) == set()
 
 
-def test_options_of_convert_are_documented() -> None:
-    options = {flag for param in convert_command.params if isinstance(param, click.Option) for flag in param.opts}
-    assert options - {"--help"} - named(document("convert.md")) == set()
+@pytest.mark.parametrize(
+    ("page", "declaring"),
+    [
+        ("convert.md", ConvertOptions),
+        ("deploy.md", SageMakerOptions),
+        ("deploy.md", VertexOptions),
+        ("perf.md", PerfOptions),
+        ("ray.md", RayCommandOptions),
+    ],
+)
+def test_options_are_documented(page: str, declaring: type) -> None:
+    written = set(re.findall(r"--[\w-]+", document(page)))
+    flags = {option.name: set(option.flags[-1].split("/")) for option in options_of(declaring).values()}
+    assert [name for name, known in flags.items() if not known & written] == []
 
 
 def test_what_perf_does_otherwise_than_perf_analyzer_is_documented() -> None:

@@ -29,7 +29,7 @@ class ReplicaOptions:
         0, _MODELS,
         "Share replicas among all models, with at most N models on each (default: each model has its own replicas).",
     )
-    min_replicas: _Count = option(1, _REPLICAS, "Replicas of each model at least.")
+    min_replicas: _Count = option(1, _REPLICAS, "Minimum number of replicas of each model.")
     target_ongoing_requests: Annotated[float, Range(0, above=True)] = option(
         16.0, _REPLICAS, "Requests that a replica should have at a time; more replicas are started for more."
     )
@@ -76,12 +76,14 @@ class RayCommandOptions(ReplicaOptions):
         (), _MODELS, "An option of conch serve for the replicas, as log_verbose=1; repeatable.",
         flags=("--replica-option",), metavar="NAME=VALUE",
     )
-    max_replicas: _Count | None = option(None, _REPLICAS, "At most (default: as many as at least).")
-    http_port: _Port = option(
-        8000, _PORTS, "Of the ingress on every node; 0 for a free one, as for several nodes on one machine."
+    max_replicas: _Count | None = option(
+        None, _REPLICAS, "Maximum number of replicas of each model (default: the minimum)."
     )
-    grpc_port: _Port = option(8001, _PORTS, "The same for gRPC.")
-    metrics_port: _Port = option(8002, _PORTS, "The same for metrics.")
+    http_port: _Port = option(
+        8000, _PORTS, "HTTP port of the ingress on every node; 0 for a free one, as for several nodes on one machine."
+    )
+    grpc_port: _Port = option(8001, _PORTS, "gRPC port of the ingresses.")
+    metrics_port: _Port = option(8002, _PORTS, "Metrics port of the ingresses.")
     host: str = option("0.0.0.0", _PORTS, "Where ingresses listen.", metavar="ADDRESS")
     ingress_options: tuple[str, ...] = option(
         (), _PORTS, "An option of conch serve for the ingresses; repeatable.", flags=("--ingress-option",),

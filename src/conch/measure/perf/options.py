@@ -82,7 +82,7 @@ class PerfOptions:
         flags=("--max-threads",),
     )
     latency_threshold: Annotated[float, Range(0)] = option(
-        0.0, _LOAD, "Stop after the first level with a higher latency.", flags=("-l",), metavar="MS"
+        0.0, _LOAD, "Stop after the first level with a higher latency (default: never).", flags=("-l",), metavar="MS"
     )
     binary_search: bool = option(
         False, _LOAD, "Search the highest level within -l by bisection, to the precision of the step."
@@ -101,10 +101,10 @@ class PerfOptions:
     )
     measurement_request_count: Count = option(50, _WINDOWS, "Requests per count window.")
     request_count: Annotated[int, Range(0)] = option(
-        0, _WINDOWS, "Send this many requests at each level, as one window."
+        0, _WINDOWS, "Send this many requests at each level, as one window (default: no limit)."
     )
     warmup_request_count: Annotated[int, Range(0)] = option(
-        0, _WINDOWS, "Length of the warm-up in requests, instead of seconds."
+        0, _WINDOWS, "Length of the warm-up in requests (default: by time)."
     )
     warm_up: Annotated[float, Range(0, _DAY)] = option(
         1.0, _WINDOWS, "Length of the warm-up before each run, in seconds.", metavar="S"
