@@ -228,7 +228,7 @@ def _apply(
 def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
     """The best configuration, and the reason why it is not recommended, empty if it is.
 
-    Raises UNAVAILABLE if no configuration keeps the constraints.
+    Raises UNAVAILABLE if no configuration satisfies the constraints.
     """
     from conch.measure.analyze.judging.ranking import recommend
 

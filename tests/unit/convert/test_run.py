@@ -100,7 +100,7 @@ def test_report_lies_beside_the_model(converted: ConvertedModel) -> None:
 
     assert "| PyTorch (fp32) |" in (folder / "report.md").read_text()
     page = (folder / "report.html").read_text()
-    assert "<svg" in page and "The worst ten texts, side by side" in page
+    assert "<svg" in page and "The ten texts with the largest differences" in page
     assert f"conch convert -m {converted.manifest.source.model} -o " in page
     assert 'backend: "huggingface"' in (folder / "config.pbtxt").read_text()
 

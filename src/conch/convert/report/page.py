@@ -248,12 +248,12 @@ def report(manifest: Manifest) -> Report:
     """Return the report, without sections for which the manifest has no data."""
     sections = [
         Section(
-            "Which variant, and why", [*_charts(tradeoff_chart(manifest)), *_choice(manifest), variants_table(manifest)]
+            "Choice of the variant", [*_charts(tradeoff_chart(manifest)), *_choice(manifest), variants_table(manifest)]
         ),
-        Section("Where each is fastest", [*_charts(speed_map(manifest)), *_by_shape(manifest)]),
-        Section("Differences of the results", [*_charts(differences_chart(manifest))]),
-        Section("The worst ten texts, side by side", [*_worst(manifest)]),
-        Section("What was refused, and why", [*_refused(manifest)]),
+        Section("Speed by shape", [*_charts(speed_map(manifest)), *_by_shape(manifest)]),
+        Section("Differences of outputs", [*_charts(differences_chart(manifest))]),
+        Section("The ten texts with the largest differences", [*_worst(manifest)]),
+        Section("Refused variants", [*_refused(manifest)]),
         Section("Memory and disk", [*_charts(sizes_chart(manifest))]),
         Section("The machine", [Properties(list(_machine(manifest)))]),
         Section("How to reproduce it", [*_reproduce(manifest)]),
@@ -332,7 +332,7 @@ def _by_shape(manifest: Manifest) -> Iterator[Block]:
         + (f", and the share of equal labels {share:.4f}." if share is not None else ".")
     )
     yield Table(
-        "Which of the two runs",
+        "Choice of the variant by shape",
         [Column("batch x tokens"), Column(f"{other}: times as fast", True), Column("runs")],
         [
             Row([
@@ -382,7 +382,7 @@ def _worst_table(title: str, contrasts: Contrasts) -> Table:
 def _refused(manifest: Manifest) -> Iterator[Block]:
     refused = [variant for variant in manifest.variants if is_refused(variant)]
     if not refused:
-        yield Paragraph("Nothing: every variant that was asked for agrees with the checkpoint.")
+        yield Paragraph("None: all requested variants agree with the checkpoint.")
         return
     rows = [
         Row([title(variant), "; ".join(variant.reasons), "yes, by --force" if variant.forced else "no"], "bad")

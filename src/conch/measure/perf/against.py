@@ -89,7 +89,7 @@ class Comparison:
         figure = next(figure for figure in self.figures if figure.name == name)
         what = f"takes {figure.ratio:.2f} times as long" if open_load else f"answers {figure.ratio:.2f} times as many"
         if figure.interval is None:
-            return f"B {what}, in one round, which says nothing of the noise"
+            return f"B {what} in a single round, so the noise is unknown"
         within = f"({figure.interval.low:.2f} … {figure.interval.high:.2f})"
         if figure.differs:
             return f"B {what} {within}: the difference is larger than the noise"
@@ -111,7 +111,7 @@ class Comparison:
         for name, errors in zip("AB", self.errors, strict=True):
             if errors:
                 message, _ = max(errors.items(), key=lambda entry: entry[1])
-                yield f"{sum(errors.values())} requests to {name} failed and are not among the latencies: {message}"
+                yield f"{sum(errors.values())} requests to {name} failed and are excluded from the latencies: {message}"
 
 
 @dataclass(slots=True)

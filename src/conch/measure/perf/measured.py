@@ -182,7 +182,7 @@ class Measured:
             )
         if self.failed:
             sent = self.failed + self.figures.requests
-            yield f"{self.failed} of {sent} requests failed and are not among the latencies"
+            yield f"{self.failed} of {sent} requests failed and are excluded from the latencies"
 
     @property
     def _behind(self) -> bool:
@@ -193,7 +193,7 @@ class Measured:
     def _silence(self) -> str:
         seconds = sum(window.seconds for window in self.windows)
         if self.failed:
-            return f"no request was answered well in {seconds:.1f} s"
+            return f"no request succeeded in {seconds:.1f} s"
         return (
             f"no request was answered in {seconds:.1f} s, {self.unfinished} wait for up to {self.oldest:.1f} s: the"
             " server hangs, or windows are too short for its answers (-p)"

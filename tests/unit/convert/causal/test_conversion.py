@@ -109,7 +109,7 @@ def test_the_report_is_in_tokens_a_second(converted: ConvertedModel) -> None:
     assert "perplexity" in text and "next token 1.0000" in text and " MB |" in text
     assert "cosine" not in text
     titles = [section.title for section in report(converted.manifest).sections]
-    assert titles[:3] == ["Which variant, and why", "Where each is fastest", "Differences of the results"]
+    assert titles[:3] == ["Choice of the variant", "Speed by shape", "Differences of outputs"]
 
 
 def test_torch_serves_where_it_is_asked_for(qwen2: Path, tmp_path: Path) -> None:

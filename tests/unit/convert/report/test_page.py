@@ -55,7 +55,7 @@ def rows(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_page_shows_every_variant_by_speed_and_agreement() -> None:
-    shown = chart(report(WHOLE), "Which variant, and why")
+    shown = chart(report(WHOLE), "Choice of the variant")
 
     by_series = {row["series"]: row for row in rows(shown.spec)}
     assert by_series["ONNX Runtime (int8): auto"]["x"] == pytest.approx(5)
@@ -66,7 +66,7 @@ def test_page_shows_every_variant_by_speed_and_agreement() -> None:
 
 
 def test_map_frames_the_fastest_that_may_serve() -> None:
-    cells = {(row["variant"], row["shape"]): row for row in rows(chart(report(WHOLE), "Where each is fastest").spec)}
+    cells = {(row["variant"], row["shape"]): row for row in rows(chart(report(WHOLE), "Speed by shape").spec)}
 
     assert cells["ONNX Runtime (int8)", "1x16"]["factor"] == 5
     assert cells["ONNX Runtime (int8)", "1x16"]["best"]
@@ -88,13 +88,13 @@ def test_a_speed_up_that_others_disturbed_is_grey(place: int) -> None:
     assert tiles["1x16 ms"].tone == "muted" and tiles["disk"].tone == ""
     assert "other processes used the machine" in shown.lead
     assert "other processes" not in quiet.lead
-    toned = [row.tone for table in tables(shown, "Which variant, and why") for row in table.rows]
+    toned = [row.tone for table in tables(shown, "Choice of the variant") for row in table.rows]
     assert "good" not in toned
     assert {tile.tone for block in quiet.opening if isinstance(block, Tiles) for tile in block.items} == {"good", ""}
 
 
 def test_worst_texts_stand_side_by_side() -> None:
-    (table,) = tables(report(WHOLE), "The worst ten texts, side by side")
+    (table,) = tables(report(WHOLE), "The ten texts with the largest differences")
 
     assert [column.heading for column in table.columns][:3] == ["text", "PyTorch says", "ONNX Runtime (int8) says"]
     assert [*table.rows[0].cells] == [
@@ -103,7 +103,7 @@ def test_worst_texts_stand_side_by_side() -> None:
 
 
 def test_what_was_refused_says_why() -> None:
-    (table,) = tables(report(WHOLE), "What was refused, and why")
+    (table,) = tables(report(WHOLE), "Refused variants")
 
     assert [row.cells[1] for row in table.rows] == [
         "cosine_min 0.93 of embedding is below 0.97", "tensorrt is not installed: pip install tensorrt",
@@ -112,7 +112,7 @@ def test_what_was_refused_says_why() -> None:
 
 def test_two_variants_say_which_runs_where() -> None:
     companion = Companion("torch-fp32", (Gain(1, 16, 0.2), Gain(8, 16, 1.4)), 1.18, 900_000_000, {"cosine_min": 0.999})
-    (table,) = tables(report(replace(WHOLE, by_shape=companion)), "Where each is fastest")
+    (table,) = tables(report(replace(WHOLE, by_shape=companion)), "Speed by shape")
 
     assert [[*row.cells] for row in table.rows] == [
         ["1x16", "0.20", "ONNX Runtime (int8)"],
@@ -139,15 +139,15 @@ def test_texts_of_users_are_escaped_and_nothing_is_loaded() -> None:
 def test_manifest_of_an_older_conch_has_a_page_without_what_it_lacks() -> None:
     titles = [one.title for one in report(MANIFEST).sections]
 
-    assert "The worst ten texts, side by side" not in titles
-    assert "Differences of the results" not in titles
-    assert "Where each is fastest" in titles
+    assert "The ten texts with the largest differences" not in titles
+    assert "Differences of outputs" not in titles
+    assert "Speed by shape" in titles
 
 
 def test_conversion_in_which_nothing_was_measured_has_a_page() -> None:
     bare = replace(WHOLE, variants=tuple(replace(variant, latency=()) for variant in WHOLE.variants))
 
-    assert "Where each is fastest" not in [one.title for one in report(bare).sections]
+    assert "Speed by shape" not in [one.title for one in report(bare).sections]
 
 
 def test_variant_that_serves_by_force_is_not_said_to_agree() -> None:

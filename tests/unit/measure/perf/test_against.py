@@ -62,7 +62,7 @@ def test_noise_is_no_difference() -> None:
     assert wrong <= 6
     found = compare(1, taking(iter([100, 101, 99, 100])), taking(iter([101, 99, 100, 101])), 2)
     assert found.sentence().startswith("no significant difference: B answers 1.0")
-    assert "one round" in compare(1, taking(iter([1, 1])), taking(iter([2, 2])), 1).sentence()
+    assert "a single round" in compare(1, taking(iter([1, 1])), taking(iter([2, 2])), 1).sentence()
 
 
 def test_disturbed_rounds_are_repeated_and_do_not_count() -> None:
@@ -83,7 +83,7 @@ def test_a_side_that_ends_leaves_the_rounds_before() -> None:
     assert len(found.rounds) == 1 and not found.whole
     ended, failed = found.warnings
     assert ended == "B: the server stopped answering, without any answer: refused"
-    assert failed == "3 requests to B failed and are not among the latencies: no"
+    assert failed == "3 requests to B failed and are excluded from the latencies: no"
     nothing = compare(1, lambda: turn(0, gone="refused"), lambda: turn(1), 5)
     assert nothing.sentence() == "nothing could be compared"
 

@@ -1,4 +1,4 @@
-"""Where the time of a request goes: the stretches add up to what the client waits."""
+"""Where the time of a request goes: the steps add up to what the client waits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_what(rows: Sequence[TimeSpent]) -> Mapping[str, float]:
     return {row.what.partition(":")[0]: row.seconds for row in rows}
 
 
-def test_stretches_add_up_to_the_clients_latency() -> None:
+def test_steps_add_up_to_the_clients_latency() -> None:
     stages = StageTotals({"conch_engine_duration_us": 0.3, "conch_arrange_duration_us": 0.06}, 0.6)
 
     rows = breakdown(measured(BERT), "bert", "http", stages)

@@ -38,7 +38,7 @@ def test_errors_are_told_and_end_with_status_1(capsys: pytest.CaptureFixture[str
     with running(KnownServer(service=0.002, fails=5)) as server:
         assert main(["perf", *QUICK, "-u", f"127.0.0.1:{server.port}"]) == 1
     shown = capsys.readouterr().out
-    assert "requests failed and are not among the latencies" in shown and "it is the turn of an error" in shown
+    assert "requests failed and are excluded from the latencies" in shown and "it is the turn of an error" in shown
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "openai"])

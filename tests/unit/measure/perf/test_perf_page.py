@@ -28,9 +28,9 @@ def test_a_run_is_reported_with_its_command(tmp_path: Path) -> None:
         main(["perf", *given, "--concurrency-range", "1:2", "--html", str(page), "--jsonl", str(lines)])
     text = page.read_text()
     for title in ("Latency against throughput", "Distribution of latency", "Average time of a request by stage",
-                  "Throughput by window", "What failed", "How to reproduce"):  # fmt: skip
+                  "Throughput by window", "Errors", "How to reproduce"):  # fmt: skip
         assert title in text
-    assert "requests failed and are not among the latencies" in text and "it is the turn of an error" in text
+    assert "requests failed and are excluded from the latencies" in text and "it is the turn of an error" in text
     written = lines.read_text().splitlines()
     assert any('"outcome":"refused"' in line for line in written) and any('"concurrency":2' in line for line in written)
 
@@ -40,7 +40,7 @@ def test_warnings_come_before_figures_and_nothing_is_no_silent_zero() -> None:
     made = report(PLAN, "server at x", "conch perf -m m", [none], [None])
     assert isinstance(made.opening[0], Note) and made.opening[0].kind == "error"
     assert "no request was answered" in made.opening[0].text
-    assert "No request was answered well" in made.lead
+    assert "No request succeeded" in made.lead
     assert "conch perf -m m" in html(made)
 
 
@@ -53,9 +53,9 @@ def test_text_and_gpus_have_sections_where_they_are_known() -> None:
     sections = {section.title: section.blocks for section in made.sections}
     titles = [block.title for block in sections["Tokens"] if isinstance(block, Chart)]
     assert titles == ["Time to the first token", "Time between tokens"]
-    [table] = [block for block in sections["Resources of the server"] if isinstance(block, Table)]
+    [table] = [block for block in sections["Server resources"] if isinstance(block, Table)]
     assert table.texts(table.rows[0]) == ["1", "1.50", "1,000", "90 %", "46,000", "210"]
-    assert "What failed" not in sections
+    assert "Errors" not in sections
 
 
 def _captions(made: Report) -> str:
@@ -69,7 +69,7 @@ def test_figures_that_others_disturbed_are_no_headline() -> None:
     alone = report(PLAN, "server", "conch", [disturbed], [None])
     quiet = report(PLAN, "server", "conch", [level(1)], [None])
 
-    assert "undisturbed windows" in _captions(quiet) and "inferences a second" in quiet.lead
+    assert "undisturbed windows" in _captions(quiet) and "inferences per second" in quiet.lead
     assert "Disturbed windows count at concurrency 2." in _captions(made)
     assert "undisturbed windows" not in _captions(made) + _captions(alone)
     assert alone.lead == "server. Other processes used the machine, so the figures are not reliable."

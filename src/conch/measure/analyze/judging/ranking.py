@@ -312,7 +312,7 @@ def recommend(
 def _advice(ranking: Ranking, comparison: DefaultComparison | None, *, complete: bool) -> tuple[Advice, str]:
     winner = ranking.winner
     if winner is None:
-        return "none", "no configuration keeps the constraints"
+        return "none", "no configuration satisfies the constraints"
     if winner is ranking.default:
         if not complete:
             return "unproven", "the search was interrupted"
@@ -328,7 +328,7 @@ def _advice(ranking: Ranking, comparison: DefaultComparison | None, *, complete:
     if ranking.default is not None and _limited(ranking.default):
         return "unproven", "other processes used the machine during the search for the default's best load"
     if not comparison.kept:
-        return "unproven", f"{winner.name} did not keep the constraints when it was measured again"
+        return "unproven", f"{winner.name} did not satisfy the constraints when it was measured again"
     if comparison.interval is None:
         return "unproven", f"one final round with {winner.name} gives no range (--final-rounds, --budget)"
     if comparison.worse:

@@ -69,7 +69,7 @@ def summary(analysis: Analysis) -> Iterator[Block | Section]:
     blocks: list[Block] = [Bullets(list(reasons(analysis))), *(Note("warning", text) for text in doubts(analysis))]
     yield Section(headline(analysis), blocks)
     if lines := list(missing(analysis)):
-        yield Section("Not measured, or failed", [Bullets(lines)])
+        yield Section("Missing and failed measurements", [Bullets(lines)])
     if analysis.apply and analysis.advice == "use":
         yield CodeBlock(analysis.apply, "To use it:")
 
@@ -83,7 +83,7 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
     yield Section(
         "Ranking",
         [
-            Paragraph(f"Wanted: {analysis.wanted}."),
+            Paragraph(f"Goal: {analysis.wanted}."),
             replace(table, rows=rows),
             *([Paragraph(text)] if (text := " ".join(_about_grey(analysis))) else []),
         ],
@@ -94,7 +94,7 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
 def _about_grey(analysis: Analysis) -> Iterator[str]:
     """Yield the reasons for grey rows in the ranking."""
     if not all(candidate.satisfied for candidate in analysis.measured):
-        yield "Grey configurations do not keep the constraints."
+        yield "Grey rows do not satisfy the constraints."
     if any(candidate.disturbed for candidate in analysis.measured):
         yield "Other processes used the machine while those with an asterisk were measured."
 
@@ -160,7 +160,7 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
     disturbed = any(point.disturbed for candidate in chosen for point in candidate.result.points)
     limits = []
     if analysis.latency_limit is not None:
-        limits.append(Limit("y", 1e3 * analysis.latency_limit, f"at most {duration(analysis.latency_limit)} is wanted"))
+        limits.append(Limit("y", 1e3 * analysis.latency_limit, f"maximum {duration(analysis.latency_limit)}"))
     what, labelled = "concurrency" if analysis.load_kind == "concurrency" else "request rate", len(chosen) <= 2
     yield line_chart(
         "Latency against throughput",
@@ -168,7 +168,7 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
         Axis("throughput (infer/s)"),
         Axis(f"p99 latency{several} (ms)", logarithmic=True),
         alt=f"p99 latency by throughput: {ends}.",
-        caption="Right and low is better. "
+        caption="Better is to the right and below. "
         + (f"Numbers beside the marks are the {what}." if labelled else f"Each mark is a {what}; point at it to see.")
         + (" An asterisk marks measurements during which other processes used the machine." if disturbed else ""),
         labels=labelled,
@@ -185,12 +185,12 @@ def _memory(analysis: Analysis) -> Iterator[Chart]:
             continue
         kind = (
             "best" if measurement is analysis.recommended else "default" if measurement.is_default
-            else "keep the constraints" if measurement.satisfied else "do not keep the constraints"
+            else "satisfy the constraints" if measurement.satisfied else "do not satisfy the constraints"
         )  # fmt: skip
         groups.setdefault(kind, []).append(Dot(memory / 1e6, measurement.point.throughput, measurement.name))
     if not groups:
         return
-    order = ("best", "default", "keep the constraints", "do not keep the constraints")
+    order = ("best", "default", "satisfy the constraints", "do not satisfy the constraints")
     where = "GPU memory" if analysis.has_gpus else "memory"
     dots = [dot for group in groups.values() for dot in group]
     least, most = min(dot.x for dot in dots), max(dot.x for dot in dots)
@@ -200,7 +200,7 @@ def _memory(analysis: Analysis) -> Iterator[Chart]:
         Axis(f"{where} at most (MB)", zero=False),
         Axis("throughput (infer/s)"),
         alt=f"{len(dots)} configurations take {significant(least)} to {significant(most)} MB.",
-        caption="Each mark is a configuration at its best load; left and high is better.",
+        caption="Each mark is a configuration at its best load; better is to the left and above.",
         joined=False,
     )
 
@@ -208,7 +208,7 @@ def _memory(analysis: Analysis) -> Iterator[Chart]:
 def _missing(analysis: Analysis) -> Iterator[Section]:
     lines = list(missing(analysis))
     if lines:
-        yield Section("What was not measured, or failed", [Bullets(lines)], "missing")
+        yield Section("Missing and failed measurements", [Bullets(lines)], "missing")
 
 
 def _machine(analysis: Analysis) -> Iterator[Section]:
@@ -220,7 +220,7 @@ def _machine(analysis: Analysis) -> Iterator[Section]:
 def _commands(analysis: Analysis) -> Iterator[Section]:
     blocks = []
     if analysis.reproduce:
-        blocks.append(CodeBlock(analysis.reproduce, "To measure again:"))
+        blocks.append(CodeBlock(analysis.reproduce, "To repeat the measurement:"))
     if analysis.apply and analysis.best is not None and analysis.advice == "use":
         blocks.append(CodeBlock(analysis.apply, f"To use {analysis.best.name} (shows the change):"))
     if blocks:
@@ -230,7 +230,7 @@ def _commands(analysis: Analysis) -> Iterator[Section]:
 def _details(analysis: Analysis, candidate: Placed) -> Section:
     blocks: list[Block] = []
     if candidate.broken:
-        blocks.append(Note("info", f"Does not keep the constraints: {'; '.join(candidate.broken)}."))
+        blocks.append(Note("info", f"Violates the constraints: {'; '.join(candidate.broken)}."))
     warnings = dict.fromkeys(
         f"{load_text(analysis, point.load)}: {warning}"
         for point in candidate.result.points

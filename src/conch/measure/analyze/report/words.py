@@ -32,7 +32,7 @@ def title(analysis: Analysis) -> str:
         "use": f"A better configuration of {models}",
         "keep": f"Keep the configuration of {models}",
         "unproven": f"No configuration of {models} is proven to be better",
-        "none": f"No configuration of {models} keeps the constraints",
+        "none": f"No configuration of {models} satisfies the constraints",
     }[analysis.advice]
 
 
@@ -41,18 +41,20 @@ def headline(analysis: Analysis) -> str:
     best, default = analysis.best, analysis.default
     if not analysis.measured:
         return (
-            f"No configuration of {_names(analysis)} could be measured: of {len(analysis.placed)} none answered"
-            " requests well, so there is nothing to rank."
+            f"No configuration of {_names(analysis)} could be measured: none of {len(analysis.placed)}"
+            " completed a request."
         )
     if best is None:
         first = analysis.measured[0]
         if first.disturbed:
             return (
-                f"No configuration of {_names(analysis)} gave the {analysis.wanted} while other processes used the"
-                " machine."
+                f"No configuration of {_names(analysis)} reached the goal ({analysis.wanted}) while other processes"
+                " used the machine."
             )
-        return f"No configuration of {_names(analysis)} gives the {analysis.wanted}. The closest is {first.name}" + (
-            f": {'; '.join(first.broken)}." if first.broken else "."
+        violations = f": {'; '.join(first.broken)}" if first.broken else ""
+        return (
+            f"No configuration of {_names(analysis)} reaches the goal ({analysis.wanted})."
+            f" The closest is {first.name}{violations}."
         )
     assert best.point is not None
     figures = "" if analysis.disturbed else f": {_figures(analysis, best.point)}"
@@ -84,9 +86,9 @@ def _beside(analysis: Analysis, best: Point) -> str:
     ratio = best.throughput / point.throughput
     own = _figures(analysis, point)
     if analysis.comparison is not None and analysis.comparison.unrivalled:
-        return f"; the default does not keep the constraints ({own})"
+        return f"; the default does not satisfy the constraints ({own})"
     if 1 - _WORTH < ratio < 1 + _WORTH:
-        return f"; the default does {own}"
+        return f"; the default reaches {own}"
     return f", {times(ratio)}{' the throughput of' if ratio >= 2 else ' throughput than'} the default ({own})"
 
 
@@ -140,7 +142,7 @@ def missing(analysis: Analysis) -> Iterator[str]:
         if candidate.result.error:
             yield f"{candidate.name}: {candidate.result.error.rstrip('.')}."
         elif candidate.point is None:
-            yield f"{candidate.name}: no request was answered well."
+            yield f"{candidate.name}: no request succeeded."
         failed = sum(figures.failed for point in candidate.result.points for figures in point.models.values())
         if failed and candidate.point is not None:
             asked = failed + sum(f.requests for point in candidate.result.points for f in point.models.values())

@@ -123,7 +123,7 @@ def comparison_report(a: PerfPlan, b: PerfPlan, command: str, compared: Sequence
         f"{a.model} compared" if a.model == b.model else f"{a.model} and {b.model} compared",
         lead,
         [
-            Section("B beside A", blocks),
+            Section("B compared with A", blocks),
             Section("Sides and machine", [Properties(facts)]),
             Section("How to reproduce", [CodeBlock(command)]),
         ],

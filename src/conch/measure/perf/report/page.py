@@ -185,11 +185,11 @@ def report(
     sections = [
         Section("Figures", [level_table(plan, measured), *_throughput(plan, answered)], "figures"),
         Section("Latency", list(_latency(plan, measured, distributions)), "latency"),
-        Section("Where the time goes", list(_stages(plan, answered)), "stages"),
+        Section("Time by stage", list(_stages(plan, answered)), "stages"),
         Section("Tokens", list(_generation(plan, measured, distributions)), "tokens"),
         Section("Over time", list(_over_time(plan, measured)), "time"),
-        Section("Resources of the server", list(_used(plan, measured)), "used"),
-        Section("What failed", list(_failed(plan, measured)), "failed"),
+        Section("Server resources", list(_used(plan, measured)), "used"),
+        Section("Errors", list(_failed(plan, measured)), "failed"),
         Section(
             "Machine and settings",
             [Properties(list(_facts(plan, measured))), *machine_tables(plan, measured)],
@@ -229,15 +229,16 @@ def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
 
 def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
     if not answered:
-        return "No request was answered well, so there is nothing to show but what failed."
+        return "No request succeeded."
     best = max(answered, key=lambda measurement: measurement.figures.throughput)
     latency = best.figures.latency
     assert latency is not None
     if best.disturbed:
         return "Other processes used the machine, so the figures are not reliable."
     return (
-        f"It answered {significant(best.figures.throughput)} inferences a second at {short_level(plan, best)}, half of"
-        f" them within {duration(latency.percentiles[50])} and 99 % within {duration(latency.percentiles[99])}."
+        f"The highest throughput is {significant(best.figures.throughput)} inferences per second at"
+        f" {short_level(plan, best)}, with a median latency of {duration(latency.percentiles[50])} and a p99 latency of"
+        f" {duration(latency.percentiles[99])}."
     )
 
 
@@ -292,7 +293,7 @@ def _throughput(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]
         Axis("throughput (infer/s)"),
         Axis("latency (ms)", logarithmic=True),
         alt=f"Throughput is highest at {short_level(plan, best)}: {significant(best.figures.throughput)} infer/s.",
-        caption="Right and low is better. Numbers are the "
+        caption="Better is to the right and below. Labels are the "
         + ("request rate" if plan.rates is not None else "concurrency")
         + "; bars are 95 % ranges.",
         labels=len(answered) <= 12,
@@ -338,7 +339,8 @@ def _distribution(
         Axis(unit, logarithmic=True),
         alt=f"At {short_level(plan, last)} it is {duration(_at(distribution, 0.5))} at the median and"
         f" {duration(_at(distribution, 0.99))} at the 99th percentile.",
-        caption="How long it took at most for such a share of the requests; the scale stretches the slowest ones."
+        caption="The time within which each fraction of the requests completed, on a scale that is logarithmic towards"
+        " the slowest."
         if wide
         else "",
         wide=wide,
@@ -361,8 +363,8 @@ def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
         Axis("time (ms)"),
         alt=f"At {short_level(plan, answered[-1])} the longest stage is {largest.replace('_', ' ')},"
         f" {duration(stages[largest])}.",
-        caption="Send and receive are the client's, queue to compute output the server's; network is the rest of what"
-        " clients wait for. Streams are received while the server computes.",
+        caption="The client measures send and receive, and the server the stages from queue to compute output; network"
+        " is the rest of the client's wait. Streams are received while the server computes.",
         stacked=True,
         group_title="requests/s" if plan.rates is not None else "concurrency",
     )
@@ -371,9 +373,9 @@ def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
 def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
     shown = _some([measurement for measurement in measured if len(measurement.windows) > 1])
     disturbed = ", ".join(short_level(plan, measurement) for measurement in shown if measurement.disturbed)
-    counted = f"Figures are of the last {WINDOWS} undisturbed windows that agree."
+    counted = f"Figures are from the last {WINDOWS} undisturbed windows that agree."
     if disturbed:
-        counted = f"Figures are of the last {WINDOWS} windows that agree. Disturbed windows count at {disturbed}."
+        counted = f"Figures are from the last {WINDOWS} windows that agree. Disturbed windows count at {disturbed}."
     for title, unit, value in (
         ("Throughput by window", "throughput (infer/s)", lambda window: window.throughput),
         ("p99 latency by window", "p99 latency (ms)",
@@ -405,7 +407,7 @@ def _used(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
 def _failed(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
     failed = sum(measurement.failed for measurement in measured)
     if any(measurement.errors for measurement in measured):
-        yield Paragraph(f"{count(failed)} requests failed in the windows that count; they are not among the latencies.")
+        yield Paragraph(f"{count(failed)} requests failed in the windows that count. Latencies exclude them.")
         yield failures_table(plan, measured)
 
 
@@ -417,11 +419,11 @@ def _facts(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[tuple[str, 
             yield "the server's processes", machines[0].unseen
     limits = [measurement.limit for measurement in measured if measurement.limit]
     if limits:
-        yield "senders can do", f"{count(min(limits))} requests a second"
+        yield "limit of the senders", f"{count(min(limits))} requests a second"
     yield "protocol", plan.protocol + (f", {plan.endpoint}" if plan.endpoint != "infer" else "")
-    yield "requests have", measured[0].sent or "no inputs"
-    yield "inferences in a request", str(plan.batch_size)
-    yield "measured in", _measuring(plan)
+    yield "request data", measured[0].sent or "no inputs"
+    yield "inferences per request", str(plan.batch_size)
+    yield "measurement", _measuring(plan)
 
 
 def _measuring(plan: PerfPlan) -> str:

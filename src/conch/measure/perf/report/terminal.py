@@ -106,7 +106,7 @@ def level_section(plan: PerfPlan, measured: Measured) -> Section:
 def breakdown_table(spent: Sequence[TimeSpent], level: str) -> Table:
     """Return a table of the time of a request by step, with the share of each."""
     total = sum(step.seconds for step in spent)
-    caption = f"One request on average at {level}" if spent else f"No request was answered at {level}"
+    caption = f"Average request at {level}" if spent else f"No request succeeded at {level}"
     rows = [Row([step.where, step.what, 1e6 * step.seconds, step.seconds / total]) for step in spent]
     rows.append(Row(["all", "the client's average latency", 1e6 * total, ""]))
     columns = [
@@ -162,7 +162,7 @@ def _spread(latency: LatencyFigures) -> str:
 
 
 def _generation(figures: GenerationFigures) -> Iterator[tuple[str, str]]:
-    goodput = "" if figures.goodput is None else f", {figures.goodput:.2f} requests a second keep the objective"
+    goodput = "" if figures.goodput is None else f", {figures.goodput:.2f} requests per second meet the objective"
     yield "tokens", f"{figures.tokens:.1f} a second, {figures.tokens_per_user:.1f} for each request{goodput}"
     if figures.ttft is not None:
         yield "first", _spread(figures.ttft)

@@ -129,7 +129,7 @@ def test_an_interrupted_search_recommends_nothing() -> None:
 def test_a_winner_that_breaks_a_bound_when_it_is_measured_again_is_not_used() -> None:
     one = FinalRound(point(300, p99=0.06), (point(100),))
     found = recommended(FinalRounds("m_config_1", [one, one]), BOUND)
-    assert found.advice == "unproven" and "did not keep the constraints" in found.reason
+    assert found.advice == "unproven" and "did not satisfy the constraints" in found.reason
 
 
 def test_a_winner_is_used_if_the_default_keeps_the_bounds_at_no_load() -> None:

@@ -17,7 +17,7 @@ def test_the_page_has_the_ranking_the_curves_and_a_section_for_each() -> None:
     made = report(analysis())
     titles = [section.title for section in made.sections]
     assert titles[:5] == [
-        "Ranking", "Latency, throughput and memory", "What was not measured, or failed", "Machine and settings",
+        "Ranking", "Latency, throughput and memory", "Missing and failed measurements", "Machine and settings",
         "How to reproduce and to apply",
     ]  # fmt: skip
     assert titles[5] == "falcon7b_config_5" and "falcon7b_config_default" in titles
@@ -25,7 +25,7 @@ def test_the_page_has_the_ranking_the_curves_and_a_section_for_each() -> None:
     assert isinstance(table, Table) and [row.cells[0] for row in table.rows][:2] == ["256", "128"]
     assert isinstance(chart, Chart)
     text = html(made)
-    assert "CUDA out of memory &lt;4096&gt;" in text and "at most 1.50 s" in text
+    assert "CUDA out of memory &lt;4096&gt;" in text and "maximum 1.50 s" in text
     assert 'href="#falcon7b_config_5"' in text and "conch analyze apply" in text
 
 
@@ -35,7 +35,7 @@ def test_the_page_has_the_ranking_the_curves_and_a_section_for_each() -> None:
         ("use", "A better configuration of falcon7b"),
         ("keep", "Keep the configuration of falcon7b"),
         ("unproven", "No configuration of falcon7b is proven to be better"),
-        ("none", "No configuration of falcon7b keeps the constraints"),
+        ("none", "No configuration of falcon7b satisfies the constraints"),
     ],
 )
 def test_the_title_says_what_was_found(advice: Advice, title: str) -> None:

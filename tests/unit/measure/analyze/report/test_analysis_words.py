@@ -74,15 +74,15 @@ def test_the_default_may_be_the_best() -> None:
 def test_when_nothing_keeps_the_constraints_the_closest_is_named() -> None:
     slow = candidate("m_config_1", 1, 1, limit=0.001, broken=["p99 latency is 61 ms and must be at most 1 ms"])
     text = headline(replace(analysis(), placed=[slow], wanted="highest throughput with p99 latency at most 1 ms"))
-    assert "No configuration of falcon7b gives the highest throughput with p99 latency at most 1 ms." in text
+    assert "No configuration of falcon7b reaches the goal (highest throughput with p99 latency at most 1 ms)." in text
     assert "The closest is m_config_1: p99 latency is 61 ms and must be at most 1 ms." in text
 
 
 def test_a_run_without_a_valid_point_says_so_and_why() -> None:
     lines = "\n".join(printed(nothing(), 200))
-    assert "No configuration of m could be measured: of 2 none answered requests well" in lines
+    assert "No configuration of m could be measured: none of 2 completed a request." in lines
     assert "m_config_default: the server did not start: port 8000 is taken." in lines
-    assert "m_config_1: no request was answered well." in lines
+    assert "m_config_1: no request succeeded." in lines
     assert json.loads(files.json(nothing()))["best"] is None
 
 
