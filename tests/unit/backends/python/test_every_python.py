@@ -10,8 +10,8 @@ from tests.unit.backends.python.interpreters import every_python
 
 SOURCE = Path(conch.__file__).parent
 FILES = [
-    SOURCE / "errors.py",
-    SOURCE / "tensors.py",
+    SOURCE / "core" / "errors.py",
+    SOURCE / "core" / "tensors.py",
     *(SOURCE / "workers" / "child").rglob("*.py"),
     *(SOURCE / "backends" / "python").rglob("*.py"),
 ]
