@@ -28,7 +28,7 @@ from conch.server.bls import BlsModels
 from conch.server.caching.chosen import make_cache
 from conch.server.concurrency import end_all
 from conch.server.execution.remote.executor import RemoteExecutor
-from conch.server.execution.starting import log_levels
+from conch.server.execution.starting import WorkerServices, log_levels
 from conch.server.execution.worker_timeouts import worker_timeouts
 from conch.server.extensions import EXTENSIONS
 from conch.server.model import Model
@@ -78,10 +78,7 @@ class InferenceServer:
             visible_gpus(),
             self._table,
             registry.statistics,
-            BlsModels(self),
-            self._environments,
-            self._processes.new,
-            self._templates,
+            WorkerServices(self._processes.new, self._templates, BlsModels(self), self._environments),
             self._cache,
         )
         self.ledger = MemoryLedger(

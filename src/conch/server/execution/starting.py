@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from time import monotonic
@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from conch.backends.table import BACKENDS
 from conch.config import render
+from conch.config.complete import merge_completion
 from conch.config.reading import read_small, refuse
-from conch.config.schema import InstanceGroup, ModelConfig, datatype, implementation
+from conch.config.schema import InstanceGroup, ModelConfig, copied, datatype, implementation
 from conch.config.signature import parameters
 from conch.config.validate import warmup_problems, warmup_size_problem
 from conch.core.errors import ConchError, internal, invalid
@@ -201,10 +202,26 @@ class WorkerPlacement:
     signature: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerServices:
+    """What the workers of all models use.
+
+    ``new_process`` creates a worker process, not started yet, from its name and an optional function that spawns it;
+    ``templates`` fork workers, if given; ``bls`` serves their requests to other models; ``environments`` have their
+    interpreters.
+    """
+
+    new_process: Callable[..., WorkerProcess] = WorkerProcess
+    templates: Templates | None = None
+    bls: BlsServer | None = None
+    environments: Environments = field(default_factory=Environments)
+
+
 class WorkerStarter:
     """Starts workers of a model version with ``config``, its effective configuration.
 
-    ``on_stalled`` is called while a loading worker neither computes nor reads.
+    ``backend_config`` has the backend's settings. ``on_stalled`` is called while a loading worker neither computes nor
+    reads. ``warmup_limit`` is the maximum size of a warm-up sample (bytes).
     """
 
     def __init__(
@@ -212,52 +229,39 @@ class WorkerStarter:
         files: ModelFiles,
         version: int,
         config: ModelConfig,
-        backend_config: Mapping[str, str] | None = None,
-        models: BlsServer | None = None,
-        environments: Environments | None = None,
-        new_process: Callable[..., WorkerProcess] = WorkerProcess,
-        on_stalled: Callable[[], None] = lambda: None,
-        *,
-        templates: Templates | None = None,
-        warmup_limit: int = 128 << 20,
+        services: WorkerServices,
+        on_stalled: Callable[[], None],
+        backend_config: Mapping[str, str],
+        warmup_limit: int,
     ) -> None:
         self.config = config
         self._files = files
         self._version = version
-        self._backend_config = dict(backend_config or {})
-        self._models = models
-        self._environments = environments or Environments()
-        self._new_process = new_process
+        self._services = services
         self._on_stalled = on_stalled
+        self._backend_config = backend_config
         self._warmup_limit = warmup_limit
-        self._templates = templates
         self._said: set[str] = set()
+        #: The worker that completed the configuration, until it is launched at a placement.
+        self._first: WorkerProcess | None = None
 
-    async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
-        """Start a worker and let its model complete the configuration. Returns both; raises the model's error."""
+    async def complete(self) -> None:
+        """Let the model complete the configuration, in a worker that the first launch uses. Raises its error."""
         environment = dict(os.environ)
-        worker = await self._start(f"{self.config.name}_0", environment, await self._kind(environment))
-        try:
-            async with self._followed(worker):
-                answer = await worker.ask({"op": "complete"})
-            return worker, render.from_json(answer["config"])
-        except BaseException:
-            worker.kill()
-            raise
+        self._first = worker = await self._start(f"{self.config.name}_0", environment, await self._kind(environment))
+        async with self._followed(worker):
+            answer = await worker.ask({"op": "complete"})
+        self.config = copied(self.config)
+        merge_completion(self.config, render.from_json(answer["config"]))
 
-    async def launch(self, placement: WorkerPlacement, worker: WorkerProcess | None = None) -> WorkerProcess:
-        """Initialize and warm up the model at ``placement``, in ``worker`` if it can run there, else in a new one."""
-        if worker is not None and placement.kind == "GPU":
-            await worker.stop()  # it was started without the device in its environment
-            worker = None
-        if placement.kind == "GPU":
-            worker = await self._start(placement.name, environment_for(placement.device))
-        else:
-            environment = dict(os.environ)
-            kind = await self._kind(environment)
-            worker = worker or await self._start(placement.name, environment, kind)
-            if kind is not None:
-                worker = await self._sharing(placement, worker, environment, kind)
+    def kill_unused(self) -> None:
+        """Kill the worker that completed the configuration if it has not been launched."""
+        if self._first is not None:
+            self._first.kill()
+
+    async def launch(self, placement: WorkerPlacement) -> WorkerProcess:
+        """Start a worker at ``placement``; initialize and warm up its model."""
+        worker = await self._worker_at(placement)
         worker.name = placement.name
         try:
             config = render.to_json(self.config)
@@ -281,6 +285,23 @@ class WorkerStarter:
             sentence(worker.runtime_facts),
         )
         return worker
+
+    async def _worker_at(self, placement: WorkerPlacement) -> WorkerProcess:
+        """Return a worker that can run at ``placement``: the one that completed the configuration, or a new one."""
+        first, self._first = self._first, None
+        try:
+            if placement.kind == "GPU":
+                if first is not None:
+                    await first.stop()  # it was started without the device in its environment
+                return await self._start(placement.name, environment_for(placement.device))
+            environment = dict(os.environ)
+            kind = await self._kind(environment)
+            worker = first or await self._start(placement.name, environment, kind)
+            return worker if kind is None else await self._sharing(placement, worker, environment, kind)
+        except BaseException:
+            if first is not None:
+                first.kill()
+            raise
 
     @asynccontextmanager
     async def _followed(self, worker: WorkerProcess) -> AsyncIterator[None]:
@@ -340,16 +361,16 @@ class WorkerStarter:
 
     async def _kind(self, environment: Mapping[str, str]) -> TemplateKind | None:
         """The kind of worker template for this model; None if its workers are not forked from a template."""
-        if self._templates is None:
+        if self._services.templates is None:
             return None
         module = BACKENDS[implementation(self.config)].implementation.partition(":")[0]
-        return self._templates.kind_of(await self._python(), environment, module)
+        return self._services.templates.kind_of(await self._python(), environment, module)
 
     async def _python(self) -> str:
         execution_env_path = parameters(self.config).get("EXECUTION_ENV_PATH", "")
         if not execution_env_path and self._files.backend_directory is not None:
             execution_env_path = await asyncio.to_thread(self._files.backend_environment)
-        return await self._environments.python(execution_env_path, self._files.directory)
+        return await self._services.environments.python(execution_env_path, self._files.directory)
 
     async def _start(self, name: str, environment: dict[str, str], kind: TemplateKind | None = None) -> WorkerProcess:
         """Start a process for the model version, with the Python interpreter that the model requires.
@@ -360,17 +381,18 @@ class WorkerStarter:
         if python != sys.executable:
             environment = await asyncio.to_thread(activated, environment, python)
         spawn = None
-        if kind is not None and self._templates is not None:
-            spawn = await self._templates.fork(kind, environment)
-        worker = self._new_process(name, spawn) if spawn is not None else self._new_process(name)
+        if kind is not None and self._services.templates is not None:
+            spawn = await self._services.templates.fork(kind, environment)
+        new_process = self._services.new_process
+        worker = new_process(name, spawn) if spawn is not None else new_process(name)
         worker.said = self._said
         worker.model = self._files.name
         worker.loading = True
         worker.reschedules = self.config.sequence_batching.iterative_sequence
         if implementation(self.config) == "python":
             worker.timeouts = with_stub_timeout(worker.timeouts, self._backend_config.get("stub-timeout-seconds"))
-        if self._models is not None:
-            worker.calls.serve_bls(self._models, self._files.name)
+        if self._services.bls is not None:
+            worker.calls.serve_bls(self._services.bls, self._files.name)
         frame = init_frame(self._files, self._version, self.config, self._backend_config)
         worker.start(frame, python=python, environment=environment)
         return worker
@@ -428,8 +450,8 @@ def _signature(group: InstanceGroup) -> bytes:
     """The settings that distinguish instance groups, without their names, kinds, counts and devices."""
     rest = InstanceGroup()
     rest.CopyFrom(group)
-    for field in ("name", "kind", "count", "gpus"):
-        rest.ClearField(field)
+    for name in ("name", "kind", "count", "gpus"):
+        rest.ClearField(name)
     return bytes(rest.SerializeToString(deterministic=True))
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any, Protocol
 
 from conch.backends.table import BACKENDS, backend_of
-from conch.config.complete import complete_ensemble, merge_completion
+from conch.config.complete import complete_ensemble
 from conch.config.effects import ineffective_problems
 from conch.config.reading import refuse
 from conch.config.remote import is_remote
@@ -42,7 +43,13 @@ from conch.server.execution.remote.executor import RemoteSequences
 from conch.server.execution.remote.loading import complete_remote, make_executor
 from conch.server.execution.resources import is_limited
 from conch.server.execution.scheduling import make_scheduler, preserves_ordering, read_states
-from conch.server.execution.starting import WorkerPlacement, WorkerStarter, compare_placements, placements_of
+from conch.server.execution.starting import (
+    WorkerPlacement,
+    WorkerServices,
+    WorkerStarter,
+    compare_placements,
+    placements_of,
+)
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model, dependencies_of
 from conch.server.models.cache_scopes import EnsembleCacheScope, entries_of, version_identity
@@ -51,10 +58,7 @@ from conch.server.schedulers.rate_limiter import InstanceRateLimiter
 from conch.server.schedulers.sequences.inputs import StateTensor
 from conch.settings import Settings, by_scope
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.host.bls import BlsServer
-from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
-from conch.workers.host.templates import Templates
 
 LOG = logging.getLogger("conch")
 
@@ -70,10 +74,8 @@ class NewStatistics(Protocol):
 class Loader:
     """Creates :class:`Model` objects.
 
-    ``table`` has the models of ensemble steps; ``new_statistics`` creates the statistics of a version;
-    ``models`` serves the BLS calls of workers; ``new_process`` creates a worker process, not started yet, from its name
-    and an optional function that spawns it; ``templates`` fork workers, if given; ``cache`` stores responses of models
-    that enable it.
+    ``table`` has the models of ensemble steps; ``new_statistics`` creates the statistics of a version; ``cache`` stores
+    responses of models that enable it.
     """
 
     def __init__(
@@ -82,10 +84,7 @@ class Loader:
         gpus: tuple[int, ...],
         table: ModelTable,
         new_statistics: NewStatistics,
-        models: BlsServer | None = None,
-        environments: Environments | None = None,
-        new_process: Callable[..., WorkerProcess] = WorkerProcess,
-        templates: Templates | None = None,
+        services: WorkerServices | None = None,
         cache: ResponseCache | None = None,
     ) -> None:
         self._settings = settings
@@ -93,10 +92,7 @@ class Loader:
         self._gpus = gpus
         self._table = table
         self._new_statistics = new_statistics
-        self._models = models
-        self._environments = environments or Environments()
-        self._new_process = new_process
-        self._templates = templates
+        self._services = services or WorkerServices()
         self._cache = cache
         self._remote_sequences = RemoteSequences()
         self._limiter = InstanceRateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None
@@ -132,79 +128,61 @@ class Loader:
         ``steps`` maps the model names in an ensemble's steps to their keys. ``on_stalled`` is called while a loading
         worker is stalled.
         """
-        if is_ensemble(config):
-            return await self._load_ensemble(files, version, config, steps)
-        if is_remote(config):
-            return await self._load_remote(files, version, config)
         LOG.info("loading: %s:%d", files.key, version)
-        begun, load_time = monotonic_ns(), time_ns()
+        begun = monotonic_ns()
+        if is_ensemble(config):
+            model = await self._load_ensemble(files, version, config, steps)
+        elif is_remote(config):
+            model = await self._load_remote(files, version, config)
+        else:
+            model = await self._load_workers(files, version, config, on_stalled)
+        model.statistics.load_ns = monotonic_ns() - begun
+        return model
+
+    async def _load_workers(
+        self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: Callable[[], None]
+    ) -> Model:
+        """Load a version that runs in workers of this server."""
+        load_time = time_ns()
         if config.runtime or config.backend not in BACKENDS:
             await asyncio.to_thread(self._backends.check, config, files.directory, version)
         starter = self._starter(files, version, config, on_stalled)
-        first: WorkerProcess | None = None
-        if self._settings.disable_auto_complete_config:
+        try:
+            if not self._settings.disable_auto_complete_config:
+                await starter.complete()
+                config = starter.config
             validate_load(config, self._gpus)
-        else:
-            first, completed = await starter.complete()
-        try:
-            if first is not None:
-                starter.config = copied(config)
-                merge_completion(starter.config, completed)
-                validate_load(starter.config, self._gpus)
-            statistics = self._new_statistics(
-                files.name,
-                version,
-                decoupled=starter.config.model_transaction_policy.decoupled,
-                buckets=first_response_buckets(starter.config),
-            )
-            states = await asyncio.to_thread(read_states, starter.config, files.directory)
-            dispatcher = self._dispatcher(starter.config, version, statistics, states)
+            statistics = self._statistics(files, version, config)
+            states = await asyncio.to_thread(read_states, config, files.directory)
+            dispatcher = self._dispatcher(config, version, statistics, states)
             labels = await asyncio.to_thread(files.labels)
-            await self._add_workers(dispatcher, starter, self._placements(starter.config), first)
-        except BaseException:
-            if first is not None:
-                first.kill()
-            raise
+            await self._add_workers(dispatcher, starter, self._placements(config))
+        finally:
+            starter.kill_unused()
         try:
-            identity = await self._identity(files, version, starter.config, load_time, dispatcher)
+            identity = await self._identity(files, version, config, load_time, dispatcher)
             external = await asyncio.to_thread(_external_files, files, dispatcher, load_time)
         except BaseException:
             await dispatcher.stop(0)
             raise
-        cache = self._cache_lookup(dispatcher, identity, version, starter.config, statistics, files.namespace)
-        model = Model(
-            starter.config, version, dispatcher, statistics, labels, namespace=files.namespace, identity=identity,
-            cache=cache, ordered=preserves_ordering(starter.config),
-        )  # fmt: skip
+        model = self._model(files, version, config, dispatcher, statistics, labels, identity)
         model.external = external
         model.set_runtime_facts(dispatcher.runtime_facts)
-        statistics.load_ns = monotonic_ns() - begun
         return model
 
     async def _load_remote(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:
         """Load a version of a remote model; its servers are needed only to complete its configuration."""
-        LOG.info("loading: %s:%d", files.key, version)
-        begun = monotonic_ns()
         if not self._settings.disable_auto_complete_config:
             config = await complete_remote(config, files.directory)
         validate_load(config, self._gpus)
-        decoupled = config.model_transaction_policy.decoupled
-        statistics = self._new_statistics(
-            files.name, version, decoupled=decoupled, buckets=first_response_buckets(config)
-        )
-        identity = Identity(unknown="what other servers run")
+        statistics = self._statistics(files, version, config)
         labels = await asyncio.to_thread(files.labels)
         limit = self._settings.max_pending_requests
         remote = await make_executor(
             config, version, files.directory, statistics, limit, files.key, self._remote_sequences
         )
-        cache = self._cache_lookup(remote, identity, version, config, statistics, files.namespace)
-        model = Model(
-            config, version, remote, statistics, labels, namespace=files.namespace, identity=identity,
-            cache=cache, ordered=preserves_ordering(config),
-        )  # fmt: skip
-        statistics.load_ns = monotonic_ns() - begun
-        return model
+        identity = Identity(unknown="what other servers run")
+        return self._model(files, version, config, remote, statistics, labels, identity)
 
     def can_rescale(self, model: Model, config: ModelConfig) -> bool:
         """Whether :meth:`rescale` can apply ``config``: rate limiting of the instances must not start or end."""
@@ -230,11 +208,9 @@ class Loader:
         self, files: ModelFiles, version: int, config: ModelConfig, keys: Mapping[str, str]
     ) -> Model:
         """Load an ensemble, which has no process of its own; ``keys`` has the keys of its steps' models, by name."""
-        LOG.info("loading: %s:%d", files.key, version)
-        begun, load_time = monotonic_ns(), time_ns()
         validate_load(config, self._gpus)
         labels = await asyncio.to_thread(files.labels)
-        identity = await self._identity(files, version, config, load_time)
+        identity = await self._identity(files, version, config, time_ns())
         members = self.check_ensemble(config, keys)  # no ``await`` follows, so that none of them is unloaded
         config = copied(config)
         complete_ensemble(config, [member.config for member in members.values()])
@@ -243,32 +219,20 @@ class Loader:
             Step(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
             for step in config.ensemble_scheduling.step
         ]
-        statistics = self._new_statistics(files.name, version)
         limit = config.ensemble_scheduling.max_inflight_requests
         if limit:
             LOG.info("Ensemble model '%s' configured with max_inflight_requests: %d", config.name, limit)
         find = self._find_by(keys)
         executor = Ensemble(signature(config, version), steps, find, limit)
-        statistics.load_ns = monotonic_ns() - begun
+        statistics = self._new_statistics(files.name, version)
+        labels = {**_inherited_labels(steps, members), **labels}
 
         def current_step_models() -> list[Model]:
             return [find(step.model, step.version) for step in steps]
 
-        cache = self._cache_lookup(
-            executor,
-            identity,
-            version,
-            config,
-            statistics,
-            files.namespace,
-            lambda: dependencies_of(current_step_models()),
+        return self._model(
+            files, version, config, executor, statistics, labels, identity, steps=keys, step_models=current_step_models
         )
-        labels = {**_inherited_labels(steps, members), **labels}
-        model = Model(
-            config, version, executor, statistics, labels,
-            namespace=files.namespace, steps=keys, step_models=current_step_models, identity=identity, cache=cache,
-        )  # fmt: skip
-        return model
 
     def _find_by(self, keys: Mapping[str, str]) -> Callable[[str, int], Model]:
         """Return the function that finds the models of an ensemble's steps by name."""
@@ -303,41 +267,45 @@ class Loader:
         settings = self._backend_settings(config)
         return await version_identity(files, version, without_placement(config), load_time, settings, workers)
 
-    def _cache_lookup(
+    def _statistics(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelStatistics:
+        decoupled = config.model_transaction_policy.decoupled
+        return self._new_statistics(files.name, version, decoupled=decoupled, buckets=first_response_buckets(config))
+
+    def _model(
         self,
-        executor: Executor,
-        identity: Identity,
+        files: ModelFiles,
         version: int,
         config: ModelConfig,
+        executor: Executor,
         statistics: ModelStatistics,
-        namespace: str,
-        sources: Callable[[], Sequence[Model]] = tuple,
-    ) -> CacheLookup | None:
-        """Return what looks up requests before ``executor`` gets them, if the configuration enables the cache."""
-        cache, key = self._cache, qualified(namespace, config.name)
-        if cache is None or not config.response_cache.enable:
-            return None
-        scope = EnsembleCacheScope(sources, lambda models: entries_of(cache, key, version, identity, models))
-        return CacheLookup(executor, scope, statistics)
+        labels: Mapping[str, Sequence[str]],
+        identity: Identity,
+        *,
+        steps: Mapping[str, str] | None = None,
+        step_models: Callable[[], Sequence[Model]] = tuple,
+    ) -> Model:
+        """Return the model of a version, with the response cache if its configuration enables it."""
+        cache, lookup = self._cache, None
+        if cache is not None and config.response_cache.enable:
+            key = qualified(files.namespace, config.name)
+            scope = EnsembleCacheScope(
+                lambda: dependencies_of(step_models()), lambda models: entries_of(cache, key, version, identity, models)
+            )
+            lookup = CacheLookup(executor, scope, statistics)
+        return Model(
+            config, version, executor, statistics, labels,
+            namespace=files.namespace, steps=steps, step_models=step_models, identity=identity,
+            cache=lookup, ordered=preserves_ordering(config),
+        )  # fmt: skip
 
     def _starter(
         self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: Callable[[], None]
     ) -> WorkerStarter:
-        new_process, templates = self._new_process, self._templates
+        services = self._services
         if self._debugs(config):
-            new_process, templates = partial(self._new_process, debugged=True), None
-        return WorkerStarter(
-            files,
-            version,
-            config,
-            self._backend_settings(config),
-            self._models,
-            self._environments,
-            new_process,
-            on_stalled,
-            templates=templates,
-            warmup_limit=self._settings.max_warmup_bytes,
-        )
+            services = replace(services, new_process=partial(services.new_process, debugged=True), templates=None)
+        backend_settings, warmup_limit = self._backend_settings(config), self._settings.max_warmup_bytes
+        return WorkerStarter(files, version, config, services, on_stalled, backend_settings, warmup_limit)
 
     def _backend_settings(self, config: ModelConfig) -> dict[str, str]:
         """Return the settings of ``--backend-config`` for the model's backend."""
@@ -356,20 +324,14 @@ class Loader:
         return bool(self._settings.debug) and config.name == self._settings.debug
 
     async def _add_workers(
-        self,
-        dispatcher: Dispatcher,
-        starter: WorkerStarter,
-        placements: Sequence[WorkerPlacement],
-        first: WorkerProcess | None = None,
+        self, dispatcher: Dispatcher, starter: WorkerStarter, placements: Sequence[WorkerPlacement]
     ) -> None:
-        """Start a worker at each placement, all or none; ``first`` is already started and takes the first placement."""
+        """Start a worker at each placement, all or none."""
         resources = dispatcher.resources
         if resources is not None:
             resources.reserve(starter.config, placements)
         try:
-            processes = await _all_or_none(
-                starter.launch(placement, None if index else first) for index, placement in enumerate(placements)
-            )
+            processes = await _all_or_none(starter.launch(placement) for placement in placements)
         except BaseException:
             if resources is not None:
                 resources.give_up(placements)

@@ -24,6 +24,7 @@ from conch.repository.model_files import ModelFiles, describe
 from conch.server.caching.cache import NoEntries
 from conch.server.execution import starting
 from conch.server.execution.remote.executor import RemoteExecutor
+from conch.server.execution.starting import WorkerServices
 from conch.server.model import Model
 from conch.server.models.loading import Loader
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
@@ -109,8 +110,8 @@ class Bench:
             (),
             self.table,
             registry.statistics,
-            new_process=self.make,
-            cache=cache,  # type: ignore[arg-type]
+            WorkerServices(self.make),
+            cache,  # type: ignore[arg-type]
         )
 
     def make(self, name: str) -> FakeProcess:
