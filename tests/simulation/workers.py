@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START
 from conch.workers.child.frames import encode_frame, loads
-from conch.workers.child.memory import RegionMap
+from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Packer, Unpacker
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.sockets import SimulatedSocket
@@ -272,7 +272,7 @@ class SimulatedWorker:
         self._send({"op": "metric_control", "call": self._call_count, **fields})
 
     def _execute(self, header: dict[str, Any], payload: bytes) -> None:
-        unpacker = Unpacker(payload, RegionMap())
+        unpacker = Unpacker(payload, BufferMap())
         requests = header["requests"]
         inputs = []
         for request in requests:
@@ -382,7 +382,7 @@ class SimulatedWorker:
             if answer.get("error"):
                 responses.append({"error": answer["error"]})
             else:
-                (tensor,) = Unpacker(payload, RegionMap()).unpack(answer["outputs"])
+                (tensor,) = Unpacker(payload, BufferMap()).unpack(answer["outputs"])
                 value, stamp, place = _INPUT.unpack(bytes(tensor.data))
                 responses.append({"outputs": [self._output(packer, value, place, stamp)]})
             self._loop.later(self._loop.latency(0.001), call_next)

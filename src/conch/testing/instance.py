@@ -26,7 +26,7 @@ from conch.telemetry.statistics import ModelStatistics
 from conch.testing.fakes import FakeModel, FakeModels
 from conch.testing.imports import ModelImports
 from conch.workers.child.channel import Header
-from conch.workers.child.memory import RegionMap
+from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Descriptor, Packer, Unpacker
 from conch.workers.child.tracebacks import of_model
 from conch.workers.host.bls import BlsHandler, MetricsHandler
@@ -46,7 +46,7 @@ class LocalChannel:
         self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
         #: Set by the backend: returns the header to send before the next frame.
         self.ahead: Callable[[], Header | None] = lambda: None
-        self.regions = RegionMap()
+        self.buffers = BufferMap()
         #: Serial numbers of cancelled requests.
         self.cancelled: set[int] = set()
 
@@ -85,7 +85,7 @@ class LocalUnpacker(Unpacker):
     """Copies the tensors of a frame from its packer."""
 
     def __init__(self, packer: Packer) -> None:
-        super().__init__(b"", RegionMap())
+        super().__init__(b"", BufferMap())
         self._large = {id(descriptor): data for descriptor, data in packer.large}
         self._small = iter(packer.payload)
 

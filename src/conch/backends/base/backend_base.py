@@ -277,7 +277,7 @@ class BackendBase(ABC):
             parameters=fields["parameters"],
             batched=self._batched,
             text_limit=self.text_limit,
-            places=lent_outputs(fields.get("places", {}), self.channel.regions),
+            places=lent_outputs(fields.get("places", {}), self.channel.buffers),
         )
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:

@@ -234,7 +234,7 @@ class PythonBackend:
                 if reply is None:
                     reply = ResponseChannel(self._runtime, fields["serial"], set(fields["outputs"]), decoupled, rows)
                 if "places" in fields:
-                    reply.places = lent_outputs(fields["places"], self._channel.regions)
+                    reply.places = lent_outputs(fields["places"], self._channel.buffers)
                 replies.append(reply)
                 requests.append(InferenceRequest.received(fields, unpacker.tensors(fields["inputs"]), reply))
         except ConchError as error:

@@ -16,7 +16,7 @@ from typing import Callable
 from conch.core.errors import internal
 from conch.core.tensors import Buffer
 from conch.workers.child.frames import Frame, FrameReader, Header, encode_frame
-from conch.workers.child.memory import RegionMap, RegionPool
+from conch.workers.child.memory import BufferMap, BufferPool
 from conch.workers.child.packing import Packer
 
 __all__ = ["Channel", "Endpoint", "Frame", "Header", "Message", "write"]
@@ -30,26 +30,26 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 
 
 class Endpoint:
-    """One end of a channel: encodes and decodes frames, and tracks the memory regions of both sides.
+    """One end of a channel: encodes and decodes frames, and tracks the channel buffers of both sides.
 
-    Handles frames about regions (``region``, ``file``, ``forget``, ``release``, ``trim`` and the key ``release``) and
-    does not return them. Not thread-safe, except ``regions.returned``.
+    Handles frames about buffers (``buffer``, ``file``, ``forget``, ``release``, ``trim`` and the key ``release``) and
+    does not return them. Not thread-safe, except ``buffers.returned``.
     """
 
     def __init__(self) -> None:
-        self.pool = RegionPool()
-        self.regions = RegionMap()
+        self.pool = BufferPool()
+        self.buffers = BufferMap()
         self._reader = FrameReader()
 
     def encode(self, header: Header, packer: Packer | None = None) -> Message:
-        """Encode a frame, preceded by announcements of the regions that it refers to.
+        """Encode a frame, preceded by announcements of the buffers that it refers to.
 
         Completes the tensor descriptors in ``header`` that came from ``packer``. The endpoint keeps ownership of the
         file descriptors; they must not be sent later than the buffers.
         """
         if packer is not None and (packer.large or packer.places):
-            packer.fill_region(self.pool)
-        returned = self.regions.returned
+            packer.fill_buffer(self.pool)
+        returned = self.buffers.returned
         if returned:
             header["release"] = _drain(returned)
         frame = encode_frame(header, packer.payload, packer.size) if packer is not None else encode_frame(header)
@@ -59,20 +59,20 @@ class Endpoint:
         return [*before, *frame], fds
 
     def flush(self) -> Message | None:
-        """Return a message with pending region changes that no frame has carried; None if there are none."""
-        if self.regions.returned:
-            return self.encode({"op": "release", "regions": _drain(self.regions.returned)})
+        """Return a message with pending buffer changes that no frame has carried; None if there are none."""
+        if self.buffers.returned:
+            return self.encode({"op": "release", "buffers": _drain(self.buffers.returned)})
         if self.pool.has_changes:
             return self._announcements()
         return None
 
     @property
     def shares(self) -> bool:
-        """Whether either end has memory regions."""
-        return bool(self.pool.free or self.pool.lent or len(self.regions))
+        """Whether either end has channel buffers."""
+        return bool(self.pool.free or self.pool.lent or len(self.buffers))
 
     def trim(self) -> Message:
-        """Drop the free regions of this end; return the message that makes the other end do the same."""
+        """Drop the free buffers of this end; return the message that makes the other end do the same."""
         self.pool.trim()
         return self.encode({"op": "trim"})
 
@@ -87,33 +87,33 @@ class Endpoint:
     def close(self) -> None:
         """Release all memory and descriptors; data that was unpacked without a copy stays valid."""
         self.pool.close()
-        self.regions.close()
+        self.buffers.close()
         self._reader.close()
 
     def _announcements(self) -> Message:
         created, dropped = self.pool.take_changes()
-        buffers: list[Buffer] = []
+        parts: list[Buffer] = []
         for id in dropped:
-            buffers += encode_frame({"op": "forget", "region": id})
-        for region in created:
-            buffers += encode_frame(region.announcement)
-        return buffers, [region.fd for region in created]
+            parts += encode_frame({"op": "forget", "buffer": id})
+        for buffer in created:
+            parts += encode_frame(buffer.announcement)
+        return parts, [buffer.fd for buffer in created]
 
     def _is_for_owner(self, header: Header) -> bool:
         op = header["op"]
         try:
-            if op == "region" or op == "file":
+            if op == "buffer" or op == "file":
                 if not self._reader.fds:
-                    raise internal("a memory region was announced without its file descriptor")
+                    raise internal("a channel buffer was announced without its file descriptor")
                 fd = self._reader.fds.popleft()
                 if op == "file":
-                    self.regions.add_file(header["region"], fd)
+                    self.buffers.add_file(header["buffer"], fd)
                 else:
-                    self.regions.add(header["region"], header["size"], fd)
+                    self.buffers.add(header["buffer"], header["size"], fd)
             elif op == "forget":
-                self.regions.forget(header["region"])
+                self.buffers.forget(header["buffer"])
             elif op == "release":
-                self.pool.release(header["regions"])
+                self.pool.release(header["buffers"])
             elif op == "trim":
                 self.pool.trim()
             if "release" in header:
@@ -171,9 +171,9 @@ class Channel:
         self._waiting = False
 
     @property
-    def regions(self) -> RegionMap:
-        """The server's regions, for an ``Unpacker``."""
-        return self.endpoint.regions
+    def buffers(self) -> BufferMap:
+        """The server's buffers, for an ``Unpacker``."""
+        return self.endpoint.buffers
 
     def send(self, header: Header, packer: Packer | None = None) -> None:
         """Write a frame; blocks while the socket is full."""
@@ -193,11 +193,11 @@ class Channel:
             self._flush()
 
     def share(self, header: Header, size: int) -> memoryview:
-        """Allocate memory shared with the server until the channel ends; sends ``header`` with the ``region`` id."""
-        region = self.endpoint.pool.take(size)
-        region.map[:size] = bytes(size)
-        self.send({**header, "region": region.id})
-        return memoryview(region.map)[:size]
+        """Allocate memory shared with the server until the channel ends; sends ``header`` with the ``buffer`` id."""
+        buffer = self.endpoint.pool.take(size)
+        buffer.map[:size] = bytes(size)
+        self.send({**header, "buffer": buffer.id})
+        return memoryview(buffer.map)[:size]
 
     def receive(self) -> Frame:
         """Return the next frame that ``early`` did not remove. Raises EOFError if the server has closed the channel."""
@@ -225,7 +225,7 @@ class Channel:
                     self._wake_others()
 
     def rest(self) -> None:
-        """Send pending region changes, because the caller will wait for a frame outside of this class."""
+        """Send pending buffer changes, because the caller will wait for a frame outside of this class."""
         self._waiting = True
         self._flush()
 
@@ -257,12 +257,12 @@ class Channel:
             with self._keeping:
                 self._frames = deque([frame for frame in self._frames if not self.early(*frame)])
 
-    def release_region(self, region: int) -> None:
-        """Release a region to the server. May be called by the garbage collector, in any thread.
+    def release_buffer(self, buffer: int) -> None:
+        """Release a buffer to the server. May be called by the garbage collector, in any thread.
 
         The next frame carries the release; while the receiving thread waits, it is sent at once.
         """
-        self.endpoint.regions.returned.append(region)
+        self.endpoint.buffers.returned.append(buffer)
         if self._waiting:
             self._flush()
 
@@ -333,7 +333,7 @@ class Channel:
     def _flush(self) -> None:
         # The holder of the lock sends these changes, or checks again after it releases the lock.
         endpoint = self.endpoint
-        while (self._posted or endpoint.regions.returned or endpoint.pool.has_changes) and self._sending.acquire(False):
+        while (self._posted or endpoint.buffers.returned or endpoint.pool.has_changes) and self._sending.acquire(False):
             try:
                 while self._posted:
                     self._write(endpoint.encode(*self._posted.popleft()))
@@ -344,7 +344,7 @@ class Channel:
                 self._sending.release()
 
 
-_OWN = frozenset(("region", "file", "forget", "release", "trim"))
+_OWN = frozenset(("buffer", "file", "forget", "release", "trim"))
 
 
 def _drain(ids: deque[int]) -> list[int]:

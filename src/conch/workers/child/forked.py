@@ -67,8 +67,8 @@ class ForkedChannel(Channel):
     def post(self, header: Header, packer: Packer | None = None) -> None:
         """Do nothing: the worker has the same objects and sends the frame."""
 
-    def release_region(self, region: int) -> None:
-        """Do nothing: the worker releases the region."""
+    def release_buffer(self, buffer: int) -> None:
+        """Do nothing: the worker releases the buffer."""
 
     def close(self) -> None:
         """Close this process's copy of the socket; memory stays mapped, because arrays may use it."""

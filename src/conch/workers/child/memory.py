@@ -1,8 +1,8 @@
 """Memory shared with the process at the other end of a channel, for tensors too large for a socket.
 
-A *region* is an anonymous file (memfd) that both processes map. One side owns and writes it; the other reads it and
-then releases it. ``RegionPool`` is the owner's side, ``RegionMap`` the reader's side; each process has one of each per
-channel.
+A *channel buffer* is an anonymous file (memfd) that both processes map. One side owns and writes it; the other reads it
+and then releases it. ``BufferPool`` is the owner's side, ``BufferMap`` the reader's side; each process has one of each
+per channel.
 
 The server also lends a worker the files of clients' shared memory regions, to read inputs and write outputs there.
 These files are never mapped: a client may truncate them at any time, and access to a mapping beyond the end of its file
@@ -24,14 +24,14 @@ from conch.core.errors import ConchError, internal
 from conch.core.tensors import Buffer, Loan
 from conch.workers.child.frames import Header
 
-#: Size of free regions that a pool keeps mapped for reuse (bytes).
+#: Size of free buffers that a pool keeps mapped for reuse (bytes).
 IDLE_LIMIT = 64 << 20
 
 _GRANULE = 64 << 10
 
 
-class Region:
-    """A mapped region; ``fd`` stays open while the owner keeps the region."""
+class ChannelBuffer:
+    """A mapped buffer; ``fd`` stays open while the owner keeps the buffer."""
 
     __slots__ = ("fd", "id", "map", "size")
 
@@ -44,7 +44,7 @@ class Region:
     @property
     def announcement(self) -> Header:
         """The header of the frame that goes with the descriptor."""
-        return {"op": "region", "region": self.id, "size": self.size}
+        return {"op": "buffer", "buffer": self.id, "size": self.size}
 
     def close(self) -> None:
         """Close the descriptor and unmap; existing views keep the mapping alive until they are freed."""
@@ -67,69 +67,69 @@ class OfferedFile:
     @property
     def announcement(self) -> Header:
         """The header of the frame that goes with the descriptor."""
-        return {"op": "file", "region": self.id}
+        return {"op": "file", "buffer": self.id}
 
     def close(self) -> None:
         os.close(self.fd)
 
 
-class RegionPool:
-    """Regions that this process owns; thread-safe.
+class BufferPool:
+    """Buffers that this process owns; thread-safe.
 
-    A region is taken for one frame, is *lent* until the reader releases it, and is then *free* for the next frame. The
-    oldest free regions above ``idle_limit`` bytes are dropped, and :meth:`trim` drops all of them. Lent files have ids
-    like regions; a loan ends when its owner is freed.
+    A buffer is taken for one frame, is *lent* until the reader releases it, and is then *free* for the next frame. The
+    oldest free buffers above ``idle_limit`` bytes are dropped, and :meth:`trim` drops all of them. Lent files have ids
+    like buffers; a loan ends when its owner is freed.
     """
 
     def __init__(self, idle_limit: int = IDLE_LIMIT) -> None:
         self.idle_limit = idle_limit
-        self.lent: dict[int, Region] = {}
-        self.free: dict[int, Region] = {}
-        #: Whether there are new or dropped regions that have not been announced to the reader.
+        self.lent: dict[int, ChannelBuffer] = {}
+        self.free: dict[int, ChannelBuffer] = {}
+        #: Whether there are new or dropped buffers that have not been announced to the reader.
         self.has_changes = False
         #: Called in any thread when a loan has ended and the reader must close its file.
         self.on_loan_ended: Callable[[], None] = lambda: None
-        self._created: list[Region | OfferedFile] = []
+        self._created: list[ChannelBuffer | OfferedFile] = []
         self._files: dict[int, OfferedFile] = {}
         self._loans: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._dropped: list[int] = []
         self._idle = 0
         self._last = 0
-        # Re-entrant, because the garbage collector may re-enter through Channel.release_region.
+        # Re-entrant, because the garbage collector may re-enter through Channel.release_buffer.
         self._lock = threading.RLock()
 
     @property
     def size(self) -> int:
-        """Bytes of all regions."""
+        """Bytes of all buffers."""
         with self._lock:
-            return self._idle + sum(region.size for region in self.lent.values())
+            return self._idle + sum(buffer.size for buffer in self.lent.values())
 
-    def take(self, size: int) -> Region:
-        """Lend a region of at least ``size`` bytes with undefined contents."""
+    def take(self, size: int) -> ChannelBuffer:
+        """Lend a buffer of at least ``size`` bytes with undefined contents."""
         size = _rounded(size)
         with self._lock:
-            fitting = [region for region in self.free.values() if size <= region.size <= 4 * size]
+            fitting = [buffer for buffer in self.free.values() if size <= buffer.size <= 4 * size]
             if fitting:
-                region = min(fitting, key=lambda region: region.size)
-                del self.free[region.id]
-                self._idle -= region.size
+                buffer = min(fitting, key=lambda buffer: buffer.size)
+                del self.free[buffer.id]
+                self._idle -= buffer.size
             else:
                 self._last += 1
-                region = _create(self._last, size)
-                self._created.append(region)
+                buffer = _create(self._last, size)
+                self._created.append(buffer)
                 self.has_changes = True
-            self.lent[region.id] = region
-            return region
+            self.lent[buffer.id] = buffer
+            return buffer
 
     def release(self, ids: Iterable[int]) -> None:
-        """Take back regions that the reader has released. Raises INTERNAL for a region that is not lent."""
+        """Take back buffers that the reader has released. Raises INTERNAL for a buffer that is not lent."""
         with self._lock:
             for id in ids:
-                region = self.lent.pop(id, None)
-                if region is None:
-                    raise internal(f"memory region {id} was released but is not lent")
-                self.free[id] = region
-                self._idle += region.size
+                buffer = self.lent.pop(id, None)
+                if buffer is None:
+                    raise internal(f"channel buffer {id} was released but is not lent")
+                self.free[id] = buffer
+                self._idle += buffer.size
             self._drop_beyond(self.idle_limit)
 
     def lend(self, loan: Loan) -> int:
@@ -159,20 +159,20 @@ class RegionPool:
         self.on_loan_ended()
 
     def trim(self) -> None:
-        """Drop all free regions, after a time without large tensors."""
+        """Drop all free buffers, after a time without large tensors."""
         with self._lock:
             self._drop_beyond(0)
 
     def _drop_beyond(self, limit: int) -> None:
         while self._idle > limit:
-            region = self.free.pop(next(iter(self.free)))
-            self._idle -= region.size
-            region.close()
-            self._dropped.append(region.id)
+            buffer = self.free.pop(next(iter(self.free)))
+            self._idle -= buffer.size
+            buffer.close()
+            self._dropped.append(buffer.id)
             self.has_changes = True
 
-    def take_changes(self) -> tuple[list[Region | OfferedFile], list[int]]:
-        """Return new regions and files, and the ids of dropped ones, that have not been announced to the reader."""
+    def take_changes(self) -> tuple[list[ChannelBuffer | OfferedFile], list[int]]:
+        """Return new buffers and files, and the ids of dropped ones, that have not been announced to the reader."""
         with self._lock:
             created, self._created = self._created, []
             dropped, self._dropped = self._dropped, []
@@ -182,8 +182,8 @@ class RegionPool:
     def close(self) -> None:
         """Release all memory, because the channel has ended."""
         with self._lock:
-            for region in (*self.lent.values(), *self.free.values()):
-                region.close()
+            for buffer in (*self.lent.values(), *self.free.values()):
+                buffer.close()
             for file in self._files.values():
                 file.close()
             self.lent.clear()
@@ -195,29 +195,29 @@ class RegionPool:
             self.has_changes = False
 
 
-class RegionMap:
-    """Mapped regions of the other process, and the ``files`` that it has lent, by id."""
+class BufferMap:
+    """Mapped buffers of the other process, and the ``files`` that it has lent, by id."""
 
     def __init__(self) -> None:
-        self._regions: dict[int, mmap.mmap] = {}
+        self._buffers: dict[int, mmap.mmap] = {}
         self.files: dict[int, LentFile] = {}
-        #: Ids of regions to release with the next outgoing frame. Any thread, and the garbage collector, may append.
+        #: Ids of buffers to release with the next outgoing frame. Any thread, and the garbage collector, may append.
         self.returned: deque[int] = deque()
 
     def __len__(self) -> int:
-        return len(self._regions)
+        return len(self._buffers)
 
     @property
     def size(self) -> int:
-        """Bytes of all regions."""
-        return sum(map(len, self._regions.values()))
+        """Bytes of all buffers."""
+        return sum(map(len, self._buffers.values()))
 
     def add(self, id: int, size: int, fd: int) -> None:
-        """Map an announced region; closes ``fd`` in any case. Raises INTERNAL if it is too small."""
+        """Map an announced buffer; closes ``fd`` in any case. Raises INTERNAL if it is too small."""
         try:
             if size <= 0 or os.fstat(fd).st_size < size:
-                raise internal(f"memory region {id} is smaller than the {size} bytes announced")
-            self._regions[id] = mmap.mmap(fd, size)
+                raise internal(f"channel buffer {id} is smaller than the {size} bytes announced")
+            self._buffers[id] = mmap.mmap(fd, size)
         finally:
             os.close(fd)
 
@@ -226,42 +226,42 @@ class RegionMap:
         self.files[id] = LentFile(fd)
 
     def get(self, id: int) -> mmap.mmap:
-        """Return the mapping of a region, with its announced size. Raises INTERNAL for an unknown id."""
+        """Return the mapping of a buffer, with its announced size. Raises INTERNAL for an unknown id."""
         try:
-            return self._regions[id]
+            return self._buffers[id]
         except (KeyError, TypeError):
             raise _unknown(id) from None
 
     def forget(self, id: int) -> None:
-        """Close a file or unmap a region; arrays that use a region keep it mapped until they are freed."""
+        """Close a file or unmap a buffer; arrays that use a buffer keep it mapped until they are freed."""
         file = self.files.pop(id, None)
         if file is not None:
             file.close()
-        elif self._regions.pop(id, None) is None:
+        elif self._buffers.pop(id, None) is None:
             raise _unknown(id)
 
     def close(self) -> None:
-        self._regions.clear()
+        self._buffers.clear()
         for file in self.files.values():
             file.close()
         self.files.clear()
 
 
 def _unknown(id: object) -> ConchError:
-    return internal(f"memory region {id} is unknown")
+    return internal(f"channel buffer {id} is unknown")
 
 
 def _rounded(size: int) -> int:
-    """Round ``size`` up by less than an eighth (or to 64 KiB), so that tensors of similar size can reuse a region."""
+    """Round ``size`` up by less than an eighth (or to 64 KiB), so that tensors of similar size can reuse a buffer."""
     granule = max(_GRANULE, 1 << max(0, size.bit_length() - 4))
     return -(-size // granule) * granule
 
 
-def _create(id: int, size: int) -> Region:
+def _create(id: int, size: int) -> ChannelBuffer:
     fd = anonymous_file()
     try:
         os.ftruncate(fd, size)
-        return Region(id, size, fd)
+        return ChannelBuffer(id, size, fd)
     except BaseException:
         os.close(fd)
         raise
@@ -313,7 +313,7 @@ class OutputLoan:
             written = write_at(self._file.fd, data, self._offset)
         except OSError:
             return None
-        # Negative, because the ids of the worker's own regions are positive.
+        # Negative, because the ids of the worker's own buffers are positive.
         return (-self._id, self._offset) if written else None
 
 

@@ -1,4 +1,4 @@
-"""Packs and unpacks the tensors of a frame: small ones in its payload, large ones in a memory region.
+"""Packs and unpacks the tensors of a frame: small ones in its payload, large ones in a channel buffer.
 
 Warns if outputs differ from the model's configuration: undeclared or missing, or with another datatype, shape or number
 of rows. As in Triton, undeclared outputs are dropped, and all others are sent as the model returned them. Used at both
@@ -13,15 +13,15 @@ from typing import Any, Callable, Protocol
 
 from conch.core.errors import internal
 from conch.core.tensors import ELEMENT_SIZE, PROTOCOL_NAME, Buffer, Loan, StoredData, WireTensor
-from conch.workers.child.memory import LentFile, OutputLoan, RegionMap, RegionPool
+from conch.workers.child.memory import BufferMap, BufferPool, LentFile, OutputLoan
 
-#: ``[name, datatype, shape, size]``, followed by ``region, offset`` for data in a memory region or a lent file, or by
+#: ``[name, datatype, shape, size]``, followed by ``buffer, offset`` for data in a channel buffer or a lent file, or by
 #: ``-file, offset`` for an output that the worker has written to a lent file.
 Descriptor = list[Any]
 
-#: Tensors of at least this size use memory regions (bytes).
+#: Tensors of at least this size use channel buffers (bytes).
 INLINE_LIMIT = 64 << 10
-#: Maximum payload of a frame (bytes); further tensors use memory regions.
+#: Maximum payload of a frame (bytes); further tensors use channel buffers.
 PAYLOAD_LIMIT = 1 << 20
 
 _ALIGNMENT = 64
@@ -78,8 +78,8 @@ class Packer:
         self.places.append((place, loan))
         return place
 
-    def fill_region(self, pool: RegionPool) -> None:
-        """Copy the large tensors into a new region, lend files, and complete the descriptors of both."""
+    def fill_buffer(self, pool: BufferPool) -> None:
+        """Copy the large tensors into a new buffer, lend files, and complete the descriptors of both."""
         for place, offered in self.places:
             place.insert(0, pool.lend(offered))
         at = 0
@@ -94,10 +94,10 @@ class Packer:
             at += -(-descriptor[3] // _ALIGNMENT) * _ALIGNMENT
         if not copied:
             return
-        region = pool.take(at)
-        target = memoryview(region.map)
+        buffer = pool.take(at)
+        target = memoryview(buffer.map)
         for descriptor, data in copied:
-            descriptor[4] = region.id
+            descriptor[4] = buffer.id
             part = target[descriptor[5] : descriptor[5] + descriptor[3]]
             if isinstance(data, StoredData):
                 data.read_into(part)
@@ -107,22 +107,22 @@ class Packer:
         target.release()
 
 
-def lent_outputs(places: Mapping[str, Sequence[int]], regions: RegionMap) -> dict[str, OutputLoan]:
+def lent_outputs(places: Mapping[str, Sequence[int]], buffers: BufferMap) -> dict[str, OutputLoan]:
     """Return the loans for outputs of a received request that the worker can write itself, by name."""
-    return {name: OutputLoan(regions.files[place[0]], *place) for name, place in places.items()}
+    return {name: OutputLoan(buffers.files[place[0]], *place) for name, place in places.items()}
 
 
 class Unpacker:
     """Unpacks the tensors of a received frame, in the order of its header.
 
-    Data in a memory region is copied, and the region is released with the next frame sent. Therefore, unpack a whole
+    Data in a channel buffer is copied, and the buffer is released with the next frame sent. Therefore, unpack a whole
     frame before sending anything.
     """
 
-    def __init__(self, payload: Buffer, regions: RegionMap) -> None:
+    def __init__(self, payload: Buffer, buffers: BufferMap) -> None:
         self._payload = memoryview(payload)
         self._at = 0
-        self._regions = regions
+        self._buffers = buffers
         self._used: set[int] = set()
         self._elsewhere: Elsewhere | None = None
 
@@ -158,17 +158,17 @@ class Unpacker:
             if self._elsewhere is None or not self._elsewhere.lends(name):
                 raise internal(f"the output '{name}' is in an invalid location")
             return b""
-        file = self._regions.files.get(id)
+        file = self._buffers.files.get(id)
         if file is not None:
             return self.read(file, offset, size)
-        region = self._regions.get(id)
-        if offset < 0 or offset + size > len(region):
-            raise internal(f"a tensor reaches outside of memory region {id}")
+        buffer = self._buffers.get(id)
+        if offset < 0 or offset + size > len(buffer):
+            raise internal(f"a tensor reaches outside of channel buffer {id}")
         if self._elsewhere is not None:
-            with memoryview(region) as whole, whole[offset : offset + size] as data:
+            with memoryview(buffer) as whole, whole[offset : offset + size] as data:
                 if self._elsewhere.put(name, data):
                     size = 0
-        return self.borrow(region, id, offset, size)
+        return self.borrow(buffer, id, offset, size)
 
     def read(self, file: LentFile, offset: int, size: int) -> Buffer:
         """Return the data of a tensor in a lent file; subclasses may allocate other memory."""
@@ -177,12 +177,12 @@ class Unpacker:
             file.read_into(target, offset)
         return data
 
-    def borrow(self, region: Any, id: int, offset: int, size: int) -> Buffer:
-        """Return a copy of a tensor's data and release its region; subclasses may avoid the copy."""
+    def borrow(self, buffer: Any, id: int, offset: int, size: int) -> Buffer:
+        """Return a copy of a tensor's data and release its buffer; subclasses may avoid the copy."""
         if id not in self._used:
             self._used.add(id)
-            self._regions.returned.append(id)
-        return region[offset : offset + size]  # type: ignore[no-any-return]
+            self._buffers.returned.append(id)
+        return buffer[offset : offset + size]  # type: ignore[no-any-return]
 
 
 #: Name, datatype, shape and data of an output.

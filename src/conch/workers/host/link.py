@@ -14,7 +14,7 @@ from typing import Any, Final
 from conch.core.errors import ConchError
 from conch.core.inference import ignore
 from conch.workers.child.channel import Endpoint, Frame, Message, write
-from conch.workers.child.memory import RegionMap
+from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Packer
 
 #: Time without frames after which free channel buffers are released (s). Mapping new ones costs as much as writing
@@ -48,14 +48,14 @@ class Link:
         self._loop.add_reader(connection.fileno(), self._readable)
 
     @property
-    def regions(self) -> RegionMap:
+    def buffers(self) -> BufferMap:
         """The worker's channel buffers."""
-        return self._endpoint.regions
+        return self._endpoint.buffers
 
     @property
     def shared_bytes(self) -> int:
         """Size of the channel buffers of both ends (bytes)."""
-        return self._endpoint.pool.size + self._endpoint.regions.size
+        return self._endpoint.pool.size + self._endpoint.buffers.size
 
     def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
         """Send a frame, or queue it while the socket is full; a broken socket is reported by the reader.

@@ -341,13 +341,13 @@ class WorkerProcess:
         op = header["op"]
         try:
             if op == "done":
-                self._done(header, Unpacker(payload, self._link.regions))
+                self._done(header, Unpacker(payload, self._link.buffers))
             elif op == "response":
                 request = self._running.get(header["serial"])  # unpacked even if it has ended, to release its buffer
-                response = response_of(header, Unpacker(payload, self._link.regions), header["final"], request)
+                response = response_of(header, Unpacker(payload, self._link.buffers), header["final"], request)
                 self._deliver(header["serial"], response)
             elif op == "progress":
-                self._progress(header, Unpacker(payload, self._link.regions))
+                self._progress(header, Unpacker(payload, self._link.buffers))
             elif op == "prepared":
                 self._preparation.note_lengths(header["lengths"])
                 if self.on_prepared is not None:
@@ -357,10 +357,10 @@ class WorkerProcess:
             elif op == "prompt":
                 self._worker_log.at_prompt(header["open"])
             elif op == "heartbeat":
-                self._heartbeat = memoryview(self._link.regions.get(header["region"]))[:SIZE]
+                self._heartbeat = memoryview(self._link.buffers.get(header["buffer"]))[:SIZE]
             elif op in ANSWERS and self._answer is not None and not self._answer.done():
                 self._answer.set_result(header)
-            elif op not in ANSWERS and not self.calls.handle(header, Unpacker(payload, self._link.regions)):
+            elif op not in ANSWERS and not self.calls.handle(header, Unpacker(payload, self._link.buffers)):
                 raise internal("nothing takes it")
         except (ConchError, LookupError, TypeError, ValueError) as error:
             self._hung_up(internal(f"frame {op!r}: {error!r}"))

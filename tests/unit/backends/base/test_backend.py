@@ -14,7 +14,7 @@ from conch.backends.base.arrays import Array, Request, Result, Strings, array_of
 from conch.backends.base.backend_base import BatchBackend, TensorBackend
 from conch.core.errors import ConchError, invalid
 from conch.core.tensors import WireTensor, pack_bytes, split_bytes
-from conch.workers.child.memory import RegionMap
+from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Packer, Unpacker
 
 CONFIG = {
@@ -29,7 +29,7 @@ class Sent:
 
     def __init__(self) -> None:
         self.frames: list[tuple[dict[str, Any], Packer | None]] = []
-        self.regions = RegionMap()
+        self.buffers = BufferMap()
 
     def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
         self.frames.append((header, packer))
@@ -38,7 +38,7 @@ class Sent:
         """The responses of the last ``done`` frame, their tensors unpacked by name."""
         header, packer = next(frame for frame in reversed(self.frames) if frame[0]["op"] == "done")
         assert packer is not None
-        unpacker = Unpacker(b"".join(bytes(part) for part in packer.payload), RegionMap())
+        unpacker = Unpacker(b"".join(bytes(part) for part in packer.payload), BufferMap())
         return [
             {**response, "outputs": {tensor.name: tensor for tensor in unpacker.unpack(response["outputs"])}}
             for response in header["responses"]

@@ -65,7 +65,7 @@ def test_huge_tensors_go_both_ways_and_their_memory_is_used_again(launch: Launch
         values = np.random.default_rng(seed).random(500_000, np.float32)
         (response,) = worker.infer([array("OUT", "FP32", values), string("x")])["responses"]
         assert bytes(response["outputs"]["OUT"].data) == values.tobytes()
-    assert len(worker.endpoint.regions) == 2  # one for the tensors, one for the heartbeat
+    assert len(worker.endpoint.buffers) == 2  # one for the tensors, one for the heartbeat
     assert len(worker.endpoint.pool.lent) + len(worker.endpoint.pool.free) <= 2
 
 

@@ -120,7 +120,7 @@ class Worker:
     def read(self) -> Header:
         """The next frame, with its ``outputs`` unpacked into tensors by name."""
         header, payload = self.receive()
-        unpacker = Unpacker(payload, self.endpoint.regions)
+        unpacker = Unpacker(payload, self.endpoint.buffers)
         for response in [header, *(header.get("responses") or ())]:
             if response is not None and "outputs" in response:
                 response["outputs"] = {tensor.name: tensor for tensor in unpacker.unpack(response["outputs"])}

@@ -13,7 +13,7 @@ from conch.server.execution.worker import SupervisedWorker
 from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher
 from conch.server.schedulers.queue import RequestQueue
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.child.memory import RegionMap
+from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Unpacker
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
 
@@ -231,7 +231,7 @@ async def test_model_that_says_so_is_not_ready_and_answers_all_the_same() -> Non
     worker = bench.workers[1]
     assert bench.dispatcher.ready
     for ready in (False, True):
-        assert worker.calls.handle({"op": "model_ready", "ready": ready}, Unpacker(b"", RegionMap()))
+        assert worker.calls.handle({"op": "model_ready", "ready": ready}, Unpacker(b"", BufferMap()))
         assert bench.dispatcher.ready is ready
         bench.submit()
         await settle()

@@ -18,7 +18,7 @@ from conch.core.tensors import WireTensor
 from conch.server.regions.cuda import CudaRegion
 from conch.server.regions.registry import MOST_REGIONS, ClientRegions, HeldRegions, is_mapped
 from conch.server.regions.system import SystemRegion
-from conch.workers.child.memory import RegionMap, RegionPool
+from conch.workers.child.memory import BufferMap, BufferPool
 from conch.workers.child.packing import INLINE_LIMIT, Packer, Unpacker
 
 SIZE = 4 * INLINE_LIMIT
@@ -172,14 +172,14 @@ async def test_a_server_that_holds_too_many_bytes_refuses_before_it_reads(region
 
 def packed(data: object, size: int) -> bytes:
     """What a worker sees of an input."""
-    pool, packer, regions = RegionPool(), Packer(), RegionMap()
+    pool, packer, buffers = BufferPool(), Packer(), BufferMap()
     descriptor = packer.add("IN", "UINT8", [size], data)  # type: ignore[arg-type]
-    packer.fill_region(pool)
+    packer.fill_buffer(pool)
     [file], _ = pool.take_changes()
-    regions.add_file(file.id, os.dup(file.fd))
-    [tensor] = Unpacker(b"", regions).unpack([descriptor])
+    buffers.add_file(file.id, os.dup(file.fd))
+    [tensor] = Unpacker(b"", buffers).unpack([descriptor])
     pool.close()
-    regions.close()
+    buffers.close()
     return bytes(tensor.data)
 
 

@@ -17,7 +17,7 @@ from conch.core.tensors import Loan, StoredData, WireTensor
 from conch.workers.child import channel, frames
 from conch.workers.child.channel import Channel, Endpoint, write
 from conch.workers.child.frames import Frame, FrameReader, Header, dumps, encode_frame
-from conch.workers.child.memory import RegionMap, anonymous_file
+from conch.workers.child.memory import BufferMap, anonymous_file
 from conch.workers.child.packing import INLINE_LIMIT, PAYLOAD_LIMIT, Packer, Unpacker, lent_outputs
 
 
@@ -50,7 +50,7 @@ class Server:
 
     def tensors(self) -> list[WireTensor]:
         header, payload = self.receive()
-        return Unpacker(payload, self.endpoint.regions).unpack(header["tensors"])
+        return Unpacker(payload, self.endpoint.buffers).unpack(header["tensors"])
 
 
 @pytest.fixture
@@ -119,9 +119,9 @@ def test_surrogates_in_text_are_replaced() -> None:
         raw_frame(b"\xff\xfe"),
         struct.pack("<II", 0xFFFFFFFF, 0),
         struct.pack("<II", 10, 0xFFFFFFFF),
-        raw_frame(b'{"op":"region","region":1,"size":10}'),
-        raw_frame(b'{"op":"forget","region":1}'),
-        raw_frame(b'{"op":"release","regions":[1]}'),
+        raw_frame(b'{"op":"buffer","buffer":1,"size":10}'),
+        raw_frame(b'{"op":"forget","buffer":1}'),
+        raw_frame(b'{"op":"release","buffers":[1]}'),
         raw_frame(b'{"op":"release"}'),
         raw_frame(b'{"op":"x","release":5}'),
     ],
@@ -151,20 +151,20 @@ def test_small_tensors_travel_in_the_frame(server: Server, worker: Channel) -> N
     sent = [fp32("A", 3), WireTensor("B", "BYTES", (2, 1), b"\1\0\0\0a\0\0\0\0"), WireTensor("C", "INT8", (0, 4), b"")]
     server.send({"op": "x"}, *sent)
     header, payload = worker.receive()
-    received = Unpacker(payload, worker.regions).unpack(header["tensors"])
+    received = Unpacker(payload, worker.buffers).unpack(header["tensors"])
     assert [(t.name, t.datatype, t.shape, bytes(t.data)) for t in received] == [
         (t.name, t.datatype, t.shape, t.data) for t in sent
     ]
     assert not server.endpoint.pool.lent
 
 
-def test_large_tensors_travel_in_one_region(server: Server, worker: Channel) -> None:
+def test_large_tensors_travel_in_one_buffer(server: Server, worker: Channel) -> None:
     sent = [fp32("A", INLINE_LIMIT // 4), fp32("B", 5), fp32("C", INLINE_LIMIT // 4 + 1)]
     server.send({"op": "x"}, *sent)
     header, payload = worker.receive()
     assert [len(descriptor) for descriptor in header["tensors"]] == [6, 4, 6]
     assert header["tensors"][0][4] == header["tensors"][2][4]
-    received = Unpacker(payload, worker.regions).unpack(header["tensors"])
+    received = Unpacker(payload, worker.buffers).unpack(header["tensors"])
     assert [bytes(t.data) for t in received] == [t.data for t in sent]
 
 
@@ -173,7 +173,7 @@ def test_many_small_tensors_do_not_make_a_huge_payload(server: Server, worker: C
     with server.sending({"op": "x"}, *sent):
         header, payload = worker.receive()
     assert len(payload) <= PAYLOAD_LIMIT
-    received = Unpacker(payload, worker.regions).unpack(header["tensors"])
+    received = Unpacker(payload, worker.buffers).unpack(header["tensors"])
     assert [bytes(t.data) for t in received] == [t.data for t in sent]
 
 
@@ -181,11 +181,11 @@ def test_frame_of_hundreds_of_buffers_is_sent(server: Server, worker: Channel) -
     sent = [fp32(str(n), 200) for n in range(1200)]
     with server.sending({"op": "x"}, *sent):
         header, payload = worker.receive()
-    received = Unpacker(payload, worker.regions).unpack(header["tensors"])
+    received = Unpacker(payload, worker.buffers).unpack(header["tensors"])
     assert [bytes(t.data) for t in received] == [t.data for t in sent]
 
 
-def test_region_copied_out_is_given_back_with_the_next_frame(server: Server, worker: Channel) -> None:
+def test_buffer_copied_out_is_given_back_with_the_next_frame(server: Server, worker: Channel) -> None:
     packer = Packer()
     tensor = fp32("A", 50_000)
     worker.send({"op": "x", "tensors": packer.pack([tensor])}, packer)
@@ -197,7 +197,7 @@ def test_region_copied_out_is_given_back_with_the_next_frame(server: Server, wor
     assert not pool.lent and len(pool.free) == 1
 
 
-def test_region_is_used_again_for_the_next_frame(server: Server, worker: Channel) -> None:
+def test_buffer_is_used_again_for_the_next_frame(server: Server, worker: Channel) -> None:
     for _ in range(5):
         packer = Packer()
         tensor = fp32("A", 50_000)
@@ -206,10 +206,10 @@ def test_region_is_used_again_for_the_next_frame(server: Server, worker: Channel
         server.send({"op": "y"})
         worker.receive()
     assert list(worker.endpoint.pool.free) == [1]
-    assert len(server.endpoint.regions) == 1
+    assert len(server.endpoint.buffers) == 1
 
 
-def test_dropped_region_is_unmapped_by_the_reader(server: Server, worker: Channel) -> None:
+def test_dropped_buffer_is_unmapped_by_the_reader(server: Server, worker: Channel) -> None:
     worker.endpoint.pool.idle_limit = 0
     packer = Packer()
     worker.send({"op": "x", "tensors": packer.pack([fp32("A", 50_000)])}, packer)
@@ -218,15 +218,15 @@ def test_dropped_region_is_unmapped_by_the_reader(server: Server, worker: Channe
     worker.receive()
     worker.send({"op": "z"})
     assert server.receive()[0] == {"op": "z"}
-    assert len(server.endpoint.regions) == 0
+    assert len(server.endpoint.buffers) == 0
 
 
-def test_region_given_back_while_idle_is_sent_alone(server: Server, worker: Channel) -> None:
+def test_buffer_given_back_while_idle_is_sent_alone(server: Server, worker: Channel) -> None:
     server.send({"op": "x"}, fp32("A", 50_000))
     header, _ = worker.receive()
     waiting = threading.Thread(target=worker.receive)
     waiting.start()
-    worker.release_region(header["tensors"][0][4])
+    worker.release_buffer(header["tensors"][0][4])
     server.connection.settimeout(20)
     assert server.endpoint.receive(server.connection) == []
     assert not server.endpoint.pool.lent
@@ -279,9 +279,9 @@ def test_lent_file_is_read_and_written_by_the_other_end(server: Server, worker: 
     assert not server.endpoint.pool.lent
 
     received, payload = worker.receive()
-    [tensor] = Unpacker(payload, worker.regions).unpack(received["tensors"])
+    [tensor] = Unpacker(payload, worker.buffers).unpack(received["tensors"])
     assert bytes(tensor.data) == bytes((4, 5, 6, 7)) + bytes(INLINE_LIMIT - 4)
-    places = lent_outputs(received["places"], worker.regions)
+    places = lent_outputs(received["places"], worker.buffers)
     answer = Packer()
     assert len(answer.add("B", "UINT8", [9], bytes(9), places["B"])) == 4  # it does not fit
     outputs = [answer.add("B", "UINT8", [8], b"\7" * 8, places["B"])]
@@ -291,7 +291,7 @@ def test_lent_file_is_read_and_written_by_the_other_end(server: Server, worker: 
     assert os.pread(owner.fd, 8, INLINE_LIMIT) == b"\7" * 7
 
     header, payload = server.receive()
-    unpacker = Unpacker(payload, server.endpoint.regions)
+    unpacker = Unpacker(payload, server.endpoint.buffers)
     [output] = unpacker.unpack(header["outputs"], LentPlaces("B"))
     assert (output.name, output.shape, bytes(output.data)) == ("B", (8,), b"")
     for elsewhere in (None, LentPlaces()):
@@ -309,7 +309,7 @@ def test_lent_file_is_closed_when_its_owner_has_gone(server: Server, worker: Cha
         header = {"op": "x", "place": place}
         server.connection.sendall(write(server.connection, server.endpoint.encode(header, packer)))
         assert worker.receive()[0]["place"] == [1, 0, 4]
-    file = worker.regions.files[1]
+    file = worker.buffers.files[1]
     assert os.pread(file.fd, 4, 0) == b"1234"
     server.endpoint.pool.lend(untold.loan(0, 4))
     del owner, untold
@@ -317,7 +317,7 @@ def test_lent_file_is_closed_when_its_owner_has_gone(server: Server, worker: Cha
     assert ended == [1, 1]
     server.send({"op": "y"})
     assert worker.receive()[0] == {"op": "y"}
-    assert not worker.regions.files
+    assert not worker.buffers.files
     with pytest.raises(OSError):
         os.fstat(file.fd)
 
@@ -350,11 +350,11 @@ def test_descriptor_that_lies_is_refused(server: Server, worker: Channel, descri
     server.send({"op": "x"}, fp32("A", 50_000))
     worker.receive()
     with pytest.raises(ConchError):
-        Unpacker(b"12345678", worker.regions).unpack([descriptor])  # type: ignore[list-item]
+        Unpacker(b"12345678", worker.buffers).unpack([descriptor])  # type: ignore[list-item]
 
 
 def test_second_descriptor_cannot_read_on_beyond_the_payload() -> None:
-    unpacker = Unpacker(b"12345678", RegionMap())
+    unpacker = Unpacker(b"12345678", BufferMap())
     unpacker.unpack([["A", "UINT8", [8], 8]])
     with pytest.raises(ConchError, match="more bytes than it has"):
         unpacker.unpack([["B", "UINT8", [1], 1]])
@@ -428,7 +428,7 @@ def test_frames_of_many_threads_are_not_mixed_up(server: Server, worker: Channel
         thread.start()
     for _ in range(80):
         header, payload = server.receive()
-        (tensor,) = Unpacker(payload, server.endpoint.regions).unpack(header["tensors"])
+        (tensor,) = Unpacker(payload, server.endpoint.buffers).unpack(header["tensors"])
         assert set(bytes(tensor.data)) == {header["thread"]}
     for thread in threads:
         thread.join()

@@ -18,7 +18,7 @@ def test_server_sees_the_beats_and_the_steps_without_a_frame() -> None:
         heartbeat.start(channel)
         [(header, _)] = server.receive(ours)
         assert header["op"] == "heartbeat"
-        memory = memoryview(server.regions.get(header["region"]))[:SIZE]
+        memory = memoryview(server.buffers.get(header["buffer"]))[:SIZE]
         eventually(lambda: read_heartbeat(memory).beats >= 2, "two beats")
         assert read_heartbeat(memory)[1:] == (0, False)
         heartbeat.step(stepping=True)

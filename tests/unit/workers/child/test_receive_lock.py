@@ -99,9 +99,9 @@ def test_thread_that_waits_has_given_back_memory_and_gives_back_what_is_let_go_l
     server, channel, turns = ends
     server.settimeout(PATIENCE)
     reader = FrameReader()
-    channel.release_region(7)
+    channel.release_buffer(7)
     Waiting(turns, channel)
 
-    assert [header for header, _ in reader.receive(server)] == [{"op": "release", "regions": [7]}]
-    channel.release_region(8)
-    assert [header for header, _ in reader.receive(server)] == [{"op": "release", "regions": [8]}]
+    assert [header for header, _ in reader.receive(server)] == [{"op": "release", "buffers": [7]}]
+    channel.release_buffer(8)
+    assert [header for header, _ in reader.receive(server)] == [{"op": "release", "buffers": [8]}]

@@ -12,7 +12,7 @@ from conch.core.errors import ConchError, internal, invalid, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
 from conch.workers.child.channel import Header
-from conch.workers.child.memory import RegionMap
+from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.bls import BlsHandler
 
@@ -69,10 +69,10 @@ class Fixture:
             "op": "call", "call": number, "decoupled": decoupled, "model": "m", "version": -1, "id": "r",
             "correlation_id": 0, "flags": 0, "timeout": 0, "parameters": {}, "outputs": [], "inputs": tensors,
         }  # fmt: skip
-        assert self.calls.handle(header, Unpacker(b"".join(packer.payload), RegionMap()))
+        assert self.calls.handle(header, Unpacker(b"".join(packer.payload), BufferMap()))
 
     def frame(self, **header: Any) -> None:
-        assert self.calls.handle(header, Unpacker(b"", RegionMap()))
+        assert self.calls.handle(header, Unpacker(b"", BufferMap()))
 
 
 @pytest.fixture
@@ -185,4 +185,4 @@ def test_loads_and_unloads_are_answered_when_they_are_done(fixture: Fixture) -> 
 
 
 def test_other_frames_are_left_alone(fixture: Fixture) -> None:
-    assert not fixture.calls.handle({"op": "ready"}, Unpacker(b"", RegionMap()))
+    assert not fixture.calls.handle({"op": "ready"}, Unpacker(b"", BufferMap()))

@@ -58,8 +58,8 @@ async def test_large_tensor_behind_a_full_socket_arrives_with_its_memory() -> No
     data = bytes(range(256)) * 1000
     wire.link.send({"op": "y", "tensors": packer.pack([WireTensor("T", "UINT8", (len(data),), data)])}, packer)
     header = (await wire.read(21))[-1]
-    _, _, _, size, region, offset = header["tensors"][0]
-    assert wire.endpoint.regions.get(region)[offset : offset + size] == data
+    _, _, _, size, buffer, offset = header["tensors"][0]
+    assert wire.endpoint.buffers.get(buffer)[offset : offset + size] == data
     wire.link.close()
 
 
@@ -102,12 +102,12 @@ async def test_memory_of_both_ends_is_given_back_when_it_has_not_been_needed_for
     sent, answered = Packer(), Packer()
     wire.link.send({"op": "x", "tensors": sent.pack([WireTensor("T", "UINT8", (len(data),), data)])}, sent)
     header = (await wire.read(1))[0]
-    wire.endpoint.regions.returned.append(header["tensors"][0][4])
+    wire.endpoint.buffers.returned.append(header["tensors"][0][4])
     answer = {"op": "y", "tensors": answered.pack([WireTensor("T", "UINT8", (len(data),), data)])}
     assert not write(wire.theirs, wire.endpoint.encode(answer, answered))
     await settle()
-    _, _, _, _, region, _ = wire.frames[0][0]["tensors"][0]
-    wire.link.regions.returned.append(region)
+    _, _, _, _, buffer, _ = wire.frames[0][0]["tensors"][0]
+    wire.link.buffers.returned.append(buffer)
     wire.link.flush()
     assert wire.link.shared_bytes == 2 * len(data)
 
