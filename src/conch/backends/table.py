@@ -143,7 +143,7 @@ def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:
     """
     if name == "huggingface" and parameters.get("task") == TEXT_GENERATION:
         return _GENERATION
-    there = BACKENDS.get(parameters.get("backend", "")) if name == "remote" else None
-    if there is not None:
-        return replace(BACKENDS[name], on_request=there.on_request, by_row=there.by_row)
+    running = BACKENDS.get(parameters.get("backend", "")) if name == "remote" else None
+    if running is not None:
+        return replace(BACKENDS[name], on_request=running.on_request, by_row=running.by_row)
     return BACKENDS[name]

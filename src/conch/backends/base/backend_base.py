@@ -84,7 +84,7 @@ class RaggedBatches:
         inputs = {tensor["name"]: tensor for tensor in config.get("input", ())}
         outputs = {tensor["name"]: tensor for tensor in config.get("output", ())}
         self._ragged = frozenset(name for name, tensor in inputs.items() if tensor.get("allow_ragged_batch"))
-        self._made = [
+        self._batch_inputs = [
             (
                 target,
                 _MAKE[batch_input["kind"]],
@@ -111,7 +111,7 @@ class RaggedBatches:
     @property
     def needed(self) -> bool:
         """Whether the configuration has ragged inputs, batch inputs or batch outputs."""
-        return bool(self._ragged or self._made or self._scattered)
+        return bool(self._ragged or self._batch_inputs or self._scattered)
 
     def join(self, requests: Sequence[Request]) -> dict[str, Array | Strings]:
         """Return the input tensors of one run; the elements of a ragged input are concatenated in one dimension."""
@@ -119,7 +119,7 @@ class RaggedBatches:
         for name in requests[0].inputs:
             tensors = [request.inputs[name] for request in requests]
             joined[name] = _flat(map(value_of, tensors)) if name in self._ragged else joined_rows(tensors)
-        for target, make, source, dtype in self._made:
+        for target, make, source, dtype in self._batch_inputs:
             joined[target] = make([request.shape(source) for request in requests]).astype(dtype)
         return joined
 

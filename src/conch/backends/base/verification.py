@@ -120,7 +120,7 @@ def require_tensors(model: Any, report: Mapping[str, Any], answer: Answer, sourc
     except Exception as error:
         why = f", and an example that would tell whether that matters failed: {one_line(error)}"
         raise _lacking(source, learnt[:_NAMED], len(learnt), why) from error
-    depends = _found(tensors, learnt, answer, before) if _alike(before, again) else learnt
+    depends = _find_decisive_tensors(tensors, learnt, answer, before) if _alike(before, again) else learnt
     if depends:
         raise _lacking(source, [name + made_up[name] for name in depends[:_NAMED]], len(learnt))
 
@@ -158,9 +158,9 @@ def _lacking(source: object, names: Sequence[str], count: int, why: str = "") ->
     )
 
 
-def _found(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> list[str]:
+def _find_decisive_tensors(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> list[str]:
     """Find some of the ``names`` on which the outputs depend, by bisection; some may matter only in combination."""
-    if not _matter(tensors, names, answer, before):
+    if not _affect_outputs(tensors, names, answer, before):
         return []
     if len(names) == 1:
         return list(names)
@@ -168,19 +168,19 @@ def _found(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, bef
     middle = len(names) // 2
     for part in (names[:middle], names[middle:]):
         if len(decisive) < _NAMED:
-            decisive += _found(tensors, part, answer, before)
+            decisive += _find_decisive_tensors(tensors, part, answer, before)
     if not decisive:
         decisive = list(names)
         for name in names:
             others = [other for other in decisive if other != name]
-            if _matter(tensors, others, answer, before):
+            if _affect_outputs(tensors, others, answer, before):
                 decisive = others
     return decisive
 
 
-def _matter(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> bool:
+def _affect_outputs(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> bool:
     """Whether other values in the tensors ``names`` change the outputs."""
-    with _changed([tensors[name] for name in names]):
+    with _randomized([tensors[name] for name in names]):
         try:
             return not _alike(before, _repeatable(answer))
         except Exception:  # invalid numbers, or an index out of range
@@ -188,7 +188,7 @@ def _matter(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, be
 
 
 @contextmanager
-def _changed(tensors: Sequence[Any]) -> Iterator[None]:
+def _randomized(tensors: Sequence[Any]) -> Iterator[None]:
     """Change the values of ``tensors`` inside the ``with`` block, and restore them afterwards."""
     import torch
 

@@ -75,7 +75,7 @@ def _runtime_facts(engine: GenerationEngine, spec: EngineSpec, checkpoint: Check
     }
 
 
-class Contract(Protocol):
+class IoFormat(Protocol):
     """The interface of an I/O format: converts requests with its tensors to response builders."""
 
     def response_builder(self, request: Request) -> ResponseBuilder:
@@ -90,7 +90,7 @@ class GenerationBackend(BackendBase):
     """
 
     slots: int
-    _contract: Contract
+    _io_format: IoFormat
     _service: GenerationService
 
     def __init__(self, channel: Channel, init: Header) -> None:
@@ -141,9 +141,9 @@ class GenerationBackend(BackendBase):
         self.text_limit = checkpoint.options.text_limit(engine.context)
         return engine
 
-    def serve(self, engine: GenerationEngine, contract: Contract, *, reserve: bool) -> None:
+    def serve(self, engine: GenerationEngine, io_format: IoFormat, *, reserve: bool) -> None:
         """Start the service that runs ``engine``."""
-        self._contract = contract
+        self._io_format = io_format
         self.slots = engine.max_sequences
         self._service = GenerationService(
             engine,
@@ -157,7 +157,7 @@ class GenerationBackend(BackendBase):
 
     def response_builder(self, request: Request) -> ResponseBuilder:
         """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
-        return self._contract.response_builder(request)
+        return self._io_format.response_builder(request)
 
     def execute(self, header: Header, payload: bytearray) -> None:
         unpacker = BorrowingUnpacker(payload, self.channel)

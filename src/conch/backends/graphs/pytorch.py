@@ -293,7 +293,7 @@ class PyTorchBackend(TensorBackend):
         inputs = (*self.config.get("input", ()), *signature.batch_inputs(self.config))
         named = {tensor["name"]: tensor["data_type"] for tensor in inputs}
         self._inputs = {**named, **sequences.controls, **sequences.state_inputs}
-        self._arguments = self._matched(self._inputs)
+        self._arguments = self._match_arguments(self._inputs)
         outputs = [*(tensor["name"] for tensor in self.config.get("output", ())), *sequences.state_outputs]
         self._results = dict(zip(outputs, indices(outputs, [tensor.name for tensor in program.outputs]), strict=True))
         self._prepared = threading.local()
@@ -310,7 +310,7 @@ class PyTorchBackend(TensorBackend):
                 )
                 if not self._settings.optimized:
                     modes.enter_context(self._torch.jit.optimized_execution(False))
-                values = {self._arguments[name]: self._given(name, value) for name, value in arrays.items()}
+                values = {self._arguments[name]: self._to_argument(name, value) for name, value in arrays.items()}
                 returned = self._program.run(values)
                 results = {name: self._result(name, returned) for name in outputs}
         except Exception as error:
@@ -325,7 +325,7 @@ class PyTorchBackend(TensorBackend):
             raise unavailable(f"unable to find '{path}' for model '{self.model['name']}'")
         return path
 
-    def _matched(self, datatypes: Mapping[str, str]) -> dict[str, str]:
+    def _match_arguments(self, datatypes: Mapping[str, str]) -> dict[str, str]:
         """Return the argument of forward for each input. Raises INVALID_ARG if an input matches no argument."""
         program, names = self._program, list(datatypes)
         if program.keyed:
@@ -346,7 +346,7 @@ class PyTorchBackend(TensorBackend):
                 )
         return matched
 
-    def _given(self, name: str, value: Array | Strings) -> Any:
+    def _to_argument(self, name: str, value: Array | Strings) -> Any:
         """Convert an input to an argument of forward."""
         if isinstance(value, Strings):
             return [

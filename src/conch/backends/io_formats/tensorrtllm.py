@@ -427,7 +427,7 @@ class TensorRtLlmBackend(GenerationBackend):
         )
         self.runtime_facts["checkpoint"] = str(checkpoint.directory)
         outputs = {str(output["name"]) for output in self.config.get("output", ())}
-        contract = TokenInterface(
+        io_format = TokenInterface(
             Limits(engine),
             decoupled=self.decoupled,
             batched=int(self.config.get("max_batch_size") or 0) > 0,
@@ -436,7 +436,7 @@ class TensorRtLlmBackend(GenerationBackend):
             normalize=parameters.normalize,
             padded=frozenset() if "batch_index" in outputs else frozenset(ALWAYS) & outputs,
         )
-        self.serve(engine, contract, reserve=settings.reserve)
+        self.serve(engine, io_format, reserve=settings.reserve)
 
     def _warn(self, parameters: Parameters) -> None:
         """Log the parameters and inputs of the configuration that have no effect."""

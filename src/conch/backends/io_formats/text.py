@@ -452,12 +452,12 @@ class TextBackend(GenerationBackend):
         tokenizer.template.require_library(checkpoint.extra)
         engine = self.open_engine(checkpoint, instance, tokenizer, self.arguments)
         self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
-        contract = TextInterface(
+        io_format = TextInterface(
             tokenizer,
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),
             Limits(engine),
             decoupled=self.decoupled,
             truncate=settings.truncate,
         )
-        self.serve(engine, contract, reserve=settings.reserve)
+        self.serve(engine, io_format, reserve=settings.reserve)
         del self._checkpoint  # frees the vocabulary of a GGUF file, tens of megabytes

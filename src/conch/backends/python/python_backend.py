@@ -74,13 +74,13 @@ class Readiness:
         self._runtime = runtime
         self._is_ready = is_ready
         self._loop = loop
-        self._told: bool | None = None
-        self._complaint = ""
+        self._reported: bool | None = None
+        self._logged_failure = ""
         self._closed = threading.Event()
-        self._asked = threading.Event()
-        self._tell(False)
+        self._first_call_ended = threading.Event()
+        self._report(False)
         threading.Thread(target=self._watch, name="conch-readiness", daemon=True).start()
-        self._asked.wait()
+        self._first_call_ended.wait()
 
     def close(self) -> None:
         """Stop calling ``is_ready``."""
@@ -89,24 +89,24 @@ class Readiness:
     def _watch(self) -> None:
         while not self._closed.is_set():
             answer: Future[bool] = Future()
-            threading.Thread(target=self._ask, args=(answer,), name="conch-is-ready", daemon=True).start()
+            threading.Thread(target=self._call_is_ready, args=(answer,), name="conch-is-ready", daemon=True).start()
             try:
-                self._tell(answer.result(LIMIT_SECONDS))
-                self._complaint = ""
+                self._report(answer.result(LIMIT_SECONDS))
+                self._logged_failure = ""
             except TimeoutError:
-                self._complain(internal(f"is_ready() has not returned within {LIMIT_SECONDS:g} s"))
-                self._asked.set()
+                self._report_failure(internal(f"is_ready() has not returned within {LIMIT_SECONDS:g} s"))
+                self._first_call_ended.set()
                 answer.exception()  # blocks, so that calls do not overlap
             except ConchError as error:
-                self._complain(error)
-            self._asked.set()
+                self._report_failure(error)
+            self._first_call_ended.set()
             self._closed.wait(PERIOD_SECONDS)
 
-    def _ask(self, answer: Future[bool]) -> None:
+    def _call_is_ready(self, answer: Future[bool]) -> None:
         try:
             ready = self._is_ready()
             if inspect.isawaitable(ready):
-                ready = self._awaited(ready)
+                ready = self._await_result(ready)
             if not isinstance(ready, bool):
                 raise internal("is_ready() must return a boolean value")
             answer.set_result(ready)
@@ -117,7 +117,7 @@ class Readiness:
             failure.__cause__ = error
             answer.set_exception(failure)
 
-    def _awaited(self, ready: Any) -> Any:
+    def _await_result(self, ready: Any) -> Any:
         async def wait() -> Any:
             return await ready
 
@@ -125,18 +125,18 @@ class Readiness:
             return asyncio.run(wait())
         return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
 
-    def _tell(self, ready: bool) -> None:
-        if ready is not self._told and not self._closed.is_set():
-            self._told = ready
+    def _report(self, ready: bool) -> None:
+        if ready is not self._reported and not self._closed.is_set():
+            self._reported = ready
             self._runtime.channel.send({"op": "model_ready", "ready": ready})
 
-    def _complain(self, error: ConchError) -> None:
+    def _report_failure(self, error: ConchError) -> None:
         """Report the model as not ready, and log the reason unless it was logged last."""
-        self._tell(False)
+        self._report(False)
         heading = f"model '{self._runtime.instance}' is not ready: {error.message.partition(PLACES)[0]}"
-        if heading == self._complaint or self._closed.is_set():
+        if heading == self._logged_failure or self._closed.is_set():
             return
-        self._complaint = heading
+        self._logged_failure = heading
         if error.__cause__ is None:
             self._runtime.write_log("ERROR", os.path.basename(__file__), 0, heading)
         else:

@@ -107,7 +107,7 @@ class HuggingFaceBackend(BatchBackend):
         self._task = make_task(checkpoint, checkpoint.options, opener)
         self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)
         self.warn_of(opener.warning)
-        self.runtime_facts = opener.told
+        self.runtime_facts = opener.runtime_facts
         if not opener.on_gpu:
             self.runtime_facts["threads"] = str(cores)
         self.runtime_facts |= {name: str(limit) for name, limit in self._task.limits.items()}
@@ -174,7 +174,7 @@ class EngineOpener:
         self._engine: NetworkEngine | None = None
 
     @property
-    def told(self) -> dict[str, str]:
+    def runtime_facts(self) -> dict[str, str]:
         """Runtime facts by name: engine, precision and variants.
 
         A task that opens no engine runs its network in transformers, so the engine is ``torch``.

@@ -206,7 +206,7 @@ class OutputWatch:
         self._dims: dict[str, list[int]] = {}
         #: The last valid shape of each output, without the batch dimension; avoids repeated checks.
         self._fitting: dict[str, Sequence[int]] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def declare(self, config: Mapping[str, Any]) -> None:
         """Set the declared outputs from the model's effective configuration."""
@@ -286,9 +286,9 @@ class OutputWatch:
         return True
 
     def _is_news(self, name: str, fault: str) -> bool:
-        if (name, fault) in self._told or len(self._told) >= _MOST:
+        if (name, fault) in self._logged or len(self._logged) >= _MOST:
             return False
-        self._told.add((name, fault))
+        self._logged.add((name, fault))
         return True
 
 

@@ -312,7 +312,7 @@ class Template:
         self._on_closed = on_closed
         self._on_exit = on_exit
         self._closed = False
-        self._asked = 0
+        self._pending_messages = 0
         self._workers = 0
         self._lines = 0
         self._turn = asyncio.Lock()
@@ -376,7 +376,7 @@ class Template:
 
         The process id of a forked process is added to the set that it yields, if any.
         """
-        self._asked += 1
+        self._pending_messages += 1
         self._consider_end()
         try:
             async with self._turn:
@@ -395,7 +395,7 @@ class Template:
             self.close()
             raise
         finally:
-            self._asked -= 1
+            self._pending_messages -= 1
             self._consider_end()
             if self.ended.is_set():
                 self._control.close()
@@ -404,7 +404,7 @@ class Template:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._closed and self._asked == 0 and self._workers < 2:
+        if not self._closed and self._pending_messages == 0 and self._workers < 2:
             self._timer = self._loop.call_later(self._idle_seconds, self.close)
 
     def _printed(self, line: str) -> None:

@@ -7,7 +7,7 @@ from queue import Queue
 from typing import Any, Self
 
 from conch.backends.base.arrays import Request, Result
-from conch.backends.generation.generation_backend import Contract
+from conch.backends.generation.generation_backend import IoFormat
 from conch.backends.generation.service import GenerationService, RequestState
 from conch.core.errors import ConchError
 from conch.workers.child.packing import Packer
@@ -20,14 +20,14 @@ class RunningService:
     def __init__(
         self,
         engine: FakeEngine,
-        contract: Contract,
+        io_format: IoFormat,
         shown: Callable[[Result], Any],
         *,
         reserve: bool = False,
         compile_seconds: float = 30,
     ) -> None:
         self.engine = engine
-        self._contract = contract
+        self._io_format = io_format
         self._shown = shown
         self.service = GenerationService(
             engine,
@@ -51,7 +51,7 @@ class RunningService:
     def submit(self, request: Request, **state: Any) -> int:
         self.asked += 1
         request.serial = self.asked
-        builder = self._contract.response_builder(request)
+        builder = self._io_format.response_builder(request)
         self.service.submit(RequestState(request, self.asked, builder, arrived=1, **state))
         return self.asked
 

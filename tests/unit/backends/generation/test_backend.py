@@ -21,16 +21,16 @@ from tests.unit.checkpoints.gguf_files import LLAMA, write
 
 
 class Service:
-    """Notes what it is told."""
+    """Notes what it is calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
 
     def submit(self, state: RequestState) -> None:
-        self.told.append(("submit", state.request.serial))
+        self.calls.append(("submit", state.request.serial))
 
     def cancel(self, serial: int) -> None:
-        self.told.append(("cancel", serial))
+        self.calls.append(("cancel", serial))
 
 
 class Backend(GenerationBackend):
@@ -84,15 +84,15 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
 def test_an_engine_that_the_file_makes_necessary_is_told(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], warnings: list[str]
 ) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     opened: list[str] = []
-    monkeypatch.setattr(backend, "warn_of", told.append)
+    monkeypatch.setattr(backend, "warn_of", calls.append)
     monkeypatch.setattr(generation_backend, "open_engine", lambda name, spec: opened.append(name) or FakeEngine())
     write(tmp_path / "m.gguf", LLAMA, tensors=[("blk.0.ffn_up.weight", (256, 1), 8, 0)], data=2048)
     (tmp_path / "pirate").mkdir()
     checkpoint = Checkpoint.open(tmp_path, Options.from_values({"verify_on_load": False, **values}))
     backend.open_engine(checkpoint, {"kind": "CPU", "device_id": 0}, ByteTokenizer(), lambda name: {})
-    assert (opened, told) == (["transformers" if warnings else "openvino"], warnings)
+    assert (opened, calls) == (["transformers" if warnings else "openvino"], warnings)
 
 
 def test_another_thread_goes_on_while_a_long_text_is_read(backend: Backend) -> None:
@@ -107,14 +107,14 @@ def test_what_is_given_up_while_it_is_read_does_not_run(backend: Backend) -> Non
     with pytest.raises(ConchError, match="Request was cancelled") as caught:
         backend.ask()
     assert caught.value.code is Code.CANCELLED
-    assert backend.service.told == []
+    assert backend.service.calls == []
 
 
 def test_what_is_given_up_later_is_the_engines(backend: Backend) -> None:
     backend.ask()
     backend.cancel(7)
     backend.cancel(8)
-    assert backend.service.told == [("submit", 7), ("cancel", 7), ("cancel", 8)]
+    assert backend.service.calls == [("submit", 7), ("cancel", 7), ("cancel", 8)]
 
 
 def test_what_cannot_be_read_is_forgotten(backend: Backend) -> None:
@@ -122,4 +122,4 @@ def test_what_cannot_be_read_is_forgotten(backend: Backend) -> None:
     with pytest.raises(ZeroDivisionError):
         backend.ask()
     backend.cancel(7)
-    assert backend.service.told == [("cancel", 7)]
+    assert backend.service.calls == [("cancel", 7)]

@@ -26,7 +26,7 @@ _NAMES = frozenset(spec.name for spec in OUTPUTS)
 
 
 class Worker(RunningService):
-    """A service with the text contract."""
+    """A service with the I/O format ``text``."""
 
     def __init__(
         self, engine: FakeEngine, *, reserve: bool = False, compile_seconds: float = 30, **interface: Any

@@ -83,12 +83,12 @@ def _mismatch(file: GgufFile, detail: str) -> ConchError:
 
 
 class _FileTensors:
-    """The tensors of a file by the content of their first rows; records the tensors that were found in a graph."""
+    """The tensors of a file by the content of their first rows; records the tensors that a graph has."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self._content = np.memmap(file.path, np.uint8, "r")
-        self._found: set[str] = set()
+        self._matched_names: set[str] = set()
         # GenAI may reorder rows but never moves the first row.
         self._by_first_row: dict[bytes, list[TensorInfo]] = defaultdict(list)
         for tensor in file.tensors.values():
@@ -100,7 +100,7 @@ class _FileTensors:
 
     @property
     def missing(self) -> list[str]:
-        return [name for name in self.file.tensors if name not in self._found]
+        return [name for name in self.file.tensors if name not in self._matched_names]
 
     def blocks(self, numbers: npt.NDArray[np.uint8], bits: int, scales: Floats) -> Blocks:
         """Return the file's matrix with these numbers and approximately these scales.
@@ -117,7 +117,7 @@ class _FileTensors:
             for order in self._orders(tensor):
                 ordered = blocks if order is None else blocks.rows(order)
                 if np.array_equal(ordered.numbers, numbers) and np.allclose(ordered.scales, scales, 1e-2, 1e-6):
-                    self._found.add(tensor.name)
+                    self._matched_names.add(tensor.name)
                     return ordered
         raise _mismatch(self.file, f"its graph has another matrix of {rows} x {groups * size} numbers")
 
@@ -131,7 +131,7 @@ class _FileTensors:
             for order in self._orders(tensor) if held.shape == values.shape else ():
                 ordered = held if order is None else held[order]
                 if np.array_equal(_half(ordered), halves):
-                    self._found.add(tensor.name)
+                    self._matched_names.add(tensor.name)
                     return ordered
         return None
 

@@ -179,13 +179,13 @@ class PaddedCache(Cache):
 
     def _shift(self, columns: int) -> None:
         """Move the content to the right; a negative number moves it to the left."""
-        here = slice(self.start, self.end)
-        there = slice(self.start + columns, self.end + columns)
+        source = slice(self.start, self.end)
+        target = slice(self.start + columns, self.end + columns)
         rows = len(self.starts)
         for layer in self.layers:
             layer.reserve(rows, self.end + columns)
             for buffer in layer.buffers:
-                buffer[:rows, :, there] = buffer[:rows, :, here].clone()
+                buffer[:rows, :, target] = buffer[:rows, :, source].clone()
         self.starts = [start + columns for start in self.starts]
         self.end += columns
 

@@ -29,7 +29,9 @@ class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         for kind, name in (("input", "IN"), ("output", "OUT")):
-            tensors = [(one["name"], one["data_type"], [int(size) for size in one["dims"]]) for one in config[kind]]
+            tensors = [
+                (tensor["name"], tensor["data_type"], [int(size) for size in tensor["dims"]]) for tensor in config[kind]
+            ]
             if tensors != [(name, "TYPE_INT32", [1])]:
                 raise ValueError(f"expected 1 {kind}, of the name {name}, datatype INT32 and shape [1]")
         self._infer_delay = _number(config, "CUSTOM_INFER_DELAY_NS") / 1e9

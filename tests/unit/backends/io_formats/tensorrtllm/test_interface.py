@@ -56,7 +56,7 @@ class Alphabets(FakeEngine):
 
 
 class Worker(RunningService):
-    """A service with the contract of token ids."""
+    """A service with the I/O format of token ids."""
 
     engine: Alphabets
 
