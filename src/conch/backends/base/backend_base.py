@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -166,6 +167,12 @@ def _flat(values: Iterable[Array | Strings]) -> Array | Strings:
 
 
 _logger = logging.getLogger(__name__)
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and hints for programmers out of the server's log; no effect on variables that are set."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 class BackendBase(ABC):

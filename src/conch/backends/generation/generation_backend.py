@@ -5,7 +5,6 @@ Runs in workers: two threads read the server's frames, a third one runs the serv
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -14,7 +13,7 @@ from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from conch.backends.base.arrays import Request
-from conch.backends.base.backend_base import BackendBase, versioned
+from conch.backends.base.backend_base import BackendBase, quiet_libraries, versioned
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.options import engine_spec
@@ -99,9 +98,7 @@ class GenerationBackend(BackendBase):
         self._lock = threading.Lock()
         self._compile_seconds = COMPILE_SECONDS
         self._cancelled: dict[int, bool] = {}  # by serial number, for requests that are being read
-        # Progress bars and hints for programmers do not belong in a server's log.
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        quiet_libraries()
 
     @property
     def decoupled(self) -> bool:

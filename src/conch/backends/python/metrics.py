@@ -18,7 +18,6 @@ from typing import Any
 from weakref import ref
 
 from conch.backends.python.errors import TritonModelException
-from conch.backends.python.response import InferenceResponse
 from conch.backends.python.runtime import Runtime, current
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.forked import ForkedChannel
@@ -26,6 +25,8 @@ from conch.workers.child.forked import ForkedChannel
 #: Time after which changes are sent without waiting for another frame (s).
 PATIENCE_SECONDS = 0.05
 
+_OP = "metric_control"
+_CREATING = "Error when creating Metric"
 _DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
     "be deleted AFTER its corresponding 'Metric' objects have been deleted."
@@ -61,8 +62,15 @@ class MetricFamily:
         self._runtime = current()
         self._number = 0  # until the server has created the family
         number = next(_numbers)
-        fields = {"do": "family", "number": number, "name": name, "description": description, "kind": kind.name}
-        _ask(self._runtime, "Error when creating MetricFamily", fields)
+        fields: Header = {
+            "op": _OP,
+            "do": "family",
+            "number": number,
+            "name": name,
+            "description": description,
+            "kind": kind.name,
+        }
+        self._runtime.ask("Error when creating MetricFamily", fields)
         self._number = number
 
     def __del__(self) -> None:
@@ -86,16 +94,12 @@ class MetricFamily:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
         bounds = [_number(bound) for bound in buckets or ()]
         if any(not low < high for low, high in zip(bounds, bounds[1:])) or any(bound != bound for bound in bounds):
-            raise self._creating("Bucket Boundaries must be strictly sorted")
+            raise self._runtime.failure(_CREATING, "Bucket Boundaries must be strictly sorted")
         number = next(_numbers)
-        fields = {"do": "series", "number": number, "family": self._number, "labels": labels or {}}
+        fields: Header = {"op": _OP, "do": "series", "number": number, "family": self._number, "labels": labels or {}}
         fields["bounds"] = [_portable(bound) for bound in bounds]
-        _ask(self._runtime, "Error when creating Metric", fields)
+        self._runtime.ask(_CREATING, fields)
         return CustomMetric(self, number, bounds)
-
-    def _creating(self, message: str) -> TritonModelException:
-        about = f"Failed to process the request for model '{self._runtime.instance}', message"
-        return TritonModelException(f"Error when creating Metric: {about}: {message}")
 
 
 class CustomMetric:
@@ -137,7 +141,8 @@ class CustomMetric:
     def value(self) -> float:
         """Return the value of a counter or a gauge, including changes by other models and instances."""
         self._check("get", "Value", 0, MetricKind.HISTOGRAM)
-        response = _ask(self._runtime, "Failed to get metric value", {"do": "value", "number": self._number})
+        header = {"op": _OP, "do": "value", "number": self._number}
+        response = self._runtime.ask("Failed to get metric value", header)
         return float(response._parameters["value"])
 
     def _check(self, verb: str, operation: str, value: Any, *without: MetricKind) -> float:
@@ -149,10 +154,8 @@ class CustomMetric:
         return number
 
     def _refused(self, verb: str, why: str) -> TritonModelException:
-        about = f"Failed to process the request for model '{self._runtime.instance}', message"
-        return TritonModelException(
-            f"Failed to {verb} metric value: {about}: TRITONSERVER_METRIC_KIND_{self._kind.name} {why}"
-        )
+        kind = f"TRITONSERVER_METRIC_KIND_{self._kind.name}"
+        return self._runtime.failure(f"Failed to {verb} metric value", f"{kind} {why}")
 
 
 class MetricChange:
@@ -248,15 +251,6 @@ def _changes_of(runtime: Runtime) -> MetricChanges:
             if changes is None:
                 changes = runtime.metric_changes = MetricChanges(runtime.channel)
     return changes
-
-
-def _ask(runtime: Runtime, what: str, fields: Header) -> InferenceResponse:
-    response = runtime.bls.start({**fields, "op": "metric_control"}).next()[0]
-    error = response.error()
-    if error is not None:
-        about = f"Failed to process the request for model '{runtime.instance}', message"
-        raise TritonModelException(f"{what}: {about}: {error.message()}")
-    return response
 
 
 def _number(value: Any) -> float:

@@ -195,6 +195,7 @@ def _log(message: str, level: LogLevel) -> None:
 
 #: The part of a text that C's ``stol`` parses.
 _LEADING_NUMBER = re.compile(r"\s*[+-]?\d+")
+_READINESS = "Failed to check model readiness"
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
@@ -209,16 +210,14 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
         data = memoryview(content).cast("B")
         contents.append(packer.add(arguments.text(path, "load_model: files"), "UINT8", (len(data),), data))
     name, config = arguments.text(model_name, "load_model: model_name"), arguments.text(config, "load_model: config")
-    response = _ask({"do": "load", "model": name, "config": config, "inputs": contents}, packer)
-    _raise("Failed to load model", response)
+    _ask("Failed to load model", {"do": "load", "model": name, "config": config, "inputs": contents}, packer)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model; returns before its last requests have completed."""
     name = arguments.text(model_name, "unload_model: model_name")
     dependents = arguments.truth(unload_dependents, "unload_model: unload_dependents")
-    response = _ask({"do": "unload", "model": name, "dependents": dependents})
-    _raise("Failed to unload model", response)
+    _ask("Failed to unload model", {"do": "unload", "model": name, "dependents": dependents})
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
@@ -227,32 +226,20 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     if arguments.text(model_version, "is_model_ready: model_version"):
         number = _LEADING_NUMBER.match(model_version)
         if number is None or int(number[0]) < 0:
-            raise TritonModelException(
-                f"Failed to check model readiness: {_about()}: failed to get model version from specified version "
-                f"string '{model_version}'{' (details: stol)' if number is None else ''}, version should be an "
-                "integral value > 0"
+            raise current().failure(
+                _READINESS,
+                f"failed to get model version from specified version string '{model_version}'"
+                f"{' (details: stol)' if number is None else ''}, version should be an integral value > 0",
             )
         version = int(number[0])
     name = arguments.text(model_name, "is_model_ready: model_name")
-    response = _ask({"do": "ready", "model": name, "version": version})
-    _raise("Failed to check model readiness", response)
+    response = _ask(_READINESS, {"do": "ready", "model": name, "version": version})
     return bool(response._parameters["ready"])
 
 
-def _ask(header: dict[str, Any], packer: Packer | None = None) -> InferenceResponse:
+def _ask(what: str, header: dict[str, Any], packer: Packer | None = None) -> InferenceResponse:
     runtime = current()
-    header.update(op="model_control", starting=runtime.phase == "starting")
-    return runtime.bls.start(header, packer).next()[0]
-
-
-def _raise(what: str, response: InferenceResponse) -> None:
-    error = response.error()
-    if error is not None:
-        raise TritonModelException(f"{what}: {_about()}: {error.message()}")
-
-
-def _about() -> str:
-    return f"Failed to process the request for model '{current().instance}', message"
+    return runtime.ask(what, {**header, "op": "model_control", "starting": runtime.phase == "starting"}, packer)
 
 
 __all__ = [

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from conch.backends.python.calls import BlsClient
+from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import NO_PLACES, InferenceResponse
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import OutputWatch, Packer
@@ -52,6 +53,19 @@ class Runtime:
         else:
             return False
         return True
+
+    def failure(self, what: str, message: str) -> TritonModelException:
+        """Return the exception for a call of ``pb_utils`` that the server refuses, worded as in Triton."""
+        about = f"Failed to process the request for model '{self.instance}', message"
+        return TritonModelException(f"{what}: {about}: {message}")
+
+    def ask(self, what: str, header: Header, packer: Packer | None = None) -> InferenceResponse:
+        """Send a call to the server and wait for its response. Raises ``failure`` of ``what`` if it is an error."""
+        response = self.bls.start(header, packer).next()[0]
+        error = response.error()
+        if error is not None:
+            raise self.failure(what, error.message())
+        return response
 
     def close(self) -> None:
         """End the threads that were started for the model."""

@@ -16,7 +16,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from conch.backends.base.arrays import Request, Result, failure
-from conch.backends.base.backend_base import TRANSFORMERS, BatchBackend, versioned
+from conch.backends.base.backend_base import TRANSFORMERS, BatchBackend, quiet_libraries, versioned
 from conch.backends.tasks.engines import PRECISIONS, NetworkEngine, choose, open_engine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription, complete_config
 from conch.checkpoints.folder import Checkpoint
@@ -72,9 +72,7 @@ class HuggingFaceBackend(BatchBackend):
 
     def __init__(self, channel: Channel, init: Header, checkpoint: Checkpoint) -> None:
         super().__init__(channel, init)
-        # Keep progress bars and advice for programmers out of the server log.
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        quiet_libraries()
         self._checkpoint = checkpoint
         self._task: Task
         self._waiting = PreparedRequests()
