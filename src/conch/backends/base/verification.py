@@ -42,9 +42,44 @@ def greedy_difference(tokens: Sequence[int], wanted: Sequence[int], logits: Sequ
     return ""
 
 
-def tie_of(dtype: str) -> float:
-    """Return the tolerance between equal logits of a network in ``dtype``, relative to the greatest absolute logit."""
-    return 1e-3 if dtype == "float32" else 0.05
+def tie_of(model: Any) -> float:
+    """Return the tolerance between equal logits of a PyTorch module, relative to the greatest absolute logit."""
+    return 1e-3 if str(model.dtype) == "torch.float32" else 0.05
+
+
+def require_greedy_likeness(
+    model: Any,
+    prompts: Sequence[list[int]],
+    answers: Sequence[Sequence[int]],
+    where: Callable[[list[int]], str],
+    **generation: Any,
+) -> None:
+    """Raise INVALID_ARG if greedy ``answers`` differ from those of ``model.generate`` for each prompt, or it fails.
+
+    ``answers`` are the sequences of ``prompts`` (token ids) as ``generate`` returns them, with the prompt or the start
+    token. ``where`` describes a prompt in the message; ``generation`` are further arguments of ``generate``.
+    """
+    import torch
+
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([prompt], device=model.device)
+        try:
+            with torch.inference_mode():
+                output = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=VERIFIED_TOKENS,
+                    do_sample=False,
+                    return_dict_in_generate=True,
+                    output_logits=True,
+                    **generation,
+                )
+        except Exception as error:
+            raise unlike(f"transformers itself fails: {type(error).__name__}: {one_line(error)}") from error
+        begin = output.sequences.shape[1] - len(output.logits)
+        wanted = output.sequences[0, begin:].tolist()
+        if difference := greedy_difference(answer[begin:], wanted, [row[0] for row in output.logits], tie_of(model)):
+            raise unlike(f"{where(prompt)}, {difference}")
 
 
 def unlike(why: str) -> ConchError:

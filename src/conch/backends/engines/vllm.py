@@ -304,9 +304,6 @@ def _lora_request(name: str, number: int, path: Path) -> Any:
 def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ...]) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    ends = list(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
-        ends += eos_ids if sampling.end_id is None else [sampling.end_id]
     structure = sampling.structured_outputs
     parameters: Any = vllm.SamplingParams(
         max_tokens=sampling.max_tokens,
@@ -319,7 +316,7 @@ def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ..
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         seed=sampling.seed,
-        stop_token_ids=ends,
+        stop_token_ids=sorted(sampling.end_ids(eos_ids)),
         # The request's own end token replaces the model's.
         ignore_eos=sampling.ignore_eos or sampling.end_id is not None,
         logit_bias=dict(sampling.logit_bias) or None,

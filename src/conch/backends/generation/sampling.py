@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isclose
 from typing import Any, Final
@@ -234,7 +234,10 @@ class Limits:
             )
         if sampling.min_tokens > sampling.max_tokens:
             raise invalid(f"min_tokens is {sampling.min_tokens}, but max_tokens is {sampling.max_tokens}")
-        self.check_ids(prompt, "input", sampling)
+        if max(prompt) >= engine.vocabulary or min(prompt) < 0:  # faster than to look at each token of a long prompt
+            self.check_token_ids("input", prompt)
+        self.check_token_ids("'logit_bias'", sampling.logit_bias)
+        self.check_token_ids("'stop_token_ids'", sampling.stop_token_ids)
         self.check_features(sampling)
 
     def check_features(self, sampling: SamplingParams) -> None:
@@ -246,14 +249,9 @@ class Limits:
                 cause = ": a library for it is not installed" if feature in self.engine.lacking else ""
                 raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}{cause}")
 
-    def check_ids(self, prompt: list[int], name: str, sampling: SamplingParams) -> None:
-        """Raise INVALID_ARG for token ids outside of the vocabulary; ``name`` denotes the prompt in the message."""
+    def check_token_ids(self, name: str, ids: Iterable[int]) -> None:
+        """Raise INVALID_ARG for token ids outside of the vocabulary; ``name`` denotes ``ids`` in the message."""
         vocabulary = self.engine.vocabulary
-        beyond = max(prompt)
-        if beyond >= vocabulary or min(prompt) < 0:
-            wrong = beyond if beyond >= vocabulary else min(prompt)
-            raise invalid(f"{name} has token id {wrong}; the vocabulary of the model has {vocabulary} tokens")
-        for kind, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-            unknown = next((token for token in ids if not 0 <= token < vocabulary), None)
-            if unknown is not None:
-                raise invalid(f"'{kind}' has token id {unknown}; the vocabulary of the model has {vocabulary} tokens")
+        unknown = next((token for token in ids if not 0 <= token < vocabulary), None)
+        if unknown is not None:
+            raise invalid(f"{name} has token id {unknown}; the vocabulary of the model has {vocabulary} tokens")

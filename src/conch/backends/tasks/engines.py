@@ -219,7 +219,9 @@ _OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
     "AutoModelForTextEncoding": ("last_hidden_state",),
     "AutoModelForQuestionAnswering": ("start_logits", "end_logits"),
 }
-_PRECISIONS: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+#: Precisions of variants by PyTorch dtype, and the reverse.
+PRECISIONS: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DTYPES: Final = {precision: dtype for dtype, precision in PRECISIONS.items()}
 
 
 class TorchEngine(NetworkEngine):
@@ -269,7 +271,7 @@ class TorchEngine(NetworkEngine):
         except Exception as error:
             raise invalid(f"'{directory}' cannot be loaded as {head}: {one_line(error)}") from error
         stored = str(self._network.dtype).removeprefix("torch.")
-        self.precision = _PRECISIONS.get(stored, stored)
+        self.precision = PRECISIONS.get(stored, stored)
         # Networks number positions differently, so each computes its own.
         self.inputs = frozenset(inspect.signature(self._network.forward).parameters) - {"position_ids"}
         self.outputs = _OUTPUTS.get(head, ("logits",))
@@ -340,12 +342,6 @@ class EnginesByShape(NetworkEngine):
         return self._at(rows, tokens).run(arrays)
 
 
-#: PyTorch dtypes by variant precision.
-_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-#: Precisions by PyTorch dtype.
-PRECISIONS: Final = {dtype: precision for precision, dtype in _DTYPES.items()}
-
-
 def open_engine(
     checkpoint: Checkpoint,
     options: Options,
@@ -364,7 +360,30 @@ def open_engine(
     If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
     """
     name, precision, graph = choose(checkpoint, options, device)
-    engine = _open(checkpoint, options, head, device, device_id, instances, name, precision, graph)
+    cores: dict[str, Any] = {"threads": options.threads, "instances": instances}
+    engine: NetworkEngine
+    if name == "torch":
+        engine = TorchEngine(
+            checkpoint.directory,
+            head,
+            dtype=_DTYPES.get(precision, "auto"),
+            device=device,
+            device_id=device_id,
+            trust_remote_code=options.trust_remote_code,
+            **cores,
+        )
+    elif graph is None:
+        raise invalid(f"checkpoint {checkpoint.directory} has no graph for engine '{name}': convert it, or use torch")
+    elif name == "openvino" and device != "cpu":
+        raise unsupported("engine 'openvino' runs on CPUs: set instance_group kind KIND_CPU, or another engine")
+    elif graph.suffix == ".plan":
+        raise unsupported(f"'{graph.name}' is a serialised TensorRT engine: choose a variant that is an ONNX file")
+    elif name == "openvino":
+        engine = OpenVinoEngine(graph, precision=precision, **cores)
+    else:
+        engine = OnnxRuntimeEngine(
+            graph, precision=precision, device=device, device_id=device_id, tensorrt=name == "tensorrt", **cores
+        )
     variant, companion = checkpoint.variant, checkpoint.companion
     if variant is not None and (variant.engine, variant.precision) == (name, precision):
         engine.variant = variant.name
@@ -381,67 +400,14 @@ def open_engine(
     return EnginesByShape(engine, other, companion.faster_at)
 
 
-def _open(
-    checkpoint: Checkpoint,
-    options: Options,
-    head: str,
-    device: str,
-    device_id: int,
-    instances: int,
-    engine: str,
-    precision: str,
-    graph: Path | None,
-) -> NetworkEngine:
-    if engine == "torch":
-        from conch.backends.tasks.engines import TorchEngine
-
-        return TorchEngine(
-            checkpoint.directory,
-            head,
-            dtype=_DTYPES.get(precision, "auto"),
-            device=device,
-            device_id=device_id,
-            threads=options.threads,
-            instances=instances,
-            trust_remote_code=options.trust_remote_code,
-        )
-    if graph is None:
-        raise invalid(f"checkpoint {checkpoint.directory} has no graph for engine '{engine}': convert it, or use torch")
-    if engine == "openvino" and device != "cpu":
-        raise unsupported("engine 'openvino' runs on CPUs: set instance_group kind KIND_CPU, or another engine")
-    if graph.suffix == ".plan":
-        raise unsupported(f"'{graph.name}' is a serialised TensorRT engine: choose a variant that is an ONNX file")
-
-    if engine == "openvino":
-        from conch.backends.tasks.engines import OpenVinoEngine
-
-        return OpenVinoEngine(graph, precision=precision, threads=options.threads, instances=instances)
-    from conch.backends.tasks.engines import OnnxRuntimeEngine
-
-    return OnnxRuntimeEngine(
-        graph,
-        precision=precision,
-        threads=options.threads,
-        instances=instances,
-        device=device,
-        device_id=device_id,
-        tensorrt=engine == "tensorrt",
-    )
-
-
 def choose(checkpoint: Checkpoint, options: Options, device: str = "cpu") -> tuple[str, str, Path | None]:
     """Return the engine's name, its precision (empty if not specified) and the graph file (None without a graph)."""
     present = engines_of(checkpoint.directory)
     if device != "cpu" and not options.variant and options.engine == "auto" and "torch" in present:
-        return "torch", _requested_precision(options), None
+        return "torch", PRECISIONS.get(options.dtype, ""), None
     variant = checkpoint.variant
     if variant is not None:
         graph = checkpoint.directory / variant.path if variant.path else None
         return variant.engine, variant.precision, graph
     engine = checkpoint.engine
-    return engine, _requested_precision(options) if engine == "torch" else "fp32", checkpoint.graph_file(engine)
-
-
-def _requested_precision(options: Options) -> str:
-    """Return the precision that the option ``dtype`` selects for torch; empty for others."""
-    return PRECISIONS.get(options.dtype, "")
+    return engine, PRECISIONS.get(options.dtype, "") if engine == "torch" else "fp32", checkpoint.graph_file(engine)

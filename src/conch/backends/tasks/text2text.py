@@ -7,14 +7,14 @@ transformers' ``generate``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic_ns, process_time
 from typing import Any, Final, Protocol
 
 from conch.backends.base.arrays import Request, Result, Strings
-from conch.backends.base.verification import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
+from conch.backends.base.verification import SLOW_STEP, VERIFIED_TOKENS, require_greedy_likeness, tie_of
 from conch.backends.tasks.encoders.encoder_task import Sharing
 from conch.backends.tasks.task import (
     ExecutionWork,
@@ -36,7 +36,7 @@ from conch.backends.tasks.transformers import (
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import too_short_error
-from conch.core.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid
 from conch.core.inference import TensorSpec
 from conch.core.lengths import equal_runs
 
@@ -154,23 +154,13 @@ EXAMPLES: Final = (
 _GREEDY: Final[Mapping[str, Any]] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
 
 
-class Writer(Protocol):
-    """The methods of a task that the comparison with transformers uses."""
-
-    def runs(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Divide texts of these lengths (tokens) into runs; returns the indices of each run's texts."""
-
-    def write(self, texts: Sequence[Sequence[int]], generation: Mapping[str, Any], **arguments: Any) -> list[list[int]]:
-        """Generate tokens for ``texts`` in one run."""
-
-
 def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
     """Determine which texts may share a run without changing their logits; ``pad`` is the id of the padding token."""
     [short, *_, long] = sorted(examples, key=len)
     # A text of the same length: the tokens of the short text in another order, except the last.
     other = [*short[-2::-1], short[-1]]
     wanted = _first_logits(model, [short], pad)
-    tolerance = tie_of(str(model.dtype).removeprefix("torch."))
+    tolerance = tie_of(model)
 
     def holds(texts: Sequence[list[int]]) -> bool:
         try:
@@ -181,12 +171,6 @@ def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
         apart = (wanted - logits).where(wanted != logits, 0.0).abs().max()
         return bool(apart <= tolerance * size)
 
-    return _first_that_holds(holds, short, other, long)
-
-
-def _first_that_holds(
-    holds: Callable[[Sequence[list[int]]], bool], short: list[int], other: list[int], long: list[int]
-) -> Sharing:
     if not holds([short, other]):
         return Sharing.ALONE
     return Sharing.PADDED if holds([short, long]) else Sharing.EQUAL
@@ -196,18 +180,25 @@ def _first_logits(model: Any, texts: Sequence[list[int]], pad: int) -> Any:
     """Return the logits ``[vocabulary]`` of the first generated token of the first text."""
     import torch
 
-    longest = max(map(len, texts))
-    ids = torch.tensor([text + [pad] * (longest - len(text)) for text in texts], device=model.device)
-    mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts], device=model.device)
     with torch.inference_mode():
         output = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=1, return_dict_in_generate=True, output_logits=True,
+            **_padded(texts, pad, model.device), max_new_tokens=1, return_dict_in_generate=True, output_logits=True,
             **_GREEDY,
         )  # fmt: skip
     return output.logits[0][0].float()
 
 
-def verify(task: Writer, model: Any, examples: Sequence[list[int]]) -> None:
+def _padded(texts: Sequence[Sequence[int]], pad: int, device: Any) -> dict[str, Any]:
+    """Pad texts (token ids) at the end with the token ``pad``; returns ``input_ids`` and ``attention_mask``."""
+    import torch
+
+    longest = max(map(len, texts))
+    ids = [[*text, *[pad] * (longest - len(text))] for text in texts]
+    mask = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
+    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(mask, device=device)}
+
+
+def verify(task: Text2Text, model: Any, examples: Sequence[list[int]]) -> None:
     """Compare greedy outputs of ``task`` for ``examples`` (token ids) with those of transformers for each text alone.
 
     Raises INVALID_ARG if an output differs. Skips the comparison if a step takes longer than ``SLOW_STEP``.
@@ -222,22 +213,14 @@ def verify(task: Writer, model: Any, examples: Sequence[list[int]]) -> None:
     if process_time() - before > SLOW_STEP * VERIFIED_TOKENS * torch.get_num_threads():
         _logger.info("not compared with transformers: a step takes more than %s s on each core", SLOW_STEP)
         return
-    tie = tie_of(str(model.dtype).removeprefix("torch."))
-    for index, text in enumerate(examples):
-        ids = torch.tensor([text], device=model.device)
-        try:
-            with torch.inference_mode():
-                output = model.generate(
-                    input_ids=ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True,
-                    output_logits=True, **generation,
-                )  # fmt: skip
-        except Exception as error:
-            raise unlike(f"transformers itself fails: {type(error).__name__}: {one_line(error)}") from error
-        begin = output.sequences.shape[1] - len(output.logits)
-        wanted = output.sequences[0, begin:].tolist()
-        logits = [row[0] for row in output.logits]
-        if difference := greedy_difference(answers[index][begin:], wanted, logits, tie):
-            raise unlike(f"for a text of {len(text)} tokens among {len(examples)}, {difference}")
+    require_greedy_likeness(
+        model,
+        examples,
+        [answers[index] for index in range(len(examples))],
+        lambda text: f"for a text of {len(text)} tokens among {len(examples)}",
+        num_beams=1,
+        num_return_sequences=1,
+    )
 
 
 #: The default maximum of tokens in a batch, including padding; each generated token attends to all tokens of its row.
@@ -401,15 +384,9 @@ class Text2Text(Task):
         """
         import torch
 
-        longest = max(map(len, texts))
-        ids = torch.full((len(texts), longest), self._pad, dtype=torch.long)
-        mask = torch.zeros((len(texts), longest), dtype=torch.long)
-        for place, text in enumerate(texts):
-            ids[place, : len(text)] = torch.tensor(text)
-            mask[place, : len(text)] = 1
         with torch.inference_mode():
             written: list[list[int]] = self._model.generate(
-                input_ids=ids.to(self._device), attention_mask=mask.to(self._device), **arguments, **generation
+                **_padded(texts, self._pad, self._device), **arguments, **generation
             ).tolist()
         return written
 

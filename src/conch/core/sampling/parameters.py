@@ -11,7 +11,7 @@ Pure functions; imported by the server's front ends and by workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -206,6 +206,11 @@ class SamplingParams:
     def make_greedy(self) -> None:
         """Select greedy decoding: set ``temperature`` to 0 and the other sampling values to neutral."""
         self.temperature, self.top_k, self.top_p, self.min_p, self.seed = 0.0, 0, 1.0, 0.0, None
+
+    def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
+        """Return the tokens that end a sequence; ``eos_ids`` are the end-of-sequence tokens of the checkpoint."""
+        own = eos_ids if self.end_id is None else (self.end_id,)
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(own))
 
     def for_sample(self, index: int) -> SamplingParams:
         """Return the parameters of sample ``index`` of ``n``, a separate sequence with its own seed."""

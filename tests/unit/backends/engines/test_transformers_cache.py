@@ -57,17 +57,10 @@ def test_sampled_and_searched_sequences_survive_being_put_back(folder: Path) -> 
     assert free.usage().preemptions == 0
 
 
-def test_what_can_never_run_is_refused(folder: Path) -> None:
+def test_more_beams_than_sequences_of_a_batch_are_refused(folder: Path) -> None:
     engine = opened(folder, cache_tokens=64, max_sequences=4)
-    with pytest.raises(ConchError, match=r"^beam_width 4: the beams do not fit into the KV cache of 64 tokens$"):
-        engine.add(EngineRequest(0, [3] * 10, SamplingParams(max_tokens=20, beam_width=4)))
     with pytest.raises(ConchError, match=r"^beam_width 5 is more than the 4 sequences of a batch$"):
         engine.add(EngineRequest(0, [3] * 2, SamplingParams(max_tokens=2, beam_width=5)))
-    for prompt in ([], [3] * 64):
-        with pytest.raises(ConchError, match=r"does not fit the context of 64 tokens$"):
-            engine.add(EngineRequest(0, prompt, SamplingParams()))
-    with pytest.raises(ConchError, match=r"^the prompt has token ids that are not among the 96 of the model$"):
-        engine.add(EngineRequest(0, [96], SamplingParams()))
     assert not engine.busy
 
 

@@ -64,3 +64,16 @@ def test_defaults_ask_for_nothing() -> None:
 )
 def test_values_need_features(sampling: SamplingParams, features: list[Feature]) -> None:
     assert sampling.features() == features
+
+
+@pytest.mark.parametrize(
+    ("sampling", "end_ids"),
+    [
+        (SamplingParams(), {2, 3}),
+        (SamplingParams(stop_token_ids=(7,)), {2, 3, 7}),
+        (SamplingParams(end_id=9, stop_token_ids=(7,)), {7, 9}),
+        (SamplingParams(ignore_eos=True, end_id=9, stop_token_ids=(7,)), {7}),
+    ],
+)
+def test_a_sequence_ends_at_its_stop_tokens_and_its_end_tokens(sampling: SamplingParams, end_ids: set[int]) -> None:
+    assert sampling.end_ids((2, 3)) == end_ids

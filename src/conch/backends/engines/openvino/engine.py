@@ -6,7 +6,7 @@ decided here, because GenAI has no priorities and rejects requests that do not f
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -225,8 +225,7 @@ class OpenVinoGenAIEngine(GenerationEngine):
             | (STRUCTURED_OUTPUTS if knows_vocabulary else set())
             | ({Feature.LORA} if spec.adapters else set())
         )
-        self._waiting: dict[int, PipelineRequest] = {}
-        self._queue: list[PipelineRequest] = []
+        self._waiting: list[PipelineRequest] = []
         self._orders = count()
 
     def add(self, request: EngineRequest) -> None:
@@ -237,7 +236,7 @@ class OpenVinoGenAIEngine(GenerationEngine):
                 raise unsupported("engine 'openvino' does not support beam search with structured output")
             if request.compiled is None:
                 self.compile(sampling.structured_outputs)
-        self._wait(PipelineRequest(request, next(self._orders)))
+        insort(self._waiting, PipelineRequest(request, next(self._orders)))
 
     def compile(self, structure: Structure) -> bool:
         """Validate and compile a structure.
@@ -257,12 +256,12 @@ class OpenVinoGenAIEngine(GenerationEngine):
                 steps, preempted = batch.step()
                 progress += steps
                 for entry in preempted:
-                    self._wait(entry)
+                    insort(self._waiting, entry)
         return progress
 
     def cancel(self, id: int) -> None:
-        if self._waiting.pop(id, None) is None:
-            any(batch.cancel(id) for batch in self._batches.values())
+        if not any(batch.cancel(id) for batch in self._batches.values()):
+            self._waiting = [entry for entry in self._waiting if entry.request.id != id]
 
     def usage(self) -> EngineUsage:
         return EngineUsage(
@@ -283,20 +282,12 @@ class OpenVinoGenAIEngine(GenerationEngine):
     def _running(self) -> int:
         return sum(len(batch.entries) for batch in self._batches.values())
 
-    def _wait(self, entry: PipelineRequest) -> None:
-        self._waiting[entry.request.id] = entry
-        heapq.heappush(self._queue, entry)
-
     def _admit(self) -> None:
         """Admit waiting requests to the pipelines, in order, until one does not fit."""
-        free = self.max_sequences - self._running
-        while self._queue and free > 0:
-            entry = self._queue[0]
-            if self._waiting.get(entry.request.id) is entry:
-                batch = self._batches[entry.request.sampling.lora_name]
-                if not batch.fits(entry):
-                    return
-                batch.admit(entry)
-                del self._waiting[entry.request.id]
-                free -= 1
-            heapq.heappop(self._queue)
+        while self._waiting and self._running < self.max_sequences:
+            entry = self._waiting[0]
+            batch = self._batches[entry.request.sampling.lora_name]
+            if not batch.fits(entry):
+                return
+            batch.admit(entry)
+            del self._waiting[0]

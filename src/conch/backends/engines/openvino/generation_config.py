@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from conch.core.errors import invalid
@@ -24,9 +25,8 @@ def stop_tokens(sampling: SamplingParams, eos_ids: Sequence[int]) -> frozenset[i
 
     With structured output they always include the end-of-sequence tokens, which end the grammar.
     """
-    if sampling.ignore_eos and sampling.structured_outputs is None:
-        return frozenset(sampling.stop_token_ids)
-    return frozenset(sampling.stop_token_ids) | (frozenset(eos_ids) if sampling.end_id is None else {sampling.end_id})
+    grammar = sampling.structured_outputs is not None
+    return (replace(sampling, ignore_eos=False) if grammar else sampling).end_ids(eos_ids)
 
 
 def generation_config(sampling: SamplingParams, eos_ids: Sequence[int], tokens: int = 0) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 import transformers
 
-from conch.backends.base.verification import SLOW_STEP, VERIFIED_TOKENS, greedy_difference, tie_of, unlike
+from conch.backends.base.verification import SLOW_STEP, VERIFIED_TOKENS, require_greedy_likeness
 from conch.backends.engines.transformers import structure
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.cache import BLOCK, Prefixes
@@ -38,7 +38,7 @@ from conch.backends.generation.engine import (
     Progress,
     kv_token_bytes,
 )
-from conch.core.errors import invalid, one_line
+from conch.core.errors import invalid
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 from conch.machine.facts import usable_cores
@@ -104,14 +104,13 @@ def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[
         _logger.info("not compared with transformers: a step takes more than %s s on each core", SLOW_STEP)
         return
     network.use("")
-    tie = tie_of(str(network.model.dtype).removeprefix("torch."))
-    for prompt, tokens in zip(prompts, served, strict=True):
-        try:
-            wanted, logits = _generated(network, prompt)
-        except Exception as error:
-            raise unlike(f"transformers itself fails: {type(error).__name__}: {one_line(error)}") from error
-        if difference := greedy_difference(tokens, wanted, logits, tie):
-            raise unlike(f"after a prompt of {len(prompt)} tokens in a batch of {len(prompts)}, {difference}")
+    with _plain(network.model):
+        require_greedy_likeness(
+            network.model,
+            prompts,
+            [[*prompt, *tokens] for prompt, tokens in zip(prompts, served, strict=True)],
+            lambda prompt: f"after a prompt of {len(prompt)} tokens in a batch of {len(prompts)}",
+        )
 
 
 def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list[int]] | None:
@@ -137,21 +136,6 @@ def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list
         for id in answers:
             engine.cancel(id)
     return list(answers.values())
-
-
-def _generated(network: DecoderNetwork, prompt: list[int]) -> tuple[list[int], list[Any]]:
-    """Return the greedy tokens of ``generate`` after a prompt, and the logits ``[vocabulary]`` of each."""
-    ids = torch.tensor([prompt], device=network.device)
-    with torch.inference_mode(), _plain(network.model):
-        output = network.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=VERIFIED_TOKENS,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-    return output.sequences[0, len(prompt) :].tolist(), [row[0] for row in output.logits]
 
 
 @contextmanager
@@ -218,32 +202,21 @@ class TransformersEngine(GenerationEngine):
 
     def add(self, request: EngineRequest) -> None:
         sampling = request.sampling
-        if not 0 < len(request.prompt) < self.context:
-            raise invalid(f"a prompt of {len(request.prompt)} tokens does not fit the context of {self.context} tokens")
-        if not 0 <= min(request.prompt) <= max(request.prompt) < self.vocabulary:
-            raise invalid(f"the prompt has token ids that are not among the {self.vocabulary} of the model")
         max_length = min(len(request.prompt) + sampling.max_tokens, self.context)
         if sampling.beam_width > self.max_sequences:
             raise invalid(
                 f"beam_width {sampling.beam_width} is more than the {self.max_sequences} sequences of a batch"
             )
-        if self.cache_tokens and sampling.beam_width > 1 and sampling.beam_width * max_length > self.cache_tokens:
-            raise invalid(
-                f"beam_width {sampling.beam_width}: the beams do not fit into the KV cache of "
-                f"{self.cache_tokens} tokens"
-            )
         if sampling.beam_width > 1 and sampling.structured_outputs is not None:
             raise invalid("beam search with structured output is not supported by engine 'transformers'")
-        end_ids = (
-            frozenset() if sampling.ignore_eos else self._eos_ids if sampling.end_id is None else {sampling.end_id}
-        )
+        end_ids = sampling.end_ids(self._eos_ids)
         matcher = None
         if sampling.structured_outputs is not None and self._grammars is not None:
             compiled = request.compiled or self._grammars.compile(sampling.structured_outputs)
             matcher = structure.Matcher(compiled)
             # When a structure is complete, only an end-of-sequence token is allowed.
             end_ids |= self._eos_ids
-        end_ids = frozenset(end for end in {*end_ids, *sampling.stop_token_ids} if 0 <= end < self.vocabulary)
+        end_ids = frozenset(end for end in end_ids if 0 <= end < self.vocabulary)
         row = BatchRow(
             id=request.id,
             rank=(request.priority, self._arrivals),

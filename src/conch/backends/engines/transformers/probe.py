@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from transformers import DynamicCache
 
+from conch.backends.base.verification import tie_of
 from conch.backends.engines.transformers.batch import OwnRows, PaddedRows
 from conch.backends.engines.transformers.network import DecoderNetwork
 
@@ -93,7 +94,7 @@ class _Trial:
 
     def holds(self, way: Callable[[], list[tuple[int, int, Tensor]]]) -> bool:
         """Whether ``way``, which returns (text, step, logits), gives the same logits as each text alone."""
-        tolerance = 1e-3 if self._network.model.dtype == torch.float32 else 0.05
+        tolerance = tie_of(self._network.model)
         try:
             for text, step, logits in way():
                 wanted = self._alone[text][step][0]
