@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,8 +101,8 @@ def require_tokenizer(folder: Path) -> None:
     """Raise INVALID_ARG, naming the folder, unless it contains a tokenizer."""
     if any((folder / name).is_file() for name in _VOCABULARIES) or _first(folder, "*.tiktoken", "*.model"):
         return
-    settings = _json_of(folder / "tokenizer_config.json")
-    if settings and (settings.get("auto_map") or str(settings.get("tokenizer_class")) in _OF_BYTES):
+    settings = json_object(folder / "tokenizer_config.json")
+    if settings.get("auto_map") or str(settings.get("tokenizer_class")) in _OF_BYTES:
         return
     raise invalid(f"checkpoint {folder} has no tokenizer: tokenizer.json (or vocab.txt, spiece.model …) is missing")
 
@@ -125,8 +124,8 @@ def _require_shards(folder: Path) -> None:
     if (folder / "model.safetensors").is_file():
         return
     for name in _INDEXES:
-        index = _json_of(folder / name)
-        shards = sorted({str(shard) for shard in (index or {}).get("weight_map", {}).values()})
+        index = json_object(folder / name)
+        shards = sorted({str(shard) for shard in index.get("weight_map", {}).values()})
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         if missing:
             raise invalid(
@@ -173,12 +172,13 @@ def _checked_shapes(path: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def _json_of(path: Path) -> Mapping[str, Any] | None:
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty for a file that is missing, invalid or holds another value."""
     try:
         document = read_json(path)
     except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _first(folder: Path, *patterns: str) -> Path | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, Final
 
-from conch.config.parameters import Parameter
+from conch.config.parameters import Parameter, parameter_texts
 from conch.core.errors import ConchError, invalid
 
 #: Engines for tasks with a single forward pass; each loads its own kind of files.
@@ -133,8 +133,7 @@ class Options:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Options:
         """Parse the ``parameters`` of a configuration (JSON). Raises INVALID_ARG, naming the parameter."""
-        parameters = config.get("parameters") or {}
-        return cls.from_values({name: value.get("string_value", "") for name, value in parameters.items()})
+        return cls.from_values(parameter_texts(config))
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Options:

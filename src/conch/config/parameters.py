@@ -7,9 +7,10 @@ only the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from conch.core.errors import ConchError, did_you_mean, invalid
 
@@ -17,6 +18,11 @@ from conch.core.errors import ConchError, did_you_mean, invalid
 #: ``_MISSPELT`` applies where other unknown names are accepted, ``_SUGGESTED`` where all of them are refused.
 _MISSPELT = 0.85
 _SUGGESTED = 0.7
+
+
+def parameter_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the ``parameters`` of a configuration (JSON object), by name."""
+    return {name: str(value.get("string_value", "")) for name, value in (config.get("parameters") or {}).items()}
 
 
 @dataclass(frozen=True, slots=True)

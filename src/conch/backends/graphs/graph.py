@@ -1,6 +1,6 @@
-"""The interface of loaded graphs, independent of the library, and the base class of backends that serve a graph.
+"""The interface of loaded graphs, independent of the library, and the base classes of backends that serve a file.
 
-Used in workers by the backends ``onnxruntime`` and ``openvino``, and by the engines of the same names.
+Used in workers by the backends ``onnxruntime``, ``openvino`` and ``pytorch``, and by the engines of the first two.
 """
 
 from __future__ import annotations
@@ -9,13 +9,20 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from conch.backends.base.arrays import Array, Strings
 from conch.backends.base.backend_base import TensorBackend
 from conch.backends.graphs import signature
 from conch.backends.graphs.signature import GraphTensor, SequenceTensors
 from conch.core.errors import unavailable
+
+
+class ModelFile(Protocol):
+    """The tensors that a model's file describes, in its order; ``inputs`` and ``outputs`` may be empty."""
+
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
 
 
 class Graph(ABC):
@@ -33,25 +40,19 @@ class Graph(ABC):
         """Run once and return the outputs ``names``; supports all datatypes: BF16 as 16-bit values, BYTES as UTF-8."""
 
 
-class GraphBackend(TensorBackend):
-    """One graph on one device; its instances are threads that share it."""
-
-    _graph: Graph
+class ModelFileBackend(TensorBackend):
+    """A backend that serves a file in the version directory and completes the configuration from it."""
 
     @abstractmethod
     def model_file(self) -> Path:
-        """Return the expected path of the graph's file in the version directory."""
+        """Return the expected path of the file."""
 
     @abstractmethod
-    def inspect(self, path: Path) -> Graph:
-        """Open the graph only to read its tensors."""
-
-    @abstractmethod
-    def open(self, path: Path, instance: Mapping[str, Any]) -> Graph:
-        """Open the graph to run it. Raises INVALID_ARG for invalid parameters."""
+    def inspect(self, path: Path) -> ModelFile:
+        """Open the file only to read its tensors. Raises INVALID_ARG if it does not describe them."""
 
     def complete(self) -> str:
-        """Fill in batch size, tensors and scheduler from the graph, unless the configuration has inputs and outputs."""
+        """Fill in batch size, tensors and scheduler from the file, unless the configuration has inputs and outputs."""
         if self.config.get("input") and self.config.get("output"):
             name = self.model["name"]
             self.log(
@@ -59,13 +60,30 @@ class GraphBackend(TensorBackend):
             )
             return json.dumps(self.config)
         batch_size = signature.default_max_batch_size(self.backend_config)
-        graph = self.inspect(self._path())
-        inputs, outputs = SequenceTensors.of(self.config).of_clients(graph.inputs, graph.outputs)
-        completed = signature.complete(self.config, inputs, outputs, batch_size, lambda text: self.log("WARNING", text))
+        file = self.inspect(self.existing_file())
+        tensors = SequenceTensors.of(self.config).of_clients(file.inputs, file.outputs)
+        completed = signature.complete(self.config, *tensors, batch_size, lambda text: self.log("WARNING", text))
         return json.dumps(completed)
 
+    def existing_file(self) -> Path:
+        """Return the path of the file. Raises UNAVAILABLE if it does not exist."""
+        path = self.model_file()
+        if not path.exists():
+            raise unavailable(f"unable to find '{path}' for model '{self.model['name']}'")
+        return path
+
+
+class GraphBackend(ModelFileBackend):
+    """One graph on one device; its instances are threads that share it."""
+
+    _graph: Graph
+
+    @abstractmethod
+    def open(self, path: Path, instance: Mapping[str, Any]) -> Graph:
+        """Open the graph to run it. Raises INVALID_ARG for invalid parameters."""
+
     def load(self, instance: Mapping[str, Any]) -> None:
-        graph = self.open(self._path(), instance)
+        graph = self.open(self.existing_file(), instance)
         sequences = SequenceTensors.of(self.config)
         sequences.check(self.model["name"], graph.inputs, graph.outputs)
         inputs, outputs = sequences.of_clients(graph.inputs, graph.outputs)
@@ -75,9 +93,3 @@ class GraphBackend(TensorBackend):
     def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
         names = [tensor.name for tensor in self._graph.outputs if tensor.name in outputs]
         return dict(zip(names, self._graph.infer(names, arrays), strict=True))
-
-    def _path(self) -> Path:
-        path = self.model_file()
-        if not path.exists():
-            raise unavailable(f"unable to find '{path}' for model '{self.model['name']}'")
-        return path

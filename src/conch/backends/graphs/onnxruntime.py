@@ -20,7 +20,7 @@ from conch.backends.base.arrays import Array, Strings
 from conch.backends.base.backend_base import versioned
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.signature import GraphTensor
-from conch.config.parameters import Parameter, ParameterTable
+from conch.config.parameters import Parameter, ParameterTable, parameter_texts
 from conch.core.errors import ConchError, internal, invalid, unavailable, unsupported
 from conch.machine import extras
 from conch.machine.facts import pooled, usable_cores
@@ -274,7 +274,7 @@ def session_settings(
 
     Raises INVALID_ARG with the name of an invalid value.
     """
-    parameters = {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
+    parameters = parameter_texts(config)
     threads, inter_op = (
         _threads(name, _number(parameters, name, _number(backend_config, name, 0)))
         for name in ("intra_op_thread_count", "inter_op_thread_count")

@@ -18,7 +18,7 @@ from conch.backends.base.arrays import Array, Strings
 from conch.backends.base.backend_base import versioned
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.signature import GraphTensor
-from conch.config.parameters import Parameter, ParameterTable
+from conch.config.parameters import Parameter, ParameterTable, parameter_texts
 from conch.core.errors import ConchError, internal, unavailable, unsupported
 from conch.machine import extras
 from conch.machine.facts import usable_cores
@@ -190,11 +190,8 @@ class OpenVinoBackend(GraphBackend):
                 "set instance_group kind KIND_CPU"
             )
         self.check_parameters(PARAMETERS)
-        properties = {
-            name: parameter.get("string_value", "")
-            for name, parameter in self.config.get("parameters", {}).items()
-            if name in PARAMETERS.names
-        }
+        texts = parameter_texts(self.config)
+        properties = {name: text for name, text in texts.items() if name in PARAMETERS.names}
         settings = CompileSettings(
             threads=usable_cores(), instances=instance["count"], precision="fp32", properties=properties
         )

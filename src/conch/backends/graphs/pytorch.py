@@ -8,7 +8,6 @@ forward returns a dictionary.
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import threading
 import zipfile
@@ -22,11 +21,12 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import DTYPES, Array, Strings
-from conch.backends.base.backend_base import TensorBackend, versioned
+from conch.backends.base.backend_base import versioned
 from conch.backends.graphs import signature
+from conch.backends.graphs.graph import ModelFileBackend
 from conch.backends.graphs.signature import GraphTensor, SequenceTensors
-from conch.config.parameters import Parameter, ParameterTable
-from conch.core.errors import ConchError, internal, invalid, one_line, unavailable, unsupported
+from conch.config.parameters import Parameter, ParameterTable, parameter_texts
+from conch.core.errors import ConchError, internal, invalid, one_line, unsupported
 from conch.core.tensors import CONFIG_NAME
 from conch.machine import extras
 from conch.machine.facts import divided, openmp, usable_cores
@@ -92,7 +92,7 @@ class TorchSettings:
 
 def torch_settings(config: Mapping[str, Any]) -> TorchSettings:
     """Read the settings from a configuration's parameters. Raises INVALID_ARG for an invalid value."""
-    parameters = {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
+    parameters = parameter_texts(config)
     return TorchSettings(
         inference_mode=_flag(parameters, "INFERENCE_MODE", True),
         optimized=not _flag(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
@@ -241,7 +241,7 @@ def failed(error: Exception) -> ConchError:
     return error if isinstance(error, ConchError) else internal(f"PyTorch execute failure: {str(error).strip()}")
 
 
-class PyTorchBackend(TensorBackend):
+class PyTorchBackend(ModelFileBackend):
     """One program on one device."""
 
     _torch: Any
@@ -260,24 +260,17 @@ class PyTorchBackend(TensorBackend):
         """Return the modules to import, which workers may share, and the environment variables to set before."""
         return ("torch",), openmp(usable_cores(), instance["count"])
 
-    def complete(self) -> str:
-        """Fill in batch size, tensors and scheduler from a ``torch.export`` program.
+    def model_file(self) -> Path:
+        return Path(self.model["version_directory"]) / (self.model["filename"] or "model.pt")
 
-        Raises INVALID_ARG for TorchScript, which does not describe its tensors, if inputs or outputs are missing.
-        """
-        if self.config.get("input") and self.config.get("output"):
-            return json.dumps(self.config)
-        path = self._path()
+    def inspect(self, path: Path) -> TorchProgram:
         program = open_program(path, "cpu")
         if path.suffix != EXPORTED:
             raise invalid(
                 f"model '{self.model['name']}' has no inputs or no outputs in its configuration, and TorchScript does "
                 f"not tell their datatypes and shapes: write them; forward takes {', '.join(program.arguments)}"
             )
-        batch_size = signature.default_max_batch_size(self.backend_config)
-        tensors = SequenceTensors.of(self.config).of_clients(program.inputs, program.outputs)
-        completed = signature.complete(self.config, *tensors, batch_size, lambda text: self.log("WARNING", text))
-        return json.dumps(completed)
+        return program
 
     def load(self, instance: Mapping[str, Any]) -> None:
         self.check_parameters(PARAMETERS)
@@ -288,7 +281,7 @@ class PyTorchBackend(TensorBackend):
         if settings.inter_op_threads:
             torch.set_num_interop_threads(settings.inter_op_threads)
         _set_up_jit(torch, settings)
-        self._program = program = open_program(self._path(), self._device)
+        self._program = program = open_program(self.existing_file(), self._device)
         sequences = SequenceTensors.of(self.config)
         inputs = (*self.config.get("input", ()), *signature.batch_inputs(self.config))
         named = {tensor["name"]: tensor["data_type"] for tensor in inputs}
@@ -318,12 +311,6 @@ class PyTorchBackend(TensorBackend):
         if self._settings.cache_cleaning and self._device.startswith("cuda"):
             self._torch.cuda.empty_cache()
         return results
-
-    def _path(self) -> Path:
-        path = Path(self.model["version_directory"]) / (self.model["filename"] or "model.pt")
-        if not path.exists():
-            raise unavailable(f"unable to find '{path}' for model '{self.model['name']}'")
-        return path
 
     def _match_arguments(self, datatypes: Mapping[str, str]) -> dict[str, str]:
         """Return the argument of forward for each input. Raises INVALID_ARG if an input matches no argument."""

@@ -35,12 +35,12 @@ from conch.backends.io_formats.tensorrtllm_tensors import (
     refuse_unsupported,
     unknown_inputs,
 )
+from conch.checkpoints.files import json_object
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_DIRECTORY
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.config.parameters import ParameterTable
-from conch.config.reading import read_json
+from conch.config.parameters import ParameterTable, parameter_texts
 from conch.core.errors import invalid, unsupported
 from conch.core.sampling import TEXT_GENERATION
 from conch.core.sampling.parameters import MAX_BAD_WORDS, MAX_STOPS, SamplingParams
@@ -180,8 +180,8 @@ class TokenInterface:
         sampling.lora_name = "" if adapter is None else str(adapter)
         self.limits.check(prompt, sampling)
         stops = rows.words("stop_words_list", number, MAX_STOPS)
-        self._check_ids("bad_words_list", [token for word in words for token in word])
-        self._check_ids("end_id", [sampling.end_id or 0])
+        self.limits.check_token_ids("input 'bad_words_list'", [token for word in words for token in word])
+        self.limits.check_token_ids("input 'end_id'", [sampling.end_id or 0])
         pad = rows.value("pad_id", number)
         pad = pad if pad is not None else sampling.end_id or 0
         return RequestRow(prompt, sampling, 1 if beams > 1 else n or 1, StopWords(stops), pad)
@@ -203,12 +203,6 @@ class TokenInterface:
         if not all(isfinite(bias) for bias in biases.values()):
             raise invalid("input 'embedding_bias' has a value that is not finite")
         return biases
-
-    def _check_ids(self, name: str, ids: list[int]) -> None:
-        vocabulary = self.limits.engine.vocabulary
-        unknown = next((token for token in ids if not 0 <= token < vocabulary), None)
-        if unknown is not None:
-            raise invalid(f"input '{name}' has token id {unknown}; the vocabulary of the model has {vocabulary} tokens")
 
 
 def _overrides(rows: _Rows, number: int) -> SamplingOverrides:
@@ -330,8 +324,7 @@ class Parameters:
 
 def set_parameters(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters that have a value, neither empty nor an unfilled placeholder."""
-    parameters = config.get("parameters") or {}
-    texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
+    texts = parameter_texts(config)
     return {name: text.strip() for name, text in texts.items() if text.strip() and not _PLACEHOLDER.fullmatch(text)}
 
 
@@ -379,7 +372,7 @@ def checkpoint_path(text: str, version_directory: Path) -> str:
     for folder in (version_directory / path, version_directory.parent / path):
         if _is_compiled(folder):
             below = [
-                config.parent for config in sorted(folder.glob("*/config.json")) if "model_type" in _object(config)
+                config.parent for config in sorted(folder.glob("*/config.json")) if "model_type" in json_object(config)
             ]
             if len(below) == 1:
                 return str(below[0])
@@ -396,16 +389,8 @@ def _is_compiled(folder: Path) -> bool:
     if not folder.is_dir() or any(folder.glob("*.safetensors")):
         return False
     return any(folder.glob("*.engine")) or not {"builder_config", "build_config"}.isdisjoint(
-        _object(folder / "config.json")
+        json_object(folder / "config.json")
     )
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        document = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 class TensorRtLlmBackend(GenerationBackend):

@@ -140,7 +140,7 @@ def complete_config(config: Mapping[str, Any], task: TaskDescription) -> dict[st
 def _tensors(config: Mapping[str, Any], kind: str, specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
     written = config.get(kind) or []
     if not written:
-        return [_tensor(spec, kind) for spec in specs]
+        return list(map(config_tensor, specs))
     name = config.get("name", "")
     known = {spec.name: spec for spec in specs}
     for tensor in written:
@@ -172,8 +172,7 @@ def _tensors(config: Mapping[str, Any], kind: str, specs: Sequence[TensorSpec]) 
     return list(written)
 
 
-def _tensor(spec: TensorSpec, kind: str) -> dict[str, Any]:
+def config_tensor(spec: TensorSpec) -> dict[str, Any]:
+    """Return the description of a tensor for a configuration (JSON object)."""
     tensor: dict[str, Any] = {"name": spec.name, "data_type": CONFIG_NAME[spec.datatype], "dims": list(spec.dims)}
-    if kind == "input" and spec.optional:
-        tensor["optional"] = True
-    return tensor
+    return {**tensor, "optional": True} if spec.optional else tensor
