@@ -46,10 +46,9 @@ class Alone:
         from conch.checkpoints.folder import Checkpoint
         from conch.checkpoints.options import Options
 
-        options = Options.from_values({"variant": variant})
-        checkpoint = Checkpoint.open(folder, options)
+        checkpoint = Checkpoint.open(folder, Options.from_values({"variant": variant}))
         self.seconds = seconds
-        task: Any = make_task(checkpoint, options, lambda head: open_engine(checkpoint, options, head=head))
+        task: Any = make_task(checkpoint, lambda head: open_engine(checkpoint, head=head))
         self.task = task
         self.engine = self.task.engine
 

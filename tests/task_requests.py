@@ -21,9 +21,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
 def open_task(folder: Path, open_engine: Callable[[str], Any] | None = None, **options: Any) -> Task:
     """The task that the backend would make of a checkpoint."""
-    given = Options.from_values(options)
-    checkpoint = Checkpoint.open(folder, given)
-    return make_task(checkpoint, given, open_engine or _no_engine)
+    checkpoint = Checkpoint.open(folder, Options.from_values(options))
+    return make_task(checkpoint, open_engine or _no_engine)
 
 
 def ask(inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> Request:

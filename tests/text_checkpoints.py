@@ -122,7 +122,7 @@ def open_task(folder: Path, task: str, **options: Any) -> Task:
         engines.append(TorchEngine(checkpoint.directory, head))
         return engines[0]
 
-    made = make_task(checkpoint, checkpoint.options, open_engine)
+    made = make_task(checkpoint, open_engine)
     for engine in engines:
         engine.shapes.clear()
     return made

@@ -67,9 +67,7 @@ def compare_encoder(folder: Path, task: str) -> Outcome:
         checkpoint = Checkpoint.open(folder, Options(threads=1))
         if checkpoint.task != PIPELINES[task]:  # other tasks use this architecture more often
             checkpoint = Checkpoint.open(folder, Options(threads=1, task=PIPELINES[task]))
-        served = make_task(
-            checkpoint, checkpoint.options, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1})
-        )
+        served = make_task(checkpoint, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1}))
     except ConchError as error:
         return Outcome("refused", error.message)
     try:
@@ -177,7 +175,7 @@ def _filled(folder: Path) -> list[tuple[Inputs, Numbers]]:
 def _answered(folder: Path) -> list[tuple[Inputs, Numbers]]:
     """Return the answers; transformers 5 has no pipeline for them, so conch's ``spans.py`` converts the logits."""
     _, answer = _network(folder, "AutoModelForQuestionAnswering")
-    encoder = open_encoder(Checkpoint.open(folder), Options())
+    encoder = open_encoder(Checkpoint.open(folder))
     found: list[tuple[Inputs, Numbers]] = []
     for text in TEXTS:
         (window,) = windows(encoder.tokenizer.fast.encode(QUESTION, text), encoder.max_length, 0, 0, encoder)

@@ -38,7 +38,7 @@ def compare_seq2seq(folder: Path) -> Outcome:
         return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
     try:
         checkpoint = Checkpoint.open(folder, Options(threads=1))
-        served = Text2Text(checkpoint, checkpoint.options, _no_engine)
+        served = Text2Text(checkpoint, _no_engine)
     except ConchError as error:
         return Outcome("refused", error.message)
     try:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import invalid, unsupported
 from conch.machine import extras
 
@@ -50,7 +49,7 @@ class PoolingPlan:
     modules: bool = False
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, options: Options) -> PoolingPlan:
+    def read(cls, checkpoint: Checkpoint) -> PoolingPlan:
         """Read the plan of a checkpoint; the options ``pooling`` and ``normalize`` override it.
 
         Without modules the plan is mean pooling without normalisation. Raises INVALID_ARG or UNSUPPORTED, naming the
@@ -65,11 +64,11 @@ class PoolingPlan:
         truncated = _truncate_dim(checkpoint) if plan.modules else 0
         if truncated:
             plan.steps.append(("Truncate", str(truncated)))
-        if options.pooling:
-            plan.modes = (_mode(options.pooling),)
-        if options.normalize is not None:
+        if checkpoint.options.pooling:
+            plan.modes = (_mode(checkpoint.options.pooling),)
+        if checkpoint.options.normalize is not None:
             plan.steps = [step for step in plan.steps if step[0] != "Normalize"]
-            if options.normalize:
+            if checkpoint.options.normalize:
                 plan.steps.append(("Normalize", ""))
         dense = [path for kind, path in plan.steps if kind == "Dense"]
         if dense:

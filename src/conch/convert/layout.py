@@ -269,7 +269,7 @@ class Trio:
         for beside in graph[1:]:
             shutil.copyfile(beside, version / beside.name)
         embeds = self.task in ("feature-extraction", "sentence-similarity")
-        pooling = PoolingPlan.read(checkpoint, checkpoint.options) if embeds else None
+        pooling = PoolingPlan.read(checkpoint) if embeds else None
         standalone(graph[0], version / "model.onnx", plan=pooling, pairs=len(self.texts) > 1)
         copy(checkpoint, checkpoint_files(checkpoint, weights=False), tokenizer)
         shutil.copyfile(TEMPLATE, tokenizer / "model.py")

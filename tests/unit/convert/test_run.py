@@ -76,7 +76,7 @@ def test_converted_model_is_verified_and_answers_like_the_checkpoint(converted: 
 
     def answer(folder: Path, **options: Any) -> Array:
         checkpoint = Checkpoint.open(folder, Options.from_values({**options, "threads": 1}))
-        return open_engine(checkpoint, checkpoint.options, head="AutoModel").run(arrays)["last_hidden_state"]
+        return open_engine(checkpoint, head="AutoModel").run(arrays)["last_hidden_state"]
 
     version = converted.folders[0] / "1"
     expected = answer(encoder)
@@ -190,7 +190,7 @@ def test_two_variants_serve_where_each_is_faster(encoder: Path, tmp_path: Path, 
 
     def opened(**options: Any) -> NetworkEngine:
         checkpoint = Checkpoint.open(made.folders[0] / "1", Options.from_values({**options, "threads": 1}))
-        return open_engine(checkpoint, checkpoint.options, head="AutoModel")
+        return open_engine(checkpoint, head="AutoModel")
 
     both = opened()
     assert [part.variant for part in both.parts] == [manifest.auto, beside.variant]

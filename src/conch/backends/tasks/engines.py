@@ -25,7 +25,6 @@ from conch.backends.graphs.openvino import CompiledGraph, CompileSettings
 from conch.backends.graphs.signature import GraphTensor
 from conch.checkpoints.files import engines_of
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError, internal, invalid, one_line, unsupported
 from conch.core.lengths import on_grid
 from conch.machine import extras
@@ -344,7 +343,6 @@ class EnginesByShape(NetworkEngine):
 
 def open_engine(
     checkpoint: Checkpoint,
-    options: Options,
     *,
     head: str,
     device: str = "cpu",
@@ -359,8 +357,8 @@ def open_engine(
     over it. Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED if a library is missing.
     If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
     """
-    name, precision, graph = choose(checkpoint, options, device)
-    cores: dict[str, Any] = {"threads": options.threads, "instances": instances}
+    name, precision, graph = choose(checkpoint, device)
+    cores: dict[str, Any] = {"threads": checkpoint.options.threads, "instances": instances}
     engine: NetworkEngine
     if name == "torch":
         engine = TorchEngine(
@@ -369,7 +367,7 @@ def open_engine(
             dtype=_DTYPES.get(precision, "auto"),
             device=device,
             device_id=device_id,
-            trust_remote_code=options.trust_remote_code,
+            trust_remote_code=checkpoint.options.trust_remote_code,
             **cores,
         )
     elif graph is None:
@@ -391,7 +389,7 @@ def open_engine(
         return engine
     beside = replace(checkpoint, variant=checkpoint.manifest.variant(companion.variant), manifest=None)
     try:
-        other = open_engine(beside, options, head=head, instances=instances)
+        other = open_engine(beside, head=head, instances=instances)
     except ConchError as error:
         if error.code is not Code.UNSUPPORTED:
             raise
@@ -400,14 +398,23 @@ def open_engine(
     return EnginesByShape(engine, other, companion.faster_at)
 
 
-def choose(checkpoint: Checkpoint, options: Options, device: str = "cpu") -> tuple[str, str, Path | None]:
+def choose(checkpoint: Checkpoint, device: str = "cpu") -> tuple[str, str, Path | None]:
     """Return the engine's name, its precision (empty if not specified) and the graph file (None without a graph)."""
     present = engines_of(checkpoint.directory)
-    if device != "cpu" and not options.variant and options.engine == "auto" and "torch" in present:
-        return "torch", PRECISIONS.get(options.dtype, ""), None
+    if (
+        device != "cpu"
+        and not checkpoint.options.variant
+        and checkpoint.options.engine == "auto"
+        and "torch" in present
+    ):
+        return "torch", PRECISIONS.get(checkpoint.options.dtype, ""), None
     variant = checkpoint.variant
     if variant is not None:
         graph = checkpoint.directory / variant.path if variant.path else None
         return variant.engine, variant.precision, graph
     engine = checkpoint.engine
-    return engine, PRECISIONS.get(options.dtype, "") if engine == "torch" else "fp32", checkpoint.graph_file(engine)
+    return (
+        engine,
+        PRECISIONS.get(checkpoint.options.dtype, "") if engine == "torch" else "fp32",
+        checkpoint.graph_file(engine),
+    )

@@ -20,7 +20,6 @@ from conch.backends.base.backend_base import TRANSFORMERS, BatchBackend, quiet_l
 from conch.backends.tasks.engines import PRECISIONS, NetworkEngine, choose, open_engine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription, complete_config
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, invalid
 from conch.machine.facts import openmp, usable_cores
 from conch.workers.child.borrowing import BorrowingUnpacker
@@ -53,14 +52,14 @@ def task_class(name: str) -> type[Task]:
     return task_type
 
 
-def make_task(checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> Task:
+def make_task(checkpoint: Checkpoint, open_engine: OpenEngine) -> Task:
     """Create the task of a checkpoint, ready to serve. Raises the errors of the constructor of :class:`Task`."""
-    return task_class(checkpoint.task)(checkpoint, options, open_engine)
+    return task_class(checkpoint.task)(checkpoint, open_engine)
 
 
-def describe_task(checkpoint: Checkpoint, options: Options) -> TaskDescription:
+def describe_task(checkpoint: Checkpoint) -> TaskDescription:
     """Return the tensors of a checkpoint's task, for configurations without inputs and outputs."""
-    return task_class(checkpoint.task).describe(checkpoint, options)
+    return task_class(checkpoint.task).describe(checkpoint)
 
 
 #: Size (bytes) above which decoding an input takes longer than waking another thread.
@@ -79,11 +78,11 @@ class HuggingFaceBackend(BatchBackend):
         self._prepare_ns = 0
 
     def complete(self) -> str:
-        return json.dumps(complete_config(self.config, describe_task(self._checkpoint, self._checkpoint.options)))
+        return json.dumps(complete_config(self.config, describe_task(self._checkpoint)))
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
         """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
-        engine, _, _ = choose(self._checkpoint, self._checkpoint.options)
+        engine, _, _ = choose(self._checkpoint)
         return (TRANSFORMERS, self._variables(instance)) if engine == "torch" else ((), {})
 
     def _variables(self, instance: Mapping[str, Any]) -> dict[str, str]:
@@ -102,7 +101,7 @@ class HuggingFaceBackend(BatchBackend):
         cores = checkpoint.options.threads or usable_cores()
         os.environ.update(self._variables(instance))
         opener = EngineOpener(checkpoint, instance)
-        self._task = make_task(checkpoint, checkpoint.options, opener)
+        self._task = make_task(checkpoint, opener)
         self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)
         self.warn_of(opener.warning)
         self.runtime_facts = opener.runtime_facts
@@ -198,7 +197,6 @@ class EngineOpener:
     def __call__(self, head: str) -> NetworkEngine:
         engine = self._engine = open_engine(
             self._checkpoint,
-            self._checkpoint.options,
             head=head,
             device="cuda" if self.on_gpu else "cpu",
             device_id=self._instance["device_id"],

@@ -35,7 +35,6 @@ from conch.backends.tasks.task import (
 )
 from conch.backends.tasks.transformers import device_of, load_pipeline, require_pipeline_tensors
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, cancelled, invalid
 from conch.core.inference import TensorSpec
 from conch.machine import extras
@@ -331,15 +330,15 @@ class PipelineTask(Task):
     STRING [1] is the pipeline's result (see :func:`text_of`).
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        inputs = self.describe(checkpoint, options).inputs
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        inputs = self.describe(checkpoint).inputs
         self._names = frozenset(spec.name for spec in inputs)
         require_libraries(checkpoint.task, inputs)
-        self._seconds, self._pixels = media.max_seconds(options), media.max_pixels(options)
-        self._labels = max_labels(options)
+        self._seconds, self._pixels = media.max_seconds(checkpoint.options), media.max_pixels(checkpoint.options)
+        self._labels = max_labels(checkpoint.options)
         own = own_pipeline(checkpoint.task, checkpoint.config)
         self._task = own[0] if own is not None else checkpoint.task
-        self._pipeline = load_pipeline(self._task, checkpoint, options, device_of(open_engine))
+        self._pipeline = load_pipeline(self._task, checkpoint, device_of(open_engine))
         extractor = getattr(self._pipeline, "feature_extractor", None)
         self._rate = int(getattr(extractor, "sampling_rate", None) or 16_000)
         self._shortest = media.shortest(self._pipeline.model.config)
@@ -348,7 +347,7 @@ class PipelineTask(Task):
         require_pipeline_tensors(self._pipeline, checkpoint, lambda: self._call(self._example(), {}))
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         check_task(checkpoint.task, checkpoint.config)
         return TaskDescription(
             inputs_of(checkpoint.task, checkpoint.config),

@@ -34,7 +34,6 @@ from conch.backends.tasks.transformers import (
     stop_when_cancelled,
 )
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, invalid, one_line
 from conch.core.inference import TensorSpec
 
@@ -108,24 +107,24 @@ class SpeechRecognition(Task):
     """
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        media.max_seconds(options)
-        chunk = options.number("chunk_length_s")
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
+        media.max_seconds(checkpoint.options)
+        chunk = checkpoint.options.number("chunk_length_s")
         if chunk and chunk < SHORT:
             raise invalid(f"parameter 'chunk_length_s' is {chunk:g}; it must be 0 (no chunks) or {SHORT} at least")
         return DESCRIPTION
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        self.describe(checkpoint, options)
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        self.describe(checkpoint)
         media.require_sound(checkpoint.task)
-        self._pipeline: Any = load_pipeline("automatic-speech-recognition", checkpoint, options, device_of(open_engine))
+        self._pipeline: Any = load_pipeline("automatic-speech-recognition", checkpoint, device_of(open_engine))
         self._kind: str = self._pipeline.type
         self._rate = int(self._pipeline.feature_extractor.sampling_rate)
         self._window = int(getattr(self._pipeline.feature_extractor, "n_samples", 0))
-        self._seconds = media.max_seconds(options)
+        self._seconds = media.max_seconds(checkpoint.options)
         self._shortest = media.shortest(self._pipeline.model.config)
         own_windows = self._kind in ("seq2seq_whisper", "tdt")
-        self._chunk = options.number("chunk_length_s", 0 if own_windows else CHUNK_SECONDS)
+        self._chunk = checkpoint.options.number("chunk_length_s", 0 if own_windows else CHUNK_SECONDS)
         self._lock = Lock()
         self._word_pipeline: Any = None
         sound = media.example_sound(self._rate, self._shortest)

@@ -14,7 +14,6 @@ from typing import Any
 from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.engines import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, internal, invalid, one_line
 from conch.core.inference import TensorSpec
 from conch.core.tensors import CONFIG_NAME, format_shape
@@ -91,7 +90,7 @@ class Task(ABC):
     """One task over one checkpoint."""
 
     @abstractmethod
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         """Load the task. Tasks whose network runs in an engine call ``open_engine`` once.
 
         Raises INVALID_ARG for a checkpoint that lacks files or weights of the task, and the errors of ``open_engine``.
@@ -99,7 +98,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         """Describe the tensors without reading weights.
 
         Raises INVALID_ARG for options that would make every request fail.

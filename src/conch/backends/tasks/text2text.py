@@ -34,7 +34,6 @@ from conch.backends.tasks.transformers import (
     stop_when_cancelled,
 )
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import too_short_error
 from conch.core.errors import ConchError, invalid
 from conch.core.inference import TensorSpec
@@ -271,14 +270,14 @@ class Text2Text(Task):
     ``task_specific_params``, which includes the prefix of T5.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         self._device = device_of(open_engine)
-        self._tokenizer = load_tokenizer(checkpoint, options)
-        self._max_length = options.max_length or checkpoint.max_length
+        self._tokenizer = load_tokenizer(checkpoint)
+        self._max_length = checkpoint.options.max_length or checkpoint.max_length
         special = self._tokenizer.num_special_tokens_to_add()
         if self._max_length <= special:
             raise too_short_error(self._max_length, special)
-        self._model = load_model("AutoModelForSeq2SeqLM", checkpoint, options, self._device)
+        self._model = load_model("AutoModelForSeq2SeqLM", checkpoint, self._device)
         if not self._model.config.is_encoder_decoder:
             raise invalid(
                 f"task '{checkpoint.task}' needs an encoder-decoder, which {type(self._model).__name__} of "
@@ -287,8 +286,8 @@ class Text2Text(Task):
         self._languages = languages_of(self._tokenizer, checkpoint.config, checkpoint.task)
         #: Protects the tokenizer, which keeps languages and truncation as state.
         self._lock = Lock()
-        self._refuse = options.truncation == "refuse"
-        self._batch_tokens = options.max_batch_tokens or BATCH_TOKENS
+        self._refuse = checkpoint.options.truncation == "refuse"
+        self._batch_tokens = checkpoint.options.max_batch_tokens or BATCH_TOKENS
         #: The maximum number of generated tokens, given by the learned positions; 0 means no limit.
         self._most_tokens = int(checkpoint.config.get("max_position_embeddings") or 0)
         self._pad = next(
@@ -298,11 +297,11 @@ class Text2Text(Task):
         )
         examples = [ids[: self._max_length] for ids in self._tokenizer(list(EXAMPLES))["input_ids"] if ids]
         self._sharing = examine(self._model, examples, self._pad)
-        if options.verify_on_load:
+        if checkpoint.options.verify_on_load:
             verify(self, self._model, examples)
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         return DESCRIPTION
 
     def prepare(self, request: Request) -> PreparedTexts:

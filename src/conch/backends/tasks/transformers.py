@@ -14,7 +14,6 @@ from typing import Any, Final
 from conch.backends.base.arrays import Request
 from conch.backends.base.verification import example_ids, report_of, require_tensors
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, invalid, one_line
 from conch.core.inference import TensorSpec
 from conch.machine import extras
@@ -28,12 +27,13 @@ def device_of(open_engine: object) -> str:
     return str(getattr(open_engine, "device", "cpu"))
 
 
-def dtype_of(options: Options, device: str) -> Any:
+def dtype_of(checkpoint: Checkpoint, device: str) -> Any:
     """Return ``dtype`` for ``from_pretrained``: the option, else FP32 on a CPU and the stored type on a GPU."""
     import torch
 
-    if options.dtype != "auto":
-        return getattr(torch, options.dtype)
+    dtype = checkpoint.options.dtype
+    if dtype != "auto":
+        return getattr(torch, dtype)
     return torch.float32 if device == "cpu" else "auto"
 
 
@@ -60,15 +60,15 @@ def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
         raise invalid(f"the {what} of '{checkpoint.source}' cannot be loaded: {one_line(error)}") from error
 
 
-def load_model(head: str, checkpoint: Checkpoint, options: Options, device: str) -> Any:
+def load_model(head: str, checkpoint: Checkpoint, device: str) -> Any:
     """Load the network with transformers' class ``head`` (``AutoModelForSeq2SeqLM`` …), ready to run on ``device``."""
     with loading(checkpoint, "model"):
         import transformers
 
         model, report = getattr(transformers, head).from_pretrained(
             checkpoint.directory,
-            dtype=dtype_of(options, device),
-            trust_remote_code=options.trust_remote_code,
+            dtype=dtype_of(checkpoint, device),
+            trust_remote_code=checkpoint.options.trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # require_tensors rejects those that affect outputs, by name
         )
@@ -86,7 +86,7 @@ def _written(model: Any) -> Any:
         return model(input_ids=ids, decoder_input_ids=ids[:, :5]).logits
 
 
-def load_pipeline(task: str, checkpoint: Checkpoint, options: Options, device: str) -> Any:
+def load_pipeline(task: str, checkpoint: Checkpoint, device: str) -> Any:
     """Load transformers' pipeline for ``task`` from the checkpoint on ``device``."""
     with loading(checkpoint, f"pipeline '{task}'"):
         import transformers
@@ -96,8 +96,8 @@ def load_pipeline(task: str, checkpoint: Checkpoint, options: Options, device: s
             task,
             model=str(checkpoint.directory),
             device=device,
-            dtype=dtype_of(options, device),
-            trust_remote_code=options.trust_remote_code,
+            dtype=dtype_of(checkpoint, device),
+            trust_remote_code=checkpoint.options.trust_remote_code,
         )
         loaded.model.eval()
         return loaded
@@ -143,12 +143,14 @@ def _has_head(model: Any) -> bool:
     return getattr(model, "base_model", model) is not model
 
 
-def load_tokenizer(checkpoint: Checkpoint, options: Options) -> Any:
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """Load the tokenizer through transformers. The tokenizer is not thread-safe."""
     with loading(checkpoint, "tokenizer"):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(checkpoint.directory, trust_remote_code=options.trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            checkpoint.directory, trust_remote_code=checkpoint.options.trust_remote_code
+        )
 
 
 #: Optional inputs by name: datatype, minimum and maximum.

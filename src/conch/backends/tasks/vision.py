@@ -18,7 +18,6 @@ from conch.backends.tasks.classification import apply, best_first, checked_top_k
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.backends.tasks.transformers import loading
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, invalid
 from conch.core.inference import TensorSpec
 
@@ -45,15 +44,15 @@ class ImageClassification(Task):
     Outputs ``label`` STRING [-1] and ``score`` FP32 [-1], best first, and ``logits`` FP32 [-1] by class.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        self._pixels = media.max_pixels(options)
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        self._pixels = media.max_pixels(checkpoint.options)
         media.require_images(checkpoint.task)
         with loading(checkpoint, "image processor"):
             import transformers
 
             processors: Any = transformers.AutoImageProcessor
             self._processor = processors.from_pretrained(
-                checkpoint.directory, backend="pil", trust_remote_code=options.trust_remote_code
+                checkpoint.directory, backend="pil", trust_remote_code=checkpoint.options.trust_remote_code
             )
         self._engine = open_engine("AutoModelForImageClassification")
         self._engine.require_outputs(("logits",), checkpoint.source)
@@ -62,10 +61,10 @@ class ImageClassification(Task):
             self._engine.run(self._arrays([media.example_image()]))
         self._labels = checkpoint.labels or []
         self._config = checkpoint.config
-        self._top_k = options.top_k or TOP_K
+        self._top_k = checkpoint.options.top_k or TOP_K
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         classes = len(checkpoint.labels or ()) or -1
         return TaskDescription(
             (TensorSpec("image", "BYTES", (1,)), TensorSpec("top_k", "INT32", (1,), optional=True)),

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import TYPES, open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation
 from conch.core.errors import ConchError, invalid
@@ -92,7 +91,7 @@ def too_short_error(length: int, special: int, *, pair: bool = False) -> ConchEr
     )
 
 
-def open_encoder(checkpoint: Checkpoint, options: Options, original: Any = None) -> InputEncoder:
+def open_encoder(checkpoint: Checkpoint, original: Any = None) -> InputEncoder:
     """Open the tokenizer of a checkpoint for its network. Raises the errors of ``open_tokenizer``.
 
     ``original`` is the same tokenizer loaded by transformers. Its class may specify that the network gets no token
@@ -103,5 +102,5 @@ def open_encoder(checkpoint: Checkpoint, options: Options, original: Any = None)
     # The network must not get types for which it has no embeddings.
     known = int(checkpoint.config.get("type_vocab_size") or 2) > 1
     return InputEncoder(
-        tokenizer, checkpoint.max_length, types=takes_types and known, refuse=options.truncation == "refuse"
+        tokenizer, checkpoint.max_length, types=takes_types and known, refuse=checkpoint.options.truncation == "refuse"
     )

@@ -184,7 +184,7 @@ class Answers:
 
 def open_and_run(checkpoint: Checkpoint, head: str, device: str, arrays: Mapping[str, Array]) -> NetworkEngine:
     """Return the engine of a variant after its first run."""
-    engine = open_engine(checkpoint, checkpoint.options, head=head, device=device)
+    engine = open_engine(checkpoint, head=head, device=device)
     engine.run(arrays)
     return engine
 
@@ -203,8 +203,8 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         self.head = head_of(checkpoint.task)
         self.engines, self.precisions = plan.engines, plan.precisions
         self.shapes = plan.shapes(checkpoint.max_length)
-        cutting = replace(checkpoint.options, truncation="truncate")
-        self.encoder = open_encoder(checkpoint, cutting, original_tokenizer(checkpoint))
+        truncating = replace(checkpoint, options=replace(checkpoint.options, truncation="truncate"))
+        self.encoder = open_encoder(truncating, original_tokenizer(checkpoint))
         mask = self.encoder.tokenizer.special.texts.get("mask_token", "")
         fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data, mask=mask))
         self.sample_count = len(self.samples)
@@ -224,7 +224,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
             self.encoder.tokenizer.decode,
         )
         embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
-        self.pool = Pooling(PoolingPlan.read(checkpoint, checkpoint.options), checkpoint) if embeds else None
+        self.pool = Pooling(PoolingPlan.read(checkpoint), checkpoint) if embeds else None
 
     @property
     def serving_engines(self) -> frozenset[str]:
@@ -326,7 +326,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
     def _open(self, variant: BuiltVariant) -> NetworkEngine:
         checkpoint, head, device = self._opened(variant)
         with silence_libraries():
-            return open_engine(checkpoint, checkpoint.options, head=head, device=device)
+            return open_engine(checkpoint, head=head, device=device)
 
     def _opened(self, variant: BuiltVariant) -> tuple[Checkpoint, str, str]:
         """Return the checkpoint with only this variant, its head, and the device."""

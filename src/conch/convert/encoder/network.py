@@ -121,7 +121,7 @@ def load(checkpoint: Checkpoint) -> ReferenceNetwork:
     # Key-value caches would be useless outputs.
     module.config.use_cache = False
     max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
-    encoder = open_encoder(checkpoint, checkpoint.options, original_tokenizer(checkpoint))
+    encoder = open_encoder(checkpoint, original_tokenizer(checkpoint))
     return ReferenceNetwork(module, head, inputs_of(module, types=encoder.types), outputs, max_tokens)
 
 

@@ -109,7 +109,7 @@ def test_several_ways_are_concatenated_and_a_dense_layer_follows(tmp_path: Path)
     expected = torch.nn.functional.normalize(torch.tanh(weight @ pooled + bias), dim=0)
     task = open_task(tmp_path, "feature-extraction")
     np.testing.assert_allclose(embedding(answer(task, request(text_input=TEXTS[:1])))[0], expected.numpy(), atol=1e-5)
-    assert describe_task(Checkpoint.open(tmp_path), Options()).outputs[0].dims == (5,)
+    assert describe_task(Checkpoint.open(tmp_path)).outputs[0].dims == (5,)
 
 
 def test_prompts_are_put_before_the_text_and_may_not_count(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_signature_is_known_without_weights(tmp_path: Path) -> None:
     write(tmp_path, "AutoModel")
     checkpoint = Checkpoint.open(tmp_path, Options.from_values({"task": "feature-extraction"}))
     (tmp_path / "model.safetensors").unlink()
-    description = describe_task(checkpoint, checkpoint.options)
+    description = describe_task(checkpoint)
     assert [spec.name for spec in description.inputs] == ["text_input"]
     assert [(spec.name, spec.datatype, spec.dims) for spec in description.outputs] == [
         ("embedding", "FP32", (32,)),
@@ -165,7 +165,7 @@ def test_truncate_dim_keeps_the_first_numbers_after_all_modules(
         expected = torch.nn.functional.normalize(expected, dim=0)
     found = embedding(answer(open_task(folder, "feature-extraction", **options), request(text_input=TEXTS[:1])))
     np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
-    description = describe_task(Checkpoint.open(folder), Options())
+    description = describe_task(Checkpoint.open(folder))
     assert next(spec.dims for spec in description.outputs if spec.name == "embedding") == (5,)
 
 
@@ -173,4 +173,4 @@ def test_truncate_dim_keeps_the_first_numbers_after_all_modules(
 def test_truncate_dim_that_is_no_dimension_is_refused(tmp_path: Path, size: object) -> None:
     folder = truncating(tmp_path, size)
     with pytest.raises(ConchError, match="it must be a whole number of 1 or more"):
-        describe_task(Checkpoint.open(folder), Options())
+        describe_task(Checkpoint.open(folder))

@@ -66,7 +66,7 @@ def test_a_hundred_thousand_texts_run_in_parts(folder: Path) -> None:
 
     checkpoint = Checkpoint.open(folder, Options.from_values({"task": "text-classification"}))
     engine = Counting(folder, "AutoModelForSequenceClassification")
-    task = make_task(checkpoint, checkpoint.options, lambda head: engine)
+    task = make_task(checkpoint, lambda head: engine)
     engine.shapes.clear()
     texts = ["the station", "a market in the morning"] * 50_000
     result = answer(task, request("logits", text_input=texts))

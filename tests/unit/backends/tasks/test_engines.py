@@ -226,43 +226,48 @@ def _checkpoint(
     if weights:
         (folder / "model.safetensors").touch()
     return SimpleNamespace(
-        directory=folder, variant=variant, engine=engine, graph_file=lambda engine: graph, companion=None, manifest=None
-    )
+        directory=folder, variant=variant, engine=engine, graph_file=lambda engine: graph, companion=None,
+        manifest=None, options=Options(),
+    )  # fmt: skip
 
 
 def test_the_variant_chosen_runs(tmp_path: Path) -> None:
     variant = SimpleNamespace(name="v", engine="openvino", precision="int8", path="v.xml")
-    assert choose(_checkpoint(tmp_path, variant=variant), Options()) == ("openvino", "int8", tmp_path / "v.xml")
+    assert choose(_checkpoint(tmp_path, variant=variant)) == ("openvino", "int8", tmp_path / "v.xml")
     itself = SimpleNamespace(name="t", engine="torch", precision="bf16", path="")
-    assert choose(_checkpoint(tmp_path, variant=itself), Options()) == ("torch", "bf16", None)
+    assert choose(_checkpoint(tmp_path, variant=itself)) == ("torch", "bf16", None)
 
 
 def test_on_a_gpu_the_checkpoint_itself_runs_unless_a_variant_is_named(tmp_path: Path) -> None:
     variant = SimpleNamespace(name="v", engine="onnxruntime", precision="fp16", path="v.onnx")
     checkpoint = _checkpoint(tmp_path, variant=variant)
-    assert choose(checkpoint, Options(), "cuda") == ("torch", "", None)
-    assert choose(checkpoint, Options(dtype="bfloat16"), "cuda") == ("torch", "bf16", None)
-    for options in (Options(variant="v"), Options(engine="onnxruntime")):
-        assert choose(checkpoint, options, "cuda") == ("onnxruntime", "fp16", tmp_path / "v.onnx")
+    assert choose(checkpoint, "cuda") == ("torch", "", None)
+    checkpoint.options = Options(dtype="bfloat16")
+    assert choose(checkpoint, "cuda") == ("torch", "bf16", None)
+    for checkpoint.options in (Options(variant="v"), Options(engine="onnxruntime")):
+        assert choose(checkpoint, "cuda") == ("onnxruntime", "fp16", tmp_path / "v.onnx")
     (tmp_path / "model.safetensors").unlink()
-    assert choose(_checkpoint(tmp_path, variant=variant, weights=False), Options(), "cuda")[0] == "onnxruntime"
+    assert choose(_checkpoint(tmp_path, variant=variant, weights=False), "cuda")[0] == "onnxruntime"
 
 
 def test_without_variants_what_the_folder_holds_runs(tmp_path: Path) -> None:
     graph = onnx_graphs.encoder(tmp_path / "model.onnx")
-    engine = open_engine(_checkpoint(tmp_path, "onnxruntime", graph=graph), Options(), head="AutoModel")
+    engine = open_engine(_checkpoint(tmp_path, "onnxruntime", graph=graph), head="AutoModel")
     assert (engine.name, engine.precision) == ("onnxruntime", "fp32")
 
 
 def test_torch_runs_a_checkpoint(bert: Path) -> None:
-    engine = open_engine(_checkpoint(bert, weights=False), Options(dtype="bfloat16"), head="AutoModel")
+    checkpoint = _checkpoint(bert, weights=False)
+    checkpoint.options = Options(dtype="bfloat16")
+    engine = open_engine(checkpoint, head="AutoModel")
     assert (engine.name, engine.precision) == ("torch", "bf16")
 
 
 def test_openvino_is_refused_on_a_gpu(tmp_path: Path) -> None:
     checkpoint = _checkpoint(tmp_path, "openvino", graph=tmp_path / "model.xml")
+    checkpoint.options = Options(engine="openvino")
     with pytest.raises(ConchError, match="engine 'openvino' runs on CPUs"):
-        open_engine(checkpoint, Options(engine="openvino"), head="AutoModel", device="cuda")
+        open_engine(checkpoint, head="AutoModel", device="cuda")
 
 
 def test_a_graph_without_the_outputs_of_the_task_is_refused_when_the_model_loads(tmp_path: Path) -> None:
@@ -270,7 +275,7 @@ def test_a_graph_without_the_outputs_of_the_task_is_refused_when_the_model_loads
     onnx_graphs.encoder(tmp_path / "model.onnx", output="scores")
     checkpoint = Checkpoint.open(tmp_path, Options(engine="onnxruntime"))
     with pytest.raises(ConchError, match="gives scores; the task needs logits: export it with the head") as error:
-        make_task(checkpoint, checkpoint.options, lambda head: open_engine(checkpoint, checkpoint.options, head=head))
+        make_task(checkpoint, lambda head: open_engine(checkpoint, head=head))
     assert error.value.code is Code.UNSUPPORTED
 
 

@@ -45,8 +45,7 @@ def test_options_that_cannot_work_are_refused_before_weights_are_read(
     folder: Path, task: str, name: str, value: str, message: str
 ) -> None:
     with pytest.raises(ConchError, match=message) as error:
-        given = Options.from_values({"task": task, name: value})
-        describe_task(Checkpoint.open(folder, given), given)
+        describe_task(Checkpoint.open(folder, Options.from_values({"task": task, name: value})))
     assert error.value.code is Code.INVALID_ARG
 
 

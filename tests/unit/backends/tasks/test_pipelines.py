@@ -185,9 +185,9 @@ def test_pipeline_of_the_checkpoint_is_refused_when_its_code_is_not_trusted(own:
 
 
 def test_task_that_transformers_does_not_have_is_refused_by_name(causal: Path) -> None:
-    given = Options.from_values({"task": "mind-reading"})
+    checkpoint = Checkpoint.open(causal, Options(task="mind-reading"))
     with pytest.raises(ConchError, match=r"task 'mind-reading' is not known; the tasks .* are: .*object-detection, "):
-        describe_task(Checkpoint.open(causal, given), given)
+        describe_task(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_threads_have_tokenizers_of_their_own_over_the_same_weights(causal: Path
 
 
 def test_signature_is_known_without_weights(clip: Path, own: Path) -> None:
-    described = describe_task(Checkpoint.open(clip, Options(task="zero-shot-image-classification")), Options())
+    described = describe_task(Checkpoint.open(clip, Options(task="zero-shot-image-classification")))
     assert [spec.name for spec in described.inputs] == ["image", "candidate_labels", "options"]
     assert [spec.name for spec in described.outputs] == ["text_output"]
     assert [spec.name for spec in inputs_of("shouting", json.loads((own / "config.json").read_text()))] == [

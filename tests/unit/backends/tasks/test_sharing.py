@@ -68,9 +68,7 @@ def _write(folder: Path, kind: str, **settings: Any) -> Path:
 
 def opened(folder: Path, **options: Any) -> EncoderTask:
     checkpoint = Checkpoint.open(folder, Options.from_values(options))
-    task = make_task(
-        checkpoint, checkpoint.options, lambda head: open_engine(checkpoint, checkpoint.options, head=head)
-    )
+    task = make_task(checkpoint, lambda head: open_engine(checkpoint, head=head))
     assert isinstance(task, EncoderTask) and isinstance(task.engine, TorchEngine)
     return task
 
@@ -152,4 +150,4 @@ def test_a_network_whose_answer_is_another_than_transformers_gives_is_refused(tm
     for verify in (True, False):
         checkpoint = Checkpoint.open(folder, Options(verify_on_load=verify))
         with pytest.raises(ConchError, match=r"differ by 0\.001 of the greatest") if verify else nullcontext():
-            make_task(checkpoint, checkpoint.options, lambda head: Drifting(folder, head))
+            make_task(checkpoint, lambda head: Drifting(folder, head))

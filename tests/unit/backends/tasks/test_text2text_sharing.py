@@ -25,7 +25,7 @@ def written(folder: Path, kind: str) -> Path:
 
 def opened(folder: Path, **options: Any) -> Text2Text:
     checkpoint = Checkpoint.open(folder, Options(threads=1, **options))
-    return Text2Text(checkpoint, checkpoint.options, no_engine)
+    return Text2Text(checkpoint, no_engine)
 
 
 def no_engine(head: str) -> Any:

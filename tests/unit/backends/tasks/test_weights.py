@@ -34,9 +34,7 @@ def without(folder: Path, *endings: str) -> list[str]:
 def opened(folder: Path, **options: Any) -> Task:
     """The task as the backend makes it, on PyTorch."""
     checkpoint = Checkpoint.open(folder, Options.from_values(options))
-    return make_task(
-        checkpoint, checkpoint.options, lambda head: open_engine(checkpoint, checkpoint.options, head=head)
-    )
+    return make_task(checkpoint, lambda head: open_engine(checkpoint, head=head))
 
 
 def bert(head: str, **settings: Any) -> Callable[[Path], Path]:

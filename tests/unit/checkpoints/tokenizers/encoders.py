@@ -17,7 +17,7 @@ LONG = " ".join(TEXTS) + " [SEP] and [MASK] the end"
 
 def opened(folder: Path, **options: object) -> InputEncoder:
     given = Options.from_values({"task": "feature-extraction", **options})
-    return open_encoder(Checkpoint.open(folder, given), given)
+    return open_encoder(Checkpoint.open(folder, given))
 
 
 def in_python(folder: Path, fast: InputEncoder) -> InputEncoder:

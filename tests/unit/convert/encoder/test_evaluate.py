@@ -25,7 +25,7 @@ SAMPLES = [TextSample(text) for text in TEXTS]
 def encoder(tmp_path: Path) -> InputEncoder:
     wordpiece(tmp_path)
     checkpoint = Checkpoint(tmp_path, "tiny", "", {"type_vocab_size": 2}, Options(), max_length=40)
-    return open_encoder(checkpoint, checkpoint.options)
+    return open_encoder(checkpoint)
 
 
 class Echo(NetworkEngine):

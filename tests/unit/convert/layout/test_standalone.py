@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ MASK = np.array([[1, 1, 1], [1, 1, 0]])
 def test_pooling_in_the_graph_is_the_backends(
     checkpoint: Checkpoint, tmp_path: Path, mode: str, normalize: bool, opset: int
 ) -> None:
-    plan = PoolingPlan.read(checkpoint, Options(pooling=mode, normalize=normalize))
+    plan = PoolingPlan.read(replace(checkpoint, options=Options(pooling=mode, normalize=normalize)))
     source = graph(tmp_path / "source.onnx", opset=opset)
     standalone(source, tmp_path / "made.onnx", plan=plan, pairs=True)
     arrays = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": MASK}
@@ -40,7 +41,7 @@ def test_pooling_in_the_graph_is_the_backends(
 
 def test_zeros_alone_can_be_pooled(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """``perf_analyzer --input-data zero`` sends no real token at all."""
-    plan = PoolingPlan.read(checkpoint, Options(normalize=True))
+    plan = PoolingPlan.read(replace(checkpoint, options=Options(normalize=True)))
     standalone(graph(tmp_path / "source.onnx"), tmp_path / "made.onnx", plan=plan, pairs=False)
     zeros = np.zeros((2, 3), np.int64)
 

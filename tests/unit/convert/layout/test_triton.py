@@ -136,7 +136,7 @@ def test_tokenizer_of_the_trio_gives_what_the_backends_gives(checkpoint: Checkpo
     if file == "vocab.txt":
         tokenizer.rename(checkpoint.directory / "tokenizer.json")
 
-    encoder = open_encoder(checkpoint, checkpoint.options)
+    encoder = open_encoder(checkpoint)
     expected = padded(encoder.encode(TEXTS)[0], encoder.pad_id)
     for name, array in answer.outputs.items():
         assert array.dtype == np.int64

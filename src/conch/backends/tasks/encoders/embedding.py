@@ -11,7 +11,6 @@ from conch.backends.base.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.encoders.encoder_task import TEXT, EncodedRequest, EncoderTask, PaddedBatch, stacked, texts_of
 from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.checkpoints.pooling import Pooling, PoolingPlan, masked
 from conch.core.errors import invalid, unsupported
 from conch.core.inference import TensorSpec
@@ -30,9 +29,9 @@ class Embedding(EncoderTask):
     head = "AutoModel"
     reads = ()  # one of several; the constructor checks them
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        super().__init__(checkpoint, options, open_engine)
-        plan = PoolingPlan.read(checkpoint, options)
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, open_engine)
+        plan = PoolingPlan.read(checkpoint)
         self.pooling = Pooling(plan, checkpoint)
         names = self.engine.outputs
         self.hidden = next((name for name in HIDDEN if name in names), "")
@@ -53,11 +52,11 @@ class Embedding(EncoderTask):
         return "AutoModelForTextEncoding" if checkpoint.config.get("model_type") in ENCODER_DECODERS else cls.head
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         inputs = [TEXT]
         if (checkpoint.json("config_sentence_transformers.json") or {}).get("prompts"):
             inputs.append(TensorSpec("prompt_name", "BYTES", (1,), optional=True))
-        dimension = PoolingPlan.read(checkpoint, options).dimension
+        dimension = PoolingPlan.read(checkpoint).dimension
         outputs = TensorSpec("embedding", "FP32", (dimension,)), TensorSpec("num_input_tokens", "UINT32", (1,))
         return TaskDescription(tuple(inputs), outputs)
 

@@ -23,7 +23,6 @@ from conch.backends.tasks.classification import FUNCTION, checked_function
 from conch.backends.tasks.engines import NetworkEngine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
 from conch.checkpoints.tokenizers.open import TYPES, original_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import Tokens
@@ -227,20 +226,20 @@ class EncoderTask(Task):
     #: Whether each sequence is a pair of texts.
     pair: ClassVar[bool] = False
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        self.describe(checkpoint, options)  # rejects invalid options before weights are read
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        self.describe(checkpoint)  # rejects invalid options before weights are read
         self.checkpoint = checkpoint
-        self.options = options
+        self.options = checkpoint.options
         self.engine = open_engine(self.choose_head(checkpoint))
         self.engine.require_outputs(self.reads, checkpoint.source)
         original = original_tokenizer(checkpoint) if self.engine.name == "torch" else None
-        self.encoder = open_encoder(checkpoint, options, original)
-        self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
+        self.encoder = open_encoder(checkpoint, original)
+        self.budget = checkpoint.options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
         sharings = []
         for engine in self.engine.parts:
             examples = Examples(engine, self.encoder, pair=self.pair)
             examples.require_tensors()
-            if options.verify_on_load and original is not None:
+            if checkpoint.options.verify_on_load and original is not None:
                 examples.require_likeness(original)
             sharings.append(examples.sharing())
         self.sharing = strictest(sharings)

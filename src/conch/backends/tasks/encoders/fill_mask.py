@@ -12,7 +12,6 @@ from conch.backends.tasks.classification import checked_top_k, softmax
 from conch.backends.tasks.encoders.encoder_task import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import invalid
 from conch.core.inference import TensorSpec
 
@@ -30,8 +29,8 @@ class FillMask(EncoderTask):
 
     head = "AutoModelForMaskedLM"
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        super().__init__(checkpoint, options, open_engine)
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, open_engine)
         self.tokenizer = self.encoder.tokenizer
         if self.tokenizer.special.mask_id is None:
             raise invalid(f"fill-mask needs a tokenizer with a mask token, and that of '{checkpoint.source}' has none")
@@ -42,7 +41,7 @@ class FillMask(EncoderTask):
         self.budget = max(1, min(self.budget, LOGITS // (4 * vocabulary)))
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         return TaskDescription(
             (TEXT, TensorSpec("top_k", "INT32", (1,), optional=True)),
             (

@@ -18,7 +18,6 @@ from conch.backends.tasks.classification import checked_top_k
 from conch.backends.tasks.encoders.encoder_task import EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import CHUNK, Tokens
 from conch.core.errors import invalid, unsupported
@@ -170,13 +169,13 @@ class QuestionAnswering(EncoderTask):
     reads = ("start_logits", "end_logits")
     pair = True
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        super().__init__(checkpoint, options, open_engine)
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, open_engine)
         if self.encoder.tokenizer.fast is None:
             raise unsupported(f"question-answering needs a tokenizer.json, and '{checkpoint.source}' has none")
         self.fast = self.encoder.tokenizer.fast
         special = self.encoder.max_length - self.encoder.room(pair=True)
-        window = options.integer("max_seq_len", WINDOW)
+        window = checkpoint.options.integer("max_seq_len", WINDOW)
         if window < special + 2:
             raise invalid(
                 f"parameter 'max_seq_len' is {window}; a question with a context needs {special + 2} at least"
@@ -184,10 +183,10 @@ class QuestionAnswering(EncoderTask):
         self.window = min(self.encoder.max_length, window)
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         for name, (default, least) in _COUNTS.items():
-            checked_count(name, options.integer(name, default), least)
-        options.flag("handle_impossible_answer")
+            checked_count(name, checkpoint.options.integer(name, default), least)
+        checkpoint.options.flag("handle_impossible_answer")
         return TaskDescription(
             (
                 TensorSpec("question", "BYTES", (1,)),

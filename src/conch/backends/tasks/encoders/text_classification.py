@@ -37,7 +37,6 @@ from conch.backends.tasks.encoders.encoder_task import (
 )
 from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import invalid, unsupported
 from conch.core.inference import TensorSpec
 
@@ -47,14 +46,14 @@ class TextClassification(EncoderTask):
 
     head = "AutoModelForSequenceClassification"
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        super().__init__(checkpoint, options, open_engine)
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, open_engine)
         self.labels = [label.encode() for label in checkpoint.labels or ()]
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        if FUNCTION in options.extra:
-            checked_function(options.extra[FUNCTION])
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
+        if FUNCTION in checkpoint.options.extra:
+            checked_function(checkpoint.options.extra[FUNCTION])
         classes = len(checkpoint.labels or ()) or -1
         return TaskDescription(
             (
@@ -117,15 +116,15 @@ class Rerank(EncoderTask):
     head = "AutoModelForSequenceClassification"
     pair = True
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        super().__init__(checkpoint, options, open_engine)
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, open_engine)
         self.encoder.room(pair=True)
         self.activation = activation(checkpoint)
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        if FUNCTION in options.extra:
-            checked_function(options.extra[FUNCTION])
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
+        if FUNCTION in checkpoint.options.extra:
+            checked_function(checkpoint.options.extra[FUNCTION])
         classes = len(checkpoint.labels or ()) or 1
         return TaskDescription(
             (TEXT, PAIR, TensorSpec(FUNCTION, "BYTES", (1,), optional=True)),
@@ -179,7 +178,7 @@ class ZeroShotClassification(EncoderTask):
     head = "AutoModelForSequenceClassification"
     pair = True
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         entailment = [
             index for index, label in enumerate(checkpoint.labels or ()) if label.lower().startswith("entail")
         ]
@@ -188,16 +187,16 @@ class ZeroShotClassification(EncoderTask):
                 f"zero-shot-classification needs a class named 'entailment', and '{checkpoint.source}' has "
                 f"{', '.join(checkpoint.labels or ()) or 'no classes'}: correct id2label in config.json"
             )
-        super().__init__(checkpoint, options, open_engine)
+        super().__init__(checkpoint, open_engine)
         self.encoder.room(pair=True)
         self.entailment = entailment[0]
         self.contradiction = -1 if self.entailment == 0 else 0
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        check_template(options.text("hypothesis_template", TEMPLATE))
-        max_labels(options)
-        options.flag("multi_label")
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
+        check_template(checkpoint.options.text("hypothesis_template", TEMPLATE))
+        max_labels(checkpoint.options)
+        checkpoint.options.flag("multi_label")
         return TaskDescription(
             (
                 TEXT,

@@ -18,7 +18,6 @@ from conch.backends.tasks.classification import mislabelled, softmax
 from conch.backends.tasks.encoders.encoder_task import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
 from conch.core.errors import invalid, unsupported
 from conch.core.inference import TensorSpec
@@ -149,16 +148,16 @@ class TokenClassification(EncoderTask):
 
     head = "AutoModelForTokenClassification"
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        super().__init__(checkpoint, options, open_engine)
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, open_engine)
         if self.encoder.tokenizer.fast is None:
             raise unsupported(f"token-classification needs a tokenizer.json, and '{checkpoint.source}' has none")
         self.labels = checkpoint.labels or []
         self.grouping = Grouping(self.encoder.tokenizer, self.labels)
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        checked_strategy(options.text("aggregation_strategy", "none"))
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
+        checked_strategy(checkpoint.options.text("aggregation_strategy", "none"))
         return TaskDescription(
             (TEXT, TensorSpec("aggregation_strategy", "BYTES", (1,), optional=True)),
             (TensorSpec("entities", "BYTES", (1,)),),
