@@ -188,6 +188,13 @@ class Options:
         """Return a parameter of ``extra`` as a non-negative integer. Raises INVALID_ARG, naming it."""
         return _integer(name, self.extra[name]) if name in self.extra else default
 
+    def positive(self, name: str, default: int) -> int:
+        """Return a parameter of ``extra`` as an integer above 0. Raises INVALID_ARG, naming it."""
+        value = self.integer(name, default)
+        if not value:
+            raise invalid(f"parameter '{name}' is 0; it must be 1 at least")
+        return value
+
     def number(self, name: str, default: float = 0.0) -> float:
         """Return a parameter of ``extra`` as a finite number. Raises INVALID_ARG, naming it."""
         if name not in self.extra:

@@ -19,7 +19,7 @@ import numpy as np
 from conch.backends.base.arrays import Array, Strings
 from conch.backends.base.backend_base import versioned
 from conch.backends.graphs.graph import Graph, GraphBackend
-from conch.backends.graphs.signature import GraphTensor
+from conch.backends.graphs.signature import GraphTensor, integer_of
 from conch.config.parameters import Parameter, ParameterTable, parameter_texts
 from conch.core.errors import ConchError, internal, invalid, unavailable, unsupported
 from conch.machine import extras
@@ -276,14 +276,14 @@ def session_settings(
     """
     parameters = parameter_texts(config)
     threads, inter_op = (
-        _threads(name, _number(parameters, name, _number(backend_config, name, 0)))
+        _threads(name, integer_of(parameters, name, integer_of(backend_config, name, 0)))
         for name in ("intra_op_thread_count", "inter_op_thread_count")
     )
     optimization = config.get("optimization", {})
     level = int(optimization.get("graph", {}).get("level", 0))
     if level not in _GRAPH_LEVELS:
         raise invalid(f"optimization.graph.level is {level}; it must be -1, 0, 1 or 2")
-    mode = _number(parameters, "execution_mode", 0)
+    mode = integer_of(parameters, "execution_mode", 0)
     if mode not in (0, 1):
         raise invalid(f"parameter 'execution_mode' is {mode}; it must be 0 (sequential) or 1 (parallel)")
     return SessionSettings(
@@ -291,21 +291,12 @@ def session_settings(
         inter_op_threads=inter_op,
         parallel=mode == 1,
         graph=_GRAPH_LEVELS[level],
-        memory_arena=bool(_number(parameters, "enable_mem_arena", 1)),
-        memory_pattern=bool(_number(parameters, "enable_mem_pattern", 1)),
+        memory_arena=bool(integer_of(parameters, "enable_mem_arena", 1)),
+        memory_pattern=bool(integer_of(parameters, "enable_mem_pattern", 1)),
         entries={name: value for name, value in parameters.items() if name.startswith("session.")},
         run_entries={_SHRINKAGE: parameters[_SHRINKAGE]} if _SHRINKAGE in parameters else {},
         providers=_providers(optimization.get("execution_accelerators", {}), parameters, kind, device_id),
     )
-
-
-def _number(values: Mapping[str, str], name: str, default: int) -> int:
-    if name not in values:
-        return default
-    try:
-        return int(values[name])
-    except ValueError:
-        raise invalid(f"failed to convert {name} '{values[name]}' to integral number") from None
 
 
 def _threads(name: str, count: int) -> int:

@@ -6,6 +6,7 @@ the Hugging Face backend.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ DATATYPES: Final[dict[str, str]] = {
     "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
     "i32": "INT32", "i64": "INT64", "f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64", "string": "BYTES",
 }  # fmt: skip
+_SOURCE_LOCATION: Final = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
 #: Inference precision by ``precision``; for int8, the precision of the parts that are not quantized. By default,
 #: OpenVINO runs those in bf16, which is no faster here, and with 2026.4 gives wrong results for sequences of 32 tokens.
 _HINTS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
@@ -139,12 +141,17 @@ class CompiledGraph(Graph):
 
 
 def runtime_error(error: Exception) -> ConchError:
-    """Convert an OpenVINO exception to an error with a one-line message, without OpenVINO's source locations."""
+    """Convert an OpenVINO exception to an error with a one-line message."""
     if isinstance(error, ConchError):
         return error
+    return internal(f"OpenVINO: {reason(error)}")
+
+
+def reason(error: Exception) -> str:
+    """Return the error message of OpenVINO or OpenVINO GenAI as one line, without source locations."""
     lines = [line.strip() for line in str(error).splitlines()]
     message = " ".join(line for line in lines if line and not line.startswith(("Exception from ", "Check '")))
-    return internal(f"OpenVINO: {message or type(error).__name__}")
+    return _SOURCE_LOCATION.sub("", message) or type(error).__name__
 
 
 def _tensor(port: Any) -> GraphTensor:

@@ -36,11 +36,17 @@ class GraphTensor:
 
 def default_max_batch_size(backend_config: Mapping[str, str]) -> int:
     """Return the backend option ``default-max-batch-size``. Raises INVALID_ARG if it is not an integer."""
-    text = backend_config.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
+    return integer_of(backend_config, "default-max-batch-size", DEFAULT_MAX_BATCH_SIZE)
+
+
+def integer_of(values: Mapping[str, str], name: str, default: int) -> int:
+    """Return an option or parameter as an integer. Raises INVALID_ARG, naming it."""
+    if name not in values:
+        return default
     try:
-        return int(text)
+        return int(values[name])
     except ValueError:
-        raise invalid(f"failed to convert default-max-batch-size '{text}' to integral number") from None
+        raise invalid(f"failed to convert {name} '{values[name]}' to integral number") from None
 
 
 def complete(

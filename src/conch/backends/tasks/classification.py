@@ -40,10 +40,10 @@ def apply(function: str, logits: Array) -> Array:
     return sigmoid(logits) if function == "sigmoid" else logits
 
 
-def checked_function(value: Any) -> str:
-    """Return ``value``. Raises INVALID_ARG unless it is one of ``FUNCTIONS``."""
-    if value not in FUNCTIONS:
-        raise invalid(f"{FUNCTION} is '{value}'; it must be one of {', '.join(FUNCTIONS)}")
+def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return ``value`` of the input or parameter ``name``. Raises INVALID_ARG unless it is one of ``choices``."""
+    if value not in choices:
+        raise invalid(f"{name} is '{value}'; it must be one of {', '.join(choices)}")
     return str(value)
 
 
@@ -97,10 +97,7 @@ _MAX_CHARACTERS: Final = 64 << 20
 
 def max_labels(options: Options) -> int:
     """Return the maximum number of labels per row. Raises INVALID_ARG for a limit of 0."""
-    limit = options.integer("max_candidate_labels", MAX_LABELS)
-    if not limit:
-        raise invalid("parameter 'max_candidate_labels' is 0; it must be 1 at least")
-    return limit
+    return options.positive("max_candidate_labels", MAX_LABELS)
 
 
 def check_labels(count: int, most: int) -> None:

@@ -75,12 +75,12 @@ def require_images(task: str) -> None:
 
 def max_seconds(options: Options) -> int:
     """Return the maximum length of a recording in seconds. Raises INVALID_ARG for a limit of 0."""
-    return _limit(options, "max_audio_seconds", MAX_SECONDS)
+    return options.positive("max_audio_seconds", MAX_SECONDS)
 
 
 def max_pixels(options: Options) -> int:
     """Return the maximum number of pixels of an image. Raises INVALID_ARG for a limit of 0."""
-    return _limit(options, "max_image_pixels", MAX_PIXELS)
+    return options.positive("max_image_pixels", MAX_PIXELS)
 
 
 def shortest(config: Any) -> int:
@@ -275,13 +275,6 @@ def wav(values: npt.NDArray[Any], rate: int) -> bytes:
     file = BytesIO()
     soundfile.write(file, np.squeeze(values).T.astype(np.float32), rate, "PCM_16", format="WAV")
     return file.getvalue()
-
-
-def _limit(options: Options, name: str, default: int) -> int:
-    limit = options.integer(name, default)
-    if not limit:
-        raise invalid(f"parameter '{name}' is 0; it must be 1 at least")
-    return limit
 
 
 def _check_rate(rate: int, name: str, row: int) -> None:

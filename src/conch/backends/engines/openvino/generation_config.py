@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from conch.backends.graphs.openvino import reason
 from conch.core.errors import invalid
 from conch.core.sampling.parameters import SamplingParams
 from conch.core.sampling.structures import Structure
 
 #: A token id outside every vocabulary, for sequences without stop tokens: GenAI requires an end-of-sequence token.
 NO_TOKEN: Final = 2**31 - 1
-_PLACE: Final = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
 #: The largest prime below 2**32; GenAI's seeds have 32 bits.
 MOST_SEEDS: Final = 2**32 - 5
 
@@ -87,13 +87,6 @@ def structured_output(structure: Structure) -> Any:
         return structure_config(grammar=structure.text)
     # A regex, because GenAI encodes U+0080 to U+00FF before a hexadecimal digit incorrectly in constant strings.
     return structure_config(regex="|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in json.loads(structure.text)))
-
-
-def reason(error: Exception) -> str:
-    """Return GenAI's error message as one line, without source locations."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    message_lines = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
-    return _PLACE.sub("", " ".join(message_lines)) or type(error).__name__
 
 
 def _seed(seed: int | None) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch.backends.engines.openvino.generation_config import reason
+from conch.backends.graphs.openvino import reason
 from conch.checkpoints.gguf import DECODERS, Blocks, GgufFile, TensorInfo, read_blocks, type_name
 from conch.core.errors import ConchError, invalid
 

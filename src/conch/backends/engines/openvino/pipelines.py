@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.engines.openvino.generation_config import reason
 from conch.backends.engines.openvino.gguf_weights import write_graph
 from conch.backends.generation.engine import EngineSpec, kv_token_bytes
+from conch.backends.graphs.openvino import reason
 from conch.checkpoints.tokenizers.fast import token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid

@@ -19,7 +19,7 @@ import numpy as np
 
 from conch.backends.base.arrays import Array, Request, Result, failure
 from conch.backends.base.verification import distance, require_likeness, rounding, unlike
-from conch.backends.tasks.classification import FUNCTION, checked_function
+from conch.backends.tasks.classification import FUNCTION, FUNCTIONS, checked_choice
 from conch.backends.tasks.engines import NetworkEngine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task
 from conch.checkpoints.folder import Checkpoint
@@ -345,7 +345,7 @@ class EncoderTask(Task):
         Raises INVALID_ARG for an unknown function.
         """
         value = self.option(request, FUNCTION)
-        return None if value is None else checked_function(value)
+        return None if value is None else checked_choice(FUNCTION, value, FUNCTIONS)
 
 
 def stacked(rows: Sequence[Array]) -> Array:

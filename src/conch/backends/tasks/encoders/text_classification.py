@@ -14,10 +14,11 @@ import numpy as np
 from conch.backends.base.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.classification import (
     FUNCTION,
+    FUNCTIONS,
     apply,
     check_labels,
     check_template,
-    checked_function,
+    checked_choice,
     checked_top_k,
     default_function,
     hypotheses,
@@ -53,7 +54,7 @@ class TextClassification(EncoderTask):
     @classmethod
     def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         if FUNCTION in checkpoint.options.extra:
-            checked_function(checkpoint.options.extra[FUNCTION])
+            checked_choice(FUNCTION, checkpoint.options.extra[FUNCTION], FUNCTIONS)
         classes = len(checkpoint.labels or ()) or -1
         return TaskDescription(
             (
@@ -124,7 +125,7 @@ class Rerank(EncoderTask):
     @classmethod
     def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         if FUNCTION in checkpoint.options.extra:
-            checked_function(checkpoint.options.extra[FUNCTION])
+            checked_choice(FUNCTION, checkpoint.options.extra[FUNCTION], FUNCTIONS)
         classes = len(checkpoint.labels or ()) or 1
         return TaskDescription(
             (TEXT, PAIR, TensorSpec(FUNCTION, "BYTES", (1,), optional=True)),

@@ -14,14 +14,16 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.classification import mislabelled, softmax
+from conch.backends.tasks.classification import checked_choice, mislabelled, softmax
 from conch.backends.tasks.encoders.encoder_task import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
-from conch.core.errors import invalid, unsupported
+from conch.core.errors import unsupported
 from conch.core.inference import TensorSpec
 
+#: The input and parameter that selects one of ``STRATEGIES``.
+STRATEGY: Final = "aggregation_strategy"
 STRATEGIES: Final = ("none", "simple", "first", "average", "max")
 #: The label of tokens outside entities.
 OUTSIDE: Final = "O"
@@ -157,15 +159,15 @@ class TokenClassification(EncoderTask):
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
-        checked_strategy(checkpoint.options.text("aggregation_strategy", "none"))
+        checked_choice(STRATEGY, checkpoint.options.text(STRATEGY, "none"), STRATEGIES)
         return TaskDescription(
-            (TEXT, TensorSpec("aggregation_strategy", "BYTES", (1,), optional=True)),
+            (TEXT, TensorSpec(STRATEGY, "BYTES", (1,), optional=True)),
             (TensorSpec("entities", "BYTES", (1,)),),
         )
 
     def prepare(self, request: Request) -> EncodedRequest:
         texts = texts_of(request, "text_input")
-        strategy = checked_strategy(self.option(request, "aggregation_strategy", "none"))
+        strategy = checked_choice(STRATEGY, self.option(request, STRATEGY, "none"), STRATEGIES)
         sequences, truncated = self.encoder.encode(texts, offsets=True)
         return EncodedRequest(request, sequences, truncated, (texts, strategy))
 
@@ -182,10 +184,3 @@ class TokenClassification(EncoderTask):
             for text, item, scores in zip(texts, encoded.sequences, values, strict=True)
         ]
         return Result({"entities": Strings((len(documents), 1), documents)})
-
-
-def checked_strategy(value: str) -> str:
-    """Return ``value``. Raises INVALID_ARG unless it is one of ``STRATEGIES``."""
-    if value not in STRATEGIES:
-        raise invalid(f"aggregation_strategy is '{value}'; it must be one of {', '.join(STRATEGIES)}")
-    return value
