@@ -18,6 +18,7 @@ NEED_EXTRAS: Final = (
     "measure/analyze/options/test_reading.py",
     "backends/io_formats",
     "backends/engines",
+    "backends/generation/test_generation_backend.py",
     "backends/generation/test_service.py",
     "backends/graphs",
     "backends/python/test_dlpack_torch.py",

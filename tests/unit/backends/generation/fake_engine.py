@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import threading
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
@@ -95,6 +93,8 @@ class ByteTokenizer(FastTokenizer):
     """Each byte is the token of its number; 0 is special and ends a text."""
 
     def __init__(self) -> None:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
         letters = sorted(pre_tokenizers.ByteLevel.alphabet())
         others = iter(sorted(set(range(256)) - set(map(ord, letters))))
         vocabulary = {letter: ord(letter) if ord(letter) < 256 else next(others) for letter in letters}
