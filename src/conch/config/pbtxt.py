@@ -1,4 +1,7 @@
-"""Reads ``config.pbtxt`` (protobuf text format); errors contain the position and a suggestion."""
+"""Reads ``config.pbtxt`` (protobuf text format); errors contain the position and a suggestion.
+
+Suggestions depend only on the message of the parser and the text at its position.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,6 @@ from google.protobuf import text_format
 from conch.config.reading import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
 from conch.core.errors import did_you_mean, one_line
-
-# Hints for syntax errors. They depend only on the parser's message and the text at its position.
-
 
 _UNKNOWN_FIELD: Final = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
 _UNKNOWN_VALUE: Final = re.compile(r'Enum type "(?P<enum>[\w.]+)" has no value named (?P<value>"?\w+"?)')

@@ -3,7 +3,7 @@
 :mod:`conch.library.app` makes one ``Registry``. The server takes the ``ModelStatistics`` of each model version from it,
 registers them when the version starts serving and unregisters them when it has ended; the metrics port renders the
 page. Everything runs on the event loop. Values are read when the page is rendered, so recording does not depend on
-the page.
+the page. The registry calls ``collect`` for every scrape, but the machine is read at most once per ``interval`` (s).
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, page, page_lines
 from conch.telemetry.families import Registered
 from conch.telemetry.statistics import Histogram, ModelStatistics, Summaries
-
-# The registry calls ``collect`` for every scrape, but the machine is read at most once per ``interval`` (s).
-
 
 CPU_UTILIZATION: Final = Metric("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]")
 CPU_MEMORY_TOTAL: Final = Metric("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes")

@@ -86,9 +86,6 @@ class Summary:
         return [values[max(ceil(rank * len(values)), 1) - 1] for rank in ranks]
 
 
-# Owned by ``ModelStatistics``, for models with workers that report generation; the metrics page uses vLLM's names.
-
-
 #: Seconds.
 FIRST_TOKEN_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -215,9 +212,6 @@ class Generation:
 
 def _nanoseconds(histogram: Histogram) -> dict[str, int]:
     return {"count": histogram.count, "ns": round(histogram.sum * 1e9)}
-
-
-# Owned by ``ModelStatistics``, for models with workers that report their work; durations are nanoseconds.
 
 
 #: Buckets of the sequences of an execution, and of its tokens with padding.

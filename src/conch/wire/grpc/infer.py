@@ -391,10 +391,8 @@ def _text(text: str) -> str:
     return clipped(text).encode("utf-8", "replace").decode()
 
 
-# Concatenated encoded messages are the encoding of their merged fields, so repeated parts are encoded once.
-
-
 def _encode(response: service_pb2.ModelInferResponse) -> bytes:
+    """Encode a part of a response; concatenated parts are the encoding of their merged fields."""
     encoded: bytes = response.SerializeToString()
     return encoded
 

@@ -17,10 +17,6 @@ from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import Delta, Parser, Tools, parser_for, read_tools
 
-# The role ``developer`` becomes ``system``, and ``function`` becomes ``tool``. Content becomes text, and the arguments
-# of tool calls become objects.
-
-
 _ROLES: Final = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
     "function": "tool",
@@ -30,7 +26,11 @@ _DROPPED: Final = ("annotations", "audio", "function_call", "refusal")
 
 
 def read_messages(fields: Fields) -> bytes:
-    """Read the messages and return them as JSON. Raises ApiError with the path of an invalid value."""
+    """Read the messages and return them as JSON. Raises ApiError with the path of an invalid value.
+
+    The role ``developer`` becomes ``system``, and ``function`` becomes ``tool``. Content becomes text, and the
+    arguments of tool calls become objects.
+    """
     messages = fields.array("messages")
     if not messages:
         raise ApiError("'messages' must be an array of at least one message", "messages")

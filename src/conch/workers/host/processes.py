@@ -1,6 +1,7 @@
 """Creates, watches and ends all worker processes of a server, so that none outlives it.
 
-Owned by the server; runs on its event loop.
+Owned by the server; runs on its event loop, as the watchdog and the guard do. A check of the watchdog reads a few bytes
+of shared memory per worker; /proc is read only for workers that are silent or loading.
 """
 
 from __future__ import annotations
@@ -25,10 +26,6 @@ from conch.telemetry.custom import CustomMetrics
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause, Liveness, WorkerTimeouts
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn, spawn_at_terminal
-
-# The watchdog, owned by ``WorkerProcesses``; runs on the event loop. A check reads a few bytes of shared memory per
-# worker; /proc is read only for workers that are silent or loading.
-
 
 #: Interval between checks (s).
 INTERVAL: Final = 0.5
@@ -79,9 +76,6 @@ class WorkerWatch:
                 known = self._liveness[process] = Liveness(now, process.timeouts)
             reads = partial(self._read, process.pid), partial(children_activity, process.pid)
             process.heed(known.look(now, process.sample, *reads))
-
-
-# The guard, owned by ``WorkerProcesses``; runs on the event loop.
 
 
 LOG = logging.getLogger("conch")

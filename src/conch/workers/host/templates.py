@@ -2,6 +2,9 @@
 
 The program is ``workers/child/template.py``. Owned by the server; runs on its event loop in the main thread: templates
 are killed when the thread that started them ends.
+
+This process adopts forked workers, which would otherwise become children of init. It also adopts and reaps unrelated
+processes that become orphans during a fork. The event loops of all servers in this process share that state.
 """
 
 from __future__ import annotations
@@ -27,10 +30,6 @@ from typing import Any, Final
 from conch.machine import logs
 from conch.workers.child.template import MAX_MESSAGE
 from conch.workers.host.spawn import ChildProcess, Spawn, SpawnedProcess, WorkerOutput, spawn_template
-
-# Adoption of forked workers: without it, they become children of init. Unrelated processes that become orphans during
-# a fork are adopted too, and reaped. Shared by the event loops of all servers in this process.
-
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
