@@ -69,7 +69,7 @@ class Request:
     Methods that read an input raise INVALID_ARG with its name if the request does not have it.
     """
 
-    __slots__ = ("cancelled", "id", "inputs", "outputs", "parameters", "places", "rows", "serial", "text_limit")
+    __slots__ = ("cancelled", "id", "inputs", "loans", "outputs", "parameters", "rows", "serial", "text_limit")
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Request:
         parameters: dict[str, Any] | None = None,
         batched: bool = True,
         text_limit: int = 0,
-        places: Mapping[str, OutputLoan] | None = None,
+        loans: Mapping[str, OutputLoan] | None = None,
     ) -> None:
         self.serial = serial
         self.id = id
@@ -94,7 +94,7 @@ class Request:
         #: Maximum size of a text (bytes); 0 for no limit.
         self.text_limit = text_limit
         #: Loans of shared memory by output name; these outputs are written there instead of being sent to the server.
-        self.places = places or {}
+        self.loans = loans or {}
 
     @property
     def size(self) -> int:

@@ -258,8 +258,8 @@ class BackendBase(ABC):
     def _send_log(self, level: str, message: str, once: bool) -> None:
         if self._log.get(level.lower(), False):
             frame = sys._getframe(2)
-            place = {"file": frame.f_code.co_filename.rpartition("/")[2], "line": frame.f_lineno}
-            self.channel.send({"op": "log", "level": level, **place, "message": message, "once": once})
+            source = {"file": frame.f_code.co_filename.rpartition("/")[2], "line": frame.f_lineno}
+            self.channel.send({"op": "log", "level": level, **source, "message": message, "once": once})
 
     def check_parameters(self, table: ParameterTable) -> None:
         """Log parameters of the model that have no effect. Raises INVALID_ARG for a misspelt parameter."""
@@ -284,7 +284,7 @@ class BackendBase(ABC):
             parameters=fields["parameters"],
             batched=self._batched,
             text_limit=self.text_limit,
-            places=lent_outputs(fields.get("places", {}), self.channel.buffers),
+            loans=lent_outputs(fields.get("loans", {}), self.channel.buffers),
         )
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
@@ -306,7 +306,7 @@ class BackendBase(ABC):
                 _logger.error("%s", error.message)
             return {"outputs": [], "parameters": {}, "error": [error.code.name, error.public]}
         self._outputs.look(wired, request.outputs, False, request.rows if self._counts_rows else None)
-        outputs = [packer.add(*tensor, request.places.get(tensor[0])) for tensor in wired]
+        outputs = [packer.add(*tensor, request.loans.get(tensor[0])) for tensor in wired]
         return {"outputs": outputs, "parameters": result.parameters}
 
 

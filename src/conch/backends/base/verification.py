@@ -32,13 +32,13 @@ def greedy_difference(tokens: Sequence[int], wanted: Sequence[int], logits: Sequ
     different tokens are closer than ``tie``, relative to the greatest absolute logit, they count as equal, and the
     comparison ends there.
     """
-    for place, (token, expected) in enumerate(zip(tokens, wanted, strict=False)):
+    for position, (token, expected) in enumerate(zip(tokens, wanted, strict=False)):
         if token != expected:
-            row = logits[place].float()
+            row = logits[position].float()
             behind = float(row[expected] - row[token])
             if behind <= tie * max(float(row[row.isfinite()].abs().max()), 1e-6):
                 return ""
-            return f"token {place} is {token} and not {expected}, whose logit is greater by {behind:.3g}"
+            return f"token {position} is {token} and not {expected}, whose logit is greater by {behind:.3g}"
     return ""
 
 

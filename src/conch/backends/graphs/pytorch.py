@@ -317,14 +317,14 @@ class PyTorchBackend(ModelFileBackend):
         program, names = self._program, list(datatypes)
         if program.keyed:
             return {name: name for name in names}
-        places = indices(names, program.arguments)
+        positions = indices(names, program.arguments)
         takes = f"forward takes {len(program.arguments)} argument(s): {', '.join(program.arguments)}"
-        for name, place in zip(names, places, strict=True):
-            if place >= len(program.arguments):
+        for name, position in zip(names, positions, strict=True):
+            if position >= len(program.arguments):
                 raise invalid(f"unable to load model '{self.model['name']}': input '{name}' is none of them, {takes}")
-        if len(set(places)) < len(places):
+        if len(set(positions)) < len(positions):
             raise invalid(f"unable to load model '{self.model['name']}': two inputs are the same argument, {takes}")
-        matched = {name: program.arguments[place] for name, place in zip(names, places, strict=True)}
+        matched = {name: program.arguments[position] for name, position in zip(names, positions, strict=True)}
         for name, datatype_name in datatypes.items():
             if (datatype_name == "TYPE_STRING") != (matched[name] in program.texts):
                 raise invalid(

@@ -62,8 +62,8 @@ class StopStrings:
         for count in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[len(text) - count :]
             # In sorted order, the strings that begin with ``end`` follow it.
-            place = bisect_left(self._sorted, end)
-            if place < len(self._sorted) and self._sorted[place].startswith(end):
+            index = bisect_left(self._sorted, end)
+            if index < len(self._sorted) and self._sorted[index].startswith(end):
                 return count
         return 0
 

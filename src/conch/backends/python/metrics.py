@@ -23,7 +23,7 @@ from conch.workers.child.channel import Channel, Header
 from conch.workers.child.forked import ForkedChannel
 
 #: Time after which changes are sent without waiting for another frame (s).
-PATIENCE_SECONDS = 0.05
+FLUSH_SECONDS = 0.05
 
 _OP = "metric_control"
 _CREATING = "Error when creating Metric"
@@ -232,7 +232,7 @@ class MetricChanges:
             if self._closed:
                 return
             self._waiting.clear()
-            sleep(PATIENCE_SECONDS)
+            sleep(FLUSH_SECONDS)
             self._channel.send_ahead()
 
 

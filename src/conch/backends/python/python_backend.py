@@ -233,8 +233,8 @@ class PythonBackend:
                 reply = self._runtime.reply_of_rescheduled(fields["serial"]) if self._reschedules else None
                 if reply is None:
                     reply = ResponseChannel(self._runtime, fields["serial"], set(fields["outputs"]), decoupled, rows)
-                if "places" in fields:
-                    reply.places = lent_outputs(fields["places"], self._channel.buffers)
+                if "loans" in fields:
+                    reply.loans = lent_outputs(fields["loans"], self._channel.buffers)
                 replies.append(reply)
                 requests.append(InferenceRequest.received(fields, unpacker.tensors(fields["inputs"]), reply))
         except ConchError as error:
@@ -329,19 +329,19 @@ class PythonBackend:
     def _rescheduled(self, returned: Any, replies: list[ResponseChannel]) -> list[int]:
         """Return the indices of the requests that the model has rescheduled; they do not end with this batch."""
         wanted = self._runtime.rescheduled
-        places = [place for place, reply in enumerate(replies) if reply.serial in wanted and not reply.closed]
+        indices = [index for index, reply in enumerate(replies) if reply.serial in wanted and not reply.closed]
         wanted.clear()
         if isinstance(returned, list) and len(returned) == len(replies):
-            for place in places:
-                if returned[place] is not None:
+            for index in indices:
+                if returned[index] is not None:
                     raise self._failed(
                         "Expected a None object in the execute function return list for reschduled request, found type "
-                        f"'{type(returned[place])}'."
+                        f"'{type(returned[index])}'."
                     )
-        for place in places:
-            replies[place].waiting = True
+        for index in indices:
+            replies[index].waiting = True
         self._reschedules = True
-        return places
+        return indices
 
     def _responses(self, returned: Any, replies: list[ResponseChannel], packer: Packer) -> list[dict[str, Any] | None]:
         """Convert the result of ``execute`` to entries of a ``done`` frame. Raises INTERNAL for an invalid result."""

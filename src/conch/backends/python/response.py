@@ -16,7 +16,7 @@ from conch.workers.child.memory import OutputLoan
 from conch.workers.child.packing import Packer
 
 #: For requests whose outputs are all sent to the server.
-NO_PLACES: Mapping[str, OutputLoan] = {}
+NO_LOANS: Mapping[str, OutputLoan] = {}
 
 
 def check_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -73,18 +73,18 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def encode(
-        self, outputs: set[str], packer: Packer, copy: bool = False, places: Mapping[str, OutputLoan] = NO_PLACES
+        self, outputs: set[str], packer: Packer, copy: bool = False, loans: Mapping[str, OutputLoan] = NO_LOANS
     ) -> dict[str, Any]:
         """Return the description of this response for a frame, with only the requested ``outputs``.
 
-        Outputs named in ``places`` are written to the shared memory lent for them. ``copy`` copies the tensors, so that
+        Outputs named in ``loans`` are written to the shared memory lent for them. ``copy`` copies the tensors, so that
         later changes by the model are not sent.
         """
         if self._error is not None:
             error = [self._error.code().name, self._error.message()]
             return {"outputs": [], "parameters": self._parameters, "error": error}
         tensors = [
-            tensor.pack(packer, copy, places.get(tensor._name)) for tensor in self._tensors if tensor._name in outputs
+            tensor.pack(packer, copy, loans.get(tensor._name)) for tensor in self._tensors if tensor._name in outputs
         ]
         return {"outputs": tensors, "parameters": self._parameters}
 

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from conch.backends.python.calls import BlsClient
 from conch.backends.python.errors import TritonModelException
-from conch.backends.python.response import NO_PLACES, InferenceResponse
+from conch.backends.python.response import NO_LOANS, InferenceResponse
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import OutputWatch, Packer
 
@@ -107,8 +107,8 @@ class ResponseChannel:
         "closed",
         "decoupled",
         "held",
+        "loans",
         "outputs",
-        "places",
         "rows",
         "runtime",
         "sent",
@@ -124,7 +124,7 @@ class ResponseChannel:
         self.outputs = outputs
         self.decoupled = decoupled
         #: Loans of shared memory by output name; these outputs are written there instead of being sent to the server.
-        self.places = NO_PLACES
+        self.loans = NO_LOANS
         #: The number of rows that each output must have; None for any number.
         self.rows = rows
         self.cancelled = False
@@ -193,7 +193,7 @@ class ResponseChannel:
         if not response.has_error():
             outputs = [(tensor._name, tensor._datatype, tensor._shape, tensor) for tensor in response._tensors]
             self.runtime.outputs.look(outputs, self.outputs, not self.decoupled, self.rows)
-        return response.encode(self.outputs, packer, copy, self.places)
+        return response.encode(self.outputs, packer, copy, self.loans)
 
     def fail(self, code: str, message: str) -> None:
         """End the request with an error, unless it has ended."""

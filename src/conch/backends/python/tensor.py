@@ -343,14 +343,14 @@ class Tensor:
         result._data = None
         return result
 
-    def pack(self, packer: Packer, copy: bool = False, place: OutputLoan | None = None) -> Descriptor:
-        """Add this tensor to a frame, or write it to its ``place``; with ``copy``, later changes are not sent."""
+    def pack(self, packer: Packer, copy: bool = False, loan: OutputLoan | None = None) -> Descriptor:
+        """Add this tensor to a frame, or write it to its ``loan``; with ``copy``, later changes are not sent."""
         data: Any = self._data
         if data is None:
             array = self._array
             assert array is not None
             data = array.tobytes() if copy or array.nbytes < INLINE_LIMIT else array.reshape(-1).view(np.uint8)
-        return packer.add(self._name, self._datatype, self._shape, data, place)
+        return packer.add(self._name, self._datatype, self._shape, data, loan)
 
     def _decode(self) -> np.ndarray[Any, Any]:
         data: Any = self._data

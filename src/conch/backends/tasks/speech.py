@@ -149,8 +149,8 @@ class SpeechRecognition(Task):
         for prepared in batch:
             assert isinstance(prepared, PreparedSpeech)
             for recording in prepared.recordings:
-                for place in range(len(recording.chunks)):
-                    groups.setdefault(self._group(recording, place), []).append((recording, place))
+                for index in range(len(recording.chunks)):
+                    groups.setdefault(self._group(recording, index), []).append((recording, index))
         for group in groups.values():
             for start in range(0, len(group), BATCH_CHUNKS):
                 self._run(group[start : start + BATCH_CHUNKS], work)
@@ -199,13 +199,13 @@ class SpeechRecognition(Task):
             raise invalid(f"input 'task' is '{generation['task']}'; it must be transcribe or translate")
         return generation
 
-    def _group(self, recording: _Recording, place: int) -> str:
+    def _group(self, recording: _Recording, index: int) -> str:
         """Return the batch key of a chunk: chunks of equal shapes and parameters share it and need no padding."""
-        chunk = recording.chunks[place]
+        chunk = recording.chunks[index]
         shapes = [(name, tuple(value.shape)) for name, value in sorted(chunk.items()) if hasattr(value, "shape")]
         key = f"{shapes} {'stride' in chunk} {recording.timestamps} {sorted(recording.generation.items())}"
         alone = recording.timestamps == "word" and self._kind == "seq2seq_whisper"
-        return f"{key} {id(recording)} {place}" if alone or self._windows(recording) else key
+        return f"{key} {id(recording)} {index}" if alone or self._windows(recording) else key
 
     def _run(self, group: list[tuple[_Recording, int]], work: ExecutionWork) -> None:
         first = group[0][0]
@@ -215,7 +215,7 @@ class SpeechRecognition(Task):
             if first.timestamps:
                 parameters["return_timestamps"] = first.timestamps
             parameters["stopping_criteria"] = stop_when_cancelled([recording.request for recording, _ in group])
-        chunks = [recording.chunks[place] for recording, place in group]
+        chunks = [recording.chunks[index] for recording, index in group]
         before = monotonic_ns()
         try:
             answers = _separated(
@@ -229,8 +229,8 @@ class SpeechRecognition(Task):
         frames = sum(_frames(chunk) for chunk in chunks)
         work.add(frames, frames, len(chunks))
         work.engine_ns += monotonic_ns() - before
-        for (recording, place), answer in zip(group, answers, strict=True):
-            recording.answers[place] = answer
+        for (recording, index), answer in zip(group, answers, strict=True):
+            recording.answers[index] = answer
 
     def _pipeline_for(self, timestamps: bool | str) -> Any:
         """Return the pipeline; for Whisper's word timestamps, a copy that shares the weights.
@@ -255,7 +255,7 @@ class SpeechRecognition(Task):
         for recording in prepared.recordings:
             if recording.error is not None:
                 return recording.error
-            answers = [recording.answers[place] for place in range(len(recording.chunks))]
+            answers = [recording.answers[index] for index in range(len(recording.chunks))]
             transcription = self._pipeline.postprocess(answers, return_timestamps=recording.timestamps)
             texts.append(transcription["text"])
             wants_chunks = prepared.request.option("return_timestamps", "none") != "none"
@@ -308,6 +308,6 @@ def _separated(answers: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     if count == 1:
         return [dict(answers)]
     return [
-        {name: value[place : place + 1] if hasattr(value, "shape") else value[place] for name, value in answers.items()}
-        for place in range(count)
+        {name: value[index : index + 1] if hasattr(value, "shape") else value[index] for name, value in answers.items()}
+        for index in range(count)
     ]

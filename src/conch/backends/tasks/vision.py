@@ -98,20 +98,20 @@ class ImageClassification(Task):
         requests = [prepared for prepared in batch if isinstance(prepared, PreparedImages)]
         logits: list[Array] = [np.empty(0)] * len(requests)
         before = monotonic_ns()
-        for places in _runs(requests):
+        for indices in _runs(requests):
             arrays = {
-                name: np.concatenate([requests[place].arrays[name] for place in places])
-                for name in requests[places[0]].arrays
+                name: np.concatenate([requests[index].arrays[name] for index in indices])
+                for name in requests[indices[0]].arrays
             }
-            rows = [requests[place].sequence_count for place in places]
+            rows = [requests[index].sequence_count for index in indices]
             arranged = monotonic_ns()
             answer = self._engine.run(arrays)["logits"]
             computed = monotonic_ns()
             work.add(sum(rows), sum(rows), sum(rows))
             work.arrange_ns += arranged - before
             work.engine_ns += computed - arranged
-            for place, part in zip(places, np.split(answer, np.cumsum(rows)[:-1]), strict=True):
-                logits[place] = part
+            for index, part in zip(indices, np.split(answer, np.cumsum(rows)[:-1]), strict=True):
+                logits[index] = part
             before = monotonic_ns()
             work.answer_ns += before - computed
         results: list[Result | ConchError] = []
@@ -136,11 +136,11 @@ def _runs(requests: Sequence[PreparedImages]) -> list[list[int]]:
     """Group the indices of requests with images of the same size, up to ``BATCH_IMAGES`` images per group."""
     runs: dict[tuple[Any, ...], list[list[int]]] = {}
     rows: dict[tuple[Any, ...], int] = {}
-    for place, prepared in enumerate(requests):
+    for index, prepared in enumerate(requests):
         key = tuple((name, array.shape[1:]) for name, array in sorted(prepared.arrays.items()))
         if key not in runs or rows[key] + prepared.sequence_count > BATCH_IMAGES:
             runs.setdefault(key, []).append([])
             rows[key] = 0
-        runs[key][-1].append(place)
+        runs[key][-1].append(index)
         rows[key] += prepared.sequence_count
     return [run for same in runs.values() for run in same]

@@ -163,14 +163,14 @@ class Bounding(NodeTransformer):
         return _filter(nodes.List(node.nodes), _JOINED, node)
 
 
-def _tick(place: nodes.Node) -> nodes.Stmt:
-    statement = nodes.ExprStmt(_filter(nodes.Const(None), _TICK, place))
-    return statement.set_lineno(place.lineno).set_environment(place.environment)
+def _tick(node: nodes.Node) -> nodes.Stmt:
+    statement = nodes.ExprStmt(_filter(nodes.Const(None), _TICK, node))
+    return statement.set_lineno(node.lineno).set_environment(node.environment)
 
 
-def _filter(value: nodes.Expr, name: str, place: nodes.Node) -> nodes.Filter:
+def _filter(value: nodes.Expr, name: str, node: nodes.Node) -> nodes.Filter:
     filter_node = nodes.Filter(value, name, [], [], None, None)
-    return filter_node.set_lineno(place.lineno).set_environment(place.environment)
+    return filter_node.set_lineno(node.lineno).set_environment(node.environment)
 
 
 @pass_context  # type: ignore[untyped-decorator]  # prevents evaluation when the template is compiled
@@ -233,8 +233,8 @@ def format_size(form: Any, values: Any) -> float:
     widths = [width for groups in _WIDTH.findall(text) for width in groups if width]
     if not all(width.isdigit() and len(width) <= _MAX_WIDTH_DIGITS for width in widths):
         raise TooMuch("it has a format with a width of more than four digits, or one that is told elsewhere")
-    places = text.count("{") + text.count("%")
-    return float(len(text) + places * size_of(values) + sum(map(int, widths)))
+    placeholders = text.count("{") + text.count("%")
+    return float(len(text) + placeholders * size_of(values) + sum(map(int, widths)))
 
 
 def _with_small_numbers(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,7 +47,7 @@ class Endpoint:
         Completes the tensor descriptors in ``header`` that came from ``packer``. The endpoint keeps ownership of the
         file descriptors; they must not be sent later than the buffers.
         """
-        if packer is not None and (packer.large or packer.places):
+        if packer is not None and (packer.large or packer.offers):
             packer.fill_buffer(self.pool)
         returned = self.buffers.returned
         if returned:

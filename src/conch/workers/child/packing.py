@@ -40,21 +40,21 @@ class Elsewhere(Protocol):
 class Packer:
     """Collects the tensors of one frame; ``Endpoint.encode`` turns it into bytes."""
 
-    __slots__ = ("large", "payload", "places", "size")
+    __slots__ = ("large", "offers", "payload", "size")
 
     def __init__(self) -> None:
         self.payload: list[Buffer] = []
         self.size = 0
         self.large: list[tuple[Descriptor, Buffer]] = []
-        self.places: list[tuple[list[int], Loan]] = []
+        self.offers: list[tuple[list[int], Loan]] = []
 
     def add(
-        self, name: str, datatype: str, shape: Sequence[int], data: Buffer, place: OutputLoan | None = None
+        self, name: str, datatype: str, shape: Sequence[int], data: Buffer, loan: OutputLoan | None = None
     ) -> Descriptor:
-        """Add a tensor with a flat byte buffer, or write it to ``place`` if possible; return its descriptor."""
+        """Add a tensor with a flat byte buffer, or write it to the ``loan`` if possible; return its descriptor."""
         size = len(data)
         descriptor: Descriptor = [name, datatype, shape, size]
-        taken = place.take(data) if place is not None else None
+        taken = loan.take(data) if loan is not None else None
         if taken is not None:
             descriptor.extend(taken)
             return descriptor
@@ -74,14 +74,14 @@ class Packer:
 
         The list lacks ``file`` until the frame is encoded.
         """
-        place = [loan.offset, loan.size]
-        self.places.append((place, loan))
-        return place
+        offer = [loan.offset, loan.size]
+        self.offers.append((offer, loan))
+        return offer
 
     def fill_buffer(self, pool: BufferPool) -> None:
         """Copy the large tensors into a new buffer, lend files, and complete the descriptors of both."""
-        for place, offered in self.places:
-            place.insert(0, pool.lend(offered))
+        for offer, file in self.offers:
+            offer.insert(0, pool.lend(file))
         at = 0
         copied: list[tuple[Descriptor, Buffer]] = []
         for descriptor, data in self.large:
@@ -107,9 +107,9 @@ class Packer:
         target.release()
 
 
-def lent_outputs(places: Mapping[str, Sequence[int]], buffers: BufferMap) -> dict[str, OutputLoan]:
+def lent_outputs(loans: Mapping[str, Sequence[int]], buffers: BufferMap) -> dict[str, OutputLoan]:
     """Return the loans for outputs of a received request that the worker can write itself, by name."""
-    return {name: OutputLoan(buffers.files[place[0]], *place) for name, place in places.items()}
+    return {name: OutputLoan(buffers.files[loan[0]], *loan) for name, loan in loans.items()}
 
 
 class Unpacker:

@@ -98,11 +98,11 @@ class Worker:
     thread holds the receive lock all the time.
     """
 
-    def __init__(self, channel: Channel, turns: ReceiveLock) -> None:
+    def __init__(self, channel: Channel, receive_lock: ReceiveLock) -> None:
         self._channel = channel
         self._backend: Any = None
         self._open_error: Exception | None = None  # why the backend could not be created
-        self._receive_lock = turns
+        self._receive_lock = receive_lock
         self._several = False
 
     def pass_receive_lock(self) -> None:

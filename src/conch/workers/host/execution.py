@@ -48,7 +48,7 @@ def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
     if request.shared is not None:
         loans = request.shared.loans()
         if loans:
-            fields["places"] = {name: packer.offer(loan) for name, loan in loans.items()}
+            fields["loans"] = {name: packer.offer(loan) for name, loan in loans.items()}
     if request.trace is not None:
         fields["trace"] = request.trace.context
     return fields

@@ -375,7 +375,7 @@ class WorkerProcess:
             return
         responses = responses_of(header["responses"], unpacker, execution.requests)
         if "rescheduled" in header:
-            execution.rescheduled = [execution.requests[place] for place in header["rescheduled"]]
+            execution.rescheduled = [execution.requests[index] for index in header["rescheduled"]]
         execution.on_done(execution)
         for request, response in zip(execution.requests, responses, strict=True):
             take_times(request, execution.times)

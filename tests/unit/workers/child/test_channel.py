@@ -274,19 +274,19 @@ def test_lent_file_is_read_and_written_by_the_other_end(server: Server, worker: 
     packer = Packer()
     descriptor = packer.add("A", "UINT8", [INLINE_LIMIT], Lent(owner.loan(4, INLINE_LIMIT)))  # type: ignore[arg-type]
     place = packer.offer(owner.loan(INLINE_LIMIT, 8))
-    header = {"op": "x", "tensors": [descriptor], "places": {"B": place}}
+    header = {"op": "x", "tensors": [descriptor], "loans": {"B": place}}
     server.connection.sendall(write(server.connection, server.endpoint.encode(header, packer)))
     assert not server.endpoint.pool.lent
 
     received, payload = worker.receive()
     [tensor] = Unpacker(payload, worker.buffers).unpack(received["tensors"])
     assert bytes(tensor.data) == bytes((4, 5, 6, 7)) + bytes(INLINE_LIMIT - 4)
-    places = lent_outputs(received["places"], worker.buffers)
+    loans = lent_outputs(received["loans"], worker.buffers)
     answer = Packer()
-    assert len(answer.add("B", "UINT8", [9], bytes(9), places["B"])) == 4  # it does not fit
-    outputs = [answer.add("B", "UINT8", [8], b"\7" * 8, places["B"])]
+    assert len(answer.add("B", "UINT8", [9], bytes(9), loans["B"])) == 4  # it does not fit
+    outputs = [answer.add("B", "UINT8", [8], b"\7" * 8, loans["B"])]
     os.truncate(owner.fd, INLINE_LIMIT + 7)
-    assert len(answer.add("B", "UINT8", [8], b"\7" * 8, places["B"])) == 4  # it would grow again
+    assert len(answer.add("B", "UINT8", [8], b"\7" * 8, loans["B"])) == 4  # it would grow again
     worker.send({"op": "y", "outputs": outputs})
     assert os.pread(owner.fd, 8, INLINE_LIMIT) == b"\7" * 7
 
@@ -313,7 +313,7 @@ def test_lent_file_is_closed_when_its_owner_has_gone(server: Server, worker: Cha
     assert os.pread(file.fd, 4, 0) == b"1234"
     server.endpoint.pool.lend(untold.loan(0, 4))
     del owner, untold
-    packer.places.clear()
+    packer.offers.clear()
     assert ended == [1, 1]
     server.send({"op": "y"})
     assert worker.receive()[0] == {"op": "y"}

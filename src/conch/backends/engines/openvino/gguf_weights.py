@@ -163,10 +163,10 @@ class _GraphMatrix:
     @classmethod
     def of(cls, multiply: Any) -> _GraphMatrix | None:
         """Return the matrix whose last operation is ``multiply``, or None if it is another multiplication."""
-        subtract, scales = (multiply.input_value(place).get_node() for place in (0, 1))
+        subtract, scales = (multiply.input_value(index).get_node() for index in (0, 1))
         if subtract.get_type_name() != "Subtract" or scales.get_type_name() != "Constant":
             return None
-        numbers, zeros = (subtract.input_value(place).get_node().input_value(0).get_node() for place in (0, 1))
+        numbers, zeros = (subtract.input_value(index).get_node().input_value(0).get_node() for index in (0, 1))
         if numbers.get_type_name() != "Constant" or len(numbers.get_output_shape(0)) != 3:
             return None
         return cls(multiply, numbers, zeros, scales)

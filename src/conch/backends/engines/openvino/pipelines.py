@@ -149,7 +149,7 @@ def _decoder(detokenizer: Any) -> Any:
 
 
 def _tokens(node: Any) -> list[bytes]:
-    inputs = [] if node is None else [node.input_value(place).get_node() for place in (1, 2, 3)]
+    inputs = [] if node is None else [node.input_value(index).get_node() for index in (1, 2, 3)]
     if not inputs or any(node.get_type_name() != "Constant" for node in inputs):
         return []
     begins, ends, content = (node.data for node in inputs)
@@ -163,8 +163,8 @@ def _replace(node: Any, tokens: Sequence[bytes]) -> None:
     ends = np.cumsum([len(token) for token in tokens], dtype=np.int32)
     begins = np.concatenate([np.zeros(1, np.int32), ends[:-1]])
     content = np.frombuffer(b"".join(tokens), np.uint8)
-    for place, values in enumerate((begins, ends, content), start=1):
-        node.input(place).replace_source_output(opset13.constant(values).output(0))
+    for index, values in enumerate((begins, ends, content), start=1):
+        node.input(index).replace_source_output(opset13.constant(values).output(0))
 
 
 def lora(path: Path, graph: Path) -> Any:

@@ -116,12 +116,12 @@ def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[
 def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list[int]] | None:
     """Return the engine's tokens after each prompt, or None if the first step took too much processor time."""
     answers: dict[int, list[int]] = {}
-    for place, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=VERIFIED_TOKENS, ignore_eos=True)
         sampling.temperature = 0.0
         sampling.make_greedy()
-        engine.add(EngineRequest(_FIRST_ID - place, prompt, sampling))
-        answers[_FIRST_ID - place] = []
+        engine.add(EngineRequest(_FIRST_ID - number, prompt, sampling))
+        answers[_FIRST_ID - number] = []
     try:
         # Processor time, so that a busy machine does not skip the comparison.
         before = process_time()

@@ -52,7 +52,7 @@ def probe_batch_support(network: DecoderNetwork, context: int) -> BatchSupport:
         if _may_be_padded(network, context) and trial.holds(trial.together):
             return BatchSupport(padding=True, several_rows=True, beam_search=True)
         return BatchSupport(
-            padding=False, several_rows=trial.holds(trial.in_turns), beam_search=trial.holds(trial.copied)
+            padding=False, several_rows=trial.holds(trial.alternating), beam_search=trial.holds(trial.copied)
         )
 
 
@@ -116,7 +116,7 @@ class _Trial:
         steps += [early.feed([[text[length + more]] for text, length in self._prompts()]) for more in (0, 1)]
         return [(text, step, logits[text]) for step, logits in enumerate(steps) for text in range(3)]
 
-    def in_turns(self) -> list[tuple[int, int, Tensor]]:
+    def alternating(self) -> list[tuple[int, int, Tensor]]:
         """Compute the texts alternately, each with its own state."""
         rows = [OwnRows(self._network) for _ in self._texts]
         results = []

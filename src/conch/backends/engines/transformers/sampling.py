@@ -138,12 +138,12 @@ def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]
     ranks = (values > of_chosen).sum(dim=-1) + 1
     most = min(max(wanted[index] or 0 for index in indices), values.shape[1])
     top, ids = (values.tolist() for values in values.topk(most, dim=-1))
-    for place, index in enumerate(indices):
+    for position, index in enumerate(indices):
         count = wanted[index] or 0
         results[index] = TokenLogprobs(
-            float(of_chosen[place, 0]),
-            int(ranks[place]),
-            list(zip(ids[place][:count], top[place][:count], strict=True)),
+            float(of_chosen[position, 0]),
+            int(ranks[position]),
+            list(zip(ids[position][:count], top[position][:count], strict=True)),
         )
     return results
 
