@@ -20,10 +20,9 @@ from conch.client.transport import ConnectionFailedError, UnreachableError
 from conch.client.values import decode
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
-from conch.core.tensors import WireTensor
 from conch.machine.addresses import host_and_port
-from conch.wire.grpc.infer import ERRORS_WITH_CODES, FINAL_RESPONSE
-from conch.wire.grpc.outgoing import ANY_SIZE, CODES, write_parameters
+from conch.wire.grpc.infer import ERRORS_WITH_CODES
+from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
 
 
 def document_of(message: Any) -> dict[str, Any]:
@@ -108,6 +107,13 @@ class GrpcTransport:
         )
         self._headers = tuple((name.lower(), value) for name, value in (headers or {}).items())
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # Requests are sent as bytes, so that tensors are copied only once.
+        self._infer: Any = self._channel.unary_unary(
+            f"{SERVICE_PATH}ModelInfer", None, service_pb2.ModelInferResponse.FromString
+        )
+        self._stream: Any = self._channel.stream_stream(
+            f"{SERVICE_PATH}ModelStreamInfer", None, service_pb2.ModelStreamInferResponse.FromString
+        )
 
     def live(self, deadline: Deadline) -> bool:
         return bool(self._call("ServerLive", service_pb2.ServerLiveRequest(), deadline).live)
@@ -160,15 +166,18 @@ class GrpcTransport:
         )
 
     def infer(self, request: OutgoingRequest) -> InferResult:
-        return _result(self._call("ModelInfer", _message(request), request.deadline, request.model))
-
-    def stream(self, request: OutgoingRequest) -> ResultStream:
-        message = _message(request)
+        message = encode_request(request.to_infer_request(), request.model, request.version)
 
         def send(left: float | None) -> Any:
-            return self._stub.ModelStreamInfer(
-                iter([message]), timeout=left, metadata=(*self._headers, *STREAM_METADATA)
-            )
+            return self._infer(message, timeout=left, metadata=self._headers)
+
+        return _result(self._within(request.deadline, request.model, send))
+
+    def stream(self, request: OutgoingRequest) -> ResultStream:
+        message = encode_request(request.to_infer_request(), request.model, request.version)
+
+        def send(left: float | None) -> Any:
+            return self._stream(iter([message]), timeout=left, metadata=(*self._headers, *STREAM_METADATA))
 
         return _GrpcStream(self._within(request.deadline, request.model, send), request, self._error)
 
@@ -237,41 +246,10 @@ class _GrpcStream(ResultStream):
         self.close()
 
 
-def _message(request: OutgoingRequest) -> service_pb2.ModelInferRequest:
-    message = service_pb2.ModelInferRequest(
-        model_name=request.model, model_version=_version(request.version), id=request.id
-    )
-    write_parameters(
-        message.parameters,
-        request.parameters,
-        priority=request.priority,
-        sequence_id=request.sequence_id,
-        flags=request.flags,
-    )
-    for tensor in request.inputs.values():
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(tensor.data)
-    for name in request.outputs:
-        message.outputs.add(name=name)
-    return message
-
-
 def _result(message: service_pb2.ModelInferResponse) -> InferResult:
-    tensors = zip(message.outputs, message.raw_output_contents, strict=True)
-    return InferResult(
-        message.model_name,
-        message.model_version,
-        {
-            tensor.name: decode(WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-            for tensor, data in tensors
-        },
-        message.id,
-        {
-            name: getattr(parameter, parameter.WhichOneof("parameter_choice"))
-            for name, parameter in message.parameters.items()
-            if name != FINAL_RESPONSE
-        },
-    )
+    response = decode_response(message)
+    outputs = {tensor.name: decode(tensor) for tensor in response.outputs}
+    return InferResult(message.model_name, message.model_version, outputs, message.id, response.parameters)
 
 
 def _version(number: int) -> str:

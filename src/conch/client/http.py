@@ -32,7 +32,7 @@ from conch.core.inference import TensorSpec
 from conch.core.tensors import Buffer, WireTensor
 from conch.machine.addresses import host_and_port
 from conch.wire.json.generate import deduced_shape
-from conch.wire.json.outgoing import CODES, decode_error, model_path, request_document
+from conch.wire.json.outgoing import CODES, decode_error, encode_request, model_path
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _OVER_GRPC: Final = "connect with grpc:// for this request"
@@ -234,11 +234,10 @@ class HttpTransport:
         self._call("POST", f"{_REGION}/{region}/unregister", b"{}", deadline)
 
     def infer(self, request: OutgoingRequest) -> InferResult:
-        header = json.dumps(_document(request)).encode()
-        body = (header, *(tensor.data for tensor in request.inputs.values()))
+        header, tensors = encode_request(request.to_infer_request())
         path = f"{model_path(request.model, request.version)}/infer"
         headers = {JSON_SIZE: str(len(header))}
-        response = self._exchange("POST", path, body, request.deadline, request.model, headers)
+        response = self._exchange("POST", path, (header, *tensors), request.deadline, request.model, headers)
         length = response.json_size
         document = json.loads(response.body[:length])
         return _result(request, document, memoryview(response.body)[len(response.body) if length is None else length :])
@@ -416,19 +415,6 @@ def _connect(host: str, port: int, tls: ssl.SSLContext | None, deadline: Deadlin
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _document(request: OutgoingRequest) -> dict[str, Any]:
-    """Return the JSON of an inference request; the bytes of its tensors follow."""
-    return request_document(
-        request.inputs.values(),
-        request.outputs,
-        id=request.id,
-        parameters=request.parameters,
-        priority=request.priority,
-        sequence_id=request.sequence_id,
-        flags=request.flags,
-    )
 
 
 def _result(request: OutgoingRequest, document: Mapping[str, Any], binary: memoryview) -> InferResult:

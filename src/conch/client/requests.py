@@ -5,14 +5,22 @@ In-process servers and remote clients share this code, so that equal arguments h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from conch.client.deadline import NO_DEADLINE, Deadline
 from conch.client.values import encode_inputs
 from conch.core.errors import ConchError, invalid, unsupported
-from conch.core.inference import SEQUENCE_END, SEQUENCE_START, ModelSignature, ParameterValue
+from conch.core.inference import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferRequest,
+    InferResponse,
+    ModelSignature,
+    ParameterValue,
+    ignore,
+)
 from conch.core.tensors import WireTensor
 
 T = TypeVar("T")
@@ -60,6 +68,23 @@ class OutgoingRequest:
     def not_in_time(self) -> ConchError:
         """Return the error for a request without a response by the deadline."""
         return self.deadline.no_response(self.model)
+
+    def to_infer_request(
+        self, on_response: Callable[[InferResponse], None] = ignore, version: int | None = None
+    ) -> InferRequest:
+        """Return the request as the server represents it; ``version`` is its model's, by default the requested one."""
+        return InferRequest(
+            self.model,
+            dict(self.inputs),
+            on_response,
+            model_version=self.version if version is None else version,
+            id=self.id,
+            outputs=self.outputs,
+            parameters=self.parameters,
+            correlation_id=self.sequence_id,
+            flags=self.flags,
+            priority=self.priority,
+        )
 
     def only(self, results: Sequence[T]) -> T:
         """Return the only response. Raises UNSUPPORTED for none or several."""

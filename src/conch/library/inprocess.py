@@ -171,18 +171,7 @@ class _Inbox:
 def _submit(model: Model, outgoing: OutgoingRequest, on_response: Callable[[InferResponse], None]) -> InferRequest:
     if outgoing.parameters and model.signature.check_parameters is not None:
         model.signature.check_parameters(outgoing.parameters)
-    request = InferRequest(
-        model.name,
-        dict(outgoing.inputs),
-        on_response,
-        model_version=model.version,
-        id=outgoing.id,
-        outputs=outgoing.outputs,
-        parameters=outgoing.parameters,
-        correlation_id=outgoing.sequence_id,
-        flags=outgoing.flags,
-        priority=outgoing.priority,
-    )
+    request = outgoing.to_infer_request(on_response, model.version)
     model.infer(request)
     return request
 

@@ -132,3 +132,15 @@ def test_an_unreachable_server_is_named_with_the_cause() -> None:
     with Client("grpc://[::1]:1") as client, pytest.raises(ConchError, match=r"^\[::1\]:1 does not answer: ") as raised:
         client.metadata(timeout=30)
     assert isinstance(raised.value, UnreachableError) and raised.value.reason.startswith("no connection: ")
+
+
+def test_outputs_without_raw_contents_are_read() -> None:
+    class TypedService(FakeService):
+        def ModelInfer(self, request: Any, context: Any) -> Any:
+            response = service_pb2.ModelInferResponse(model_name=request.model_name, model_version="1")
+            response.outputs.add(name="y", datatype="FP32", shape=[2]).contents.fp32_contents.extend([1, 2])
+            return response
+
+    request = OutgoingRequest(ModelSignature("m", 1, 0, {}, {}), -1, {})
+    with served(TypedService(0)) as port, closing(GrpcTransport("127.0.0.1", port, None)) as transport:
+        assert transport.infer(request)["y"].tolist() == [1, 2]

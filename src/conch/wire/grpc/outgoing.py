@@ -34,35 +34,28 @@ CODES: Final[Mapping[int, Code]] = {
 }
 
 
-def write_parameters(
-    target: Any,
-    parameters: Mapping[str, ParameterValue],
-    *,
-    priority: int = 0,
-    sequence_id: int | str = 0,
-    flags: int = 0,
-    timeout: int = 0,
-) -> None:
+def _write_parameters(target: Any, request: InferRequest) -> None:
     """Write the parameters of a request, including the protocol's own, into a message's map.
 
     Raises INVALID_ARG for numbers that do not fit.
     """
     try:
-        for name, value in parameters.items():
+        for name, value in request.parameters.items():
             target[name].CopyFrom(response_parameter(value))
     except ValueError as error:
         raise invalid(f"a number does not fit into its parameter: {error}") from None
-    if priority:
-        target["priority"].uint64_param = priority
-    if timeout:
-        target["timeout"].int64_param = timeout
+    if request.priority:
+        target["priority"].uint64_param = request.priority
+    if request.timeout:
+        target["timeout"].int64_param = min(request.timeout, 2**63 - 1)
+    sequence_id = request.correlation_id
     if isinstance(sequence_id, str):
         if sequence_id:
             target["sequence_id"].string_param = sequence_id
     elif sequence_id:
         target["sequence_id"].int64_param = sequence_id - (2**64 if sequence_id >= 2**63 else 0)
     for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
-        if flags & flag:
+        if request.flags & flag:
             target[name].bool_param = True
 
 
@@ -74,14 +67,7 @@ def encode_request(request: InferRequest, model: str, version: int, *, streamed:
     message = service_pb2.ModelInferRequest(
         model_name=model, model_version="" if version < 0 else str(version), id=request.id
     )
-    write_parameters(
-        message.parameters,
-        request.parameters,
-        priority=request.priority,
-        sequence_id=request.correlation_id,
-        flags=request.flags,
-        timeout=min(request.timeout, 2**63 - 1),
-    )
+    _write_parameters(message.parameters, request)
     if streamed:
         message.parameters[EMPTY_FINAL].bool_param = True
     for name in request.outputs:

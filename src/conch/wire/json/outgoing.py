@@ -5,13 +5,13 @@ Does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 from urllib.parse import quote
 
 from conch.core.errors import Code, ConchError, internal
-from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
+from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
 from conch.core.tensors import Buffer, WireTensor
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
@@ -34,28 +34,19 @@ def model_path(model: str, version: int) -> str:
     return path if version < 0 else f"{path}/versions/{version}"
 
 
-def request_document(
-    inputs: Iterable[WireTensor],
-    outputs: Sequence[str],
-    *,
-    id: str = "",
-    parameters: Mapping[str, ParameterValue],
-    priority: int = 0,
-    sequence_id: int | str = 0,
-    flags: int = 0,
-    timeout: int = 0,
-) -> dict[str, Any]:
-    """Return the JSON of a request with binary tensors that asks for binary outputs; ``timeout`` is in µs."""
-    request_parameters: dict[str, Any] = dict(parameters)
-    if priority:
-        request_parameters["priority"] = priority
-    if timeout:
-        request_parameters["timeout"] = timeout
-    if sequence_id:
-        request_parameters["sequence_id"] = sequence_id
+def encode_request(request: InferRequest) -> tuple[bytes, list[Buffer]]:
+    """Return the JSON of a request that asks for binary outputs, and the data of its tensors, which follows it."""
+    tensors = request.inputs.values()
+    parameters: dict[str, Any] = dict(request.parameters)
+    if request.priority:
+        parameters["priority"] = request.priority
+    if request.timeout:  # µs
+        parameters["timeout"] = request.timeout
+    if request.correlation_id:
+        parameters["sequence_id"] = request.correlation_id
     for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
-        if flags & flag:
-            request_parameters[name] = True
+        if request.flags & flag:
+            parameters[name] = True
     document: dict[str, Any] = {
         "inputs": [
             {
@@ -64,33 +55,18 @@ def request_document(
                 "shape": tensor.shape,
                 "parameters": {"binary_data_size": len(tensor.data)},
             }
-            for tensor in inputs
+            for tensor in tensors
         ]
     }
-    if id:
-        document["id"] = id
-    if outputs:
-        document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    if request.id:
+        document["id"] = request.id
+    if request.outputs:
+        document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in request.outputs]
     else:
-        request_parameters["binary_data_output"] = True
-    if request_parameters:
-        document["parameters"] = request_parameters
-    return document
-
-
-def encode_request(request: InferRequest) -> tuple[bytes, list[Buffer]]:
-    """Return the JSON of a request, and the data of its tensors, which follows it."""
-    document = request_document(
-        request.inputs.values(),
-        request.outputs,
-        id=request.id,
-        parameters=request.parameters,
-        priority=request.priority,
-        sequence_id=request.correlation_id,
-        flags=request.flags,
-        timeout=request.timeout,
-    )
-    return text.dumps(document), [_plain(tensor.data) for tensor in request.inputs.values() if len(tensor.data)]
+        parameters["binary_data_output"] = True
+    if parameters:
+        document["parameters"] = parameters
+    return text.dumps(document), [_plain(tensor.data) for tensor in tensors if len(tensor.data)]
 
 
 def _plain(data: Buffer) -> Buffer:
