@@ -226,7 +226,7 @@ def test_text_is_written_piece_by_piece(service: InferenceService) -> None:
     assert [piece["COUNT"].tolist() for piece in pieces] == [[0], [1], [2]]
     assert refused(service.generate, "generate", "x", times=2).code is Code.UNSUPPORTED
     assert refused(service.generate, "generate", "x", PROMPT="y").message == "'PROMPT' is given twice"
-    assert "give its inputs by name" in refused(service.generate, "add_sub", "text").message
+    assert "pass its inputs by name" in refused(service.generate, "add_sub", "text").message
 
 
 def test_server_and_models_describe_themselves(service: InferenceService, server: Server) -> None:
