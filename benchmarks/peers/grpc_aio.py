@@ -23,7 +23,7 @@ from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, InferResponse
 from conch.frontends.grpc.control import ControlMethods
 from conch.frontends.limits import ClientLimits
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 from conch.settings import Settings
 from conch.wire.grpc.control import read_version
@@ -45,7 +45,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class AioFrontend:
     """Has the interface of :class:`conch.frontends.grpc.server.GrpcFrontend`, as far as an application uses it."""
 
-    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits, codec: Codec) -> None:
+    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits, offloader: Offloader) -> None:
         self._core = server
         self._control = ControlMethods(server, limits.lister)
         self._server: grpc.aio.Server | None = None

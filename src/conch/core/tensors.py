@@ -85,12 +85,14 @@ class WireTensor:
 
     __slots__ = ("data", "datatype", "elements", "name", "shape")
 
-    def __init__(self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> None:
+    def __init__(
+        self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer, elements: int | None = None
+    ) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
         self.data = data
-        self.elements: int | None = None
+        self.elements = elements
 
     def __repr__(self) -> str:
         return f"WireTensor({self.name!r}, {self.datatype}, {list(self.shape)}, {len(self.data)} bytes)"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from math import prod
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from conch.core.errors import ConchError, invalid
 from conch.core.inference import InferRequest, ModelSignature, TensorSpec
-from conch.core.tensors import ELEMENT_SIZE, Buffer, WireTensor, format_shape
+from conch.core.tensors import ELEMENT_SIZE, MAX_ELEMENTS, Buffer, WireTensor, format_shape
 
 _LENGTH: Final = Struct("<I")
 _BATCH_NOTE: Final = (
@@ -95,9 +95,11 @@ def _check_tensor(signature: ModelSignature, request: InferRequest, spec: Tensor
         raise _wrong_shape(signature, request, name, shape)
     count = prod(dims) * (request.batch_size if signature.max_batch_size > 0 else 1)
     if spec.datatype == "BYTES":
-        if tensor.elements != count:
-            _check_strings(signature, request, tensor, count)
+        if tensor.elements is None:
+            _check_strings(model, request, tensor, count)
             tensor.elements = count
+        elif tensor.elements != count:
+            raise _wrong_count(model, request, tensor, tensor.elements, count)
     elif len(tensor.data) != count * ELEMENT_SIZE[spec.datatype]:
         raise request.error(
             f"input byte size mismatch for input '{name}' for model '{model}'."
@@ -130,39 +132,65 @@ def _wrong_shape(signature: ModelSignature, request: InferRequest, name: str, sh
     )
 
 
-def count_strings(data: Buffer, most: int = 2**63) -> int | None:
-    """Return the number of elements in BYTES data, at most ``most``; None if the data is malformed."""
-    end, at, seen = len(data), 0, 0
-    while at + 4 <= end and seen < most:
-        at += 4 + _LENGTH.unpack_from(data, at)[0]
-        seen += 1
-    return seen if at == end or (at < end and seen == most) else None
+def has_strings(data: Buffer, count: int) -> bool:
+    """Whether BYTES data has at least ``count`` elements; looks at no more of them."""
+    return _walk_strings(data, count).seen == count
 
 
-def _check_strings(signature: ModelSignature, request: InferRequest, tensor: WireTensor, count: int) -> None:
-    """Check that the data contains exactly ``count`` length-prefixed elements; copies no element."""
-    data, name, model = tensor.data, tensor.name, signature.name
-    end, at, seen = len(data), 0, 0
-    while at + 4 <= end:
-        if seen == count:
-            raise request.error(
-                f"unexpected number of string elements {seen + 1} for inference input '{name}' for model '{model}',"
-                f" expecting {count}"
-            )
+def count_strings(model: str, request: InferRequest, tensor: WireTensor) -> int:
+    """Return the number of elements of a BYTES input; copies none. Raises INVALID_ARG for malformed data."""
+    walk = _walk_strings(tensor.data, MAX_ELEMENTS)
+    _check_end(model, request, tensor, walk)
+    return walk.seen
+
+
+def _check_strings(model: str, request: InferRequest, tensor: WireTensor, count: int) -> None:
+    """Check that the data contains exactly ``count`` elements, preceded by their lengths; copies no element."""
+    walk = _walk_strings(tensor.data, count)
+    if walk.seen == count and walk.end + 4 <= len(tensor.data):
+        raise _wrong_count(model, request, tensor, count + 1, count)
+    if walk.end >= len(tensor.data) and walk.seen != count:
+        raise _wrong_count(model, request, tensor, walk.seen, count)
+    _check_end(model, request, tensor, walk)
+
+
+class _Walk(NamedTuple):
+    """The number of elements, the position after the last one, and its size (bytes)."""
+
+    seen: int
+    end: int
+    size: int
+
+
+def _walk_strings(data: Buffer, most: int) -> _Walk:
+    """Walk over at most ``most`` elements; the last one may end after the data."""
+    last, at, count, size = len(data) - 4, 0, 0, 0
+    while at <= last and count < most:
         size = _LENGTH.unpack_from(data, at)[0]
         at += 4 + size
-        seen += 1
-    if at < end:
+        count += 1
+    return _Walk(count, at, size)
+
+
+def _check_end(model: str, request: InferRequest, tensor: WireTensor, walk: _Walk) -> None:
+    """Raise INVALID_ARG unless the data ends with the last element."""
+    missing = walk.end - len(tensor.data)
+    if missing < 0:
         raise request.error(
-            f"incomplete string length indicator for inference input '{name}' for model '{model}', expecting 4 bytes"
-            f" but only {end - at} bytes available. Please make sure the string length indicator is in one buffer."
+            f"incomplete string length indicator for inference input '{tensor.name}' for model '{model}',"
+            f" expecting 4 bytes but only {-missing} bytes available. Please make sure the string length indicator is"
+            " in one buffer."
         )
-    if seen != count:
-        raise request.error(
-            f"expected {count} string elements for inference input '{name}' for model '{model}', got {seen}"
-        )
-    if at > end:
+    if missing > 0:
         raise invalid(
-            f"incomplete string data for inference input '{name}', expecting string of length {size}"
-            f" but only {end - at + size} bytes available"
+            f"incomplete string data for inference input '{tensor.name}', expecting string of length {walk.size}"
+            f" but only {walk.size - missing} bytes available"
         )
+
+
+def _wrong_count(model: str, request: InferRequest, tensor: WireTensor, count: int, expected: int) -> ConchError:
+    """Return the error for BYTES data of ``count`` elements; beyond ``expected``, Triton counts only one."""
+    where = f"inference input '{tensor.name}' for model '{model}'"
+    if count > expected:
+        return request.error(f"unexpected number of string elements {expected + 1} for {where}, expecting {expected}")
+    return request.error(f"expected {expected} string elements for {where}, got {count}")

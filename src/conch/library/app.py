@@ -35,7 +35,7 @@ from conch.frontends.http.sagemaker_models import SageMakerModels
 from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.frontends.limits import ClientLimits
 from conch.frontends.listening import PortTakenError
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.tls import make_context
 from conch.machine import logs
 from conch.machine.ports import holder
@@ -212,26 +212,26 @@ class Application:
         limits = ClientLimits.of(settings)
         registry.add(limits.budget.families)
         registry.add(limits.counts.families)
-        self._codec = Codec(settings.codec_memory, settings.codec_timeout_secs, limits.budget)
+        self._offloader = Offloader(settings.codec_memory, settings.codec_timeout_secs, limits.budget)
         self._front_ends = self._make_front_ends(registry, limits)
         self._services: list[str] = []
         self._heap = heap_trimmer()
 
     def _make_front_ends(self, registry: Registry, limits: ClientLimits) -> dict[str, HttpListener | GrpcFrontend]:
         """Return the enabled front ends, by name, in the order in which they start."""
-        settings, server, codec = self._settings, self.server, self._codec
+        settings, server, offloader = self._settings, self.server, self._offloader
         listeners = settings.listeners
         if listeners["sagemaker"].allowed:
             check_ports(settings)
         tls = make_context(settings, "http")
-        router = partial(Router, server, codec, limits.lister)
+        router = partial(Router, server, offloader, limits.lister)
 
         def platform_listener(adapter: Platform, further: Iterable[HttpEndpoint] = ()) -> HttpListener:
             models = router(further=further, address=settings.platform_address)
             return HttpListener(PlatformRouter(models, adapter), limits)
 
         makers: dict[str, Callable[[], HttpListener | GrpcFrontend]] = {
-            "grpc": lambda: GrpcFrontend(server, settings, limits, codec),
+            "grpc": lambda: GrpcFrontend(server, settings, limits, offloader),
             "http": lambda: HttpListener(router(), limits, reuse_port=settings.reuse_http_port, ssl=tls),
             "openai": lambda: HttpListener(router(openai_only=True), limits, ssl=tls),
             "sagemaker": lambda: platform_listener(
@@ -297,7 +297,7 @@ class Application:
         if not in_time:
             LOG.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
         await asyncio.gather(*(front_end.stop(FLUSH_SECONDS) for front_end in self._front_ends.values()))
-        await self._codec.close()
+        await self._offloader.close()
         await asyncio.to_thread(self._tracing.close)
         if self._heap is not None:
             self._heap.close()

@@ -1,7 +1,7 @@
 """Shared memory references in messages: tensors in regions that clients have registered.
 
-The decoders of both protocols resolve names through the server's ``Regions``; a codec process, which has no regions,
-records the references instead. Does no I/O. Source: Triton's shared memory extension.
+The decoders of both protocols resolve names through the server's ``Regions``; an offloading process has no
+regions, and records the references instead. Does no I/O. Source: Triton's shared memory extension.
 """
 
 from __future__ import annotations

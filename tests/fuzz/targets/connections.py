@@ -19,7 +19,7 @@ from conch.frontends.grpc.service import GrpcService
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpConnection
 from conch.frontends.limits import ClientLimits
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.http2 import ExceededLimit, Http2Connection, frames
 from conch.settings import Settings
 from tests.fakes.transports import FakeTransport
@@ -187,7 +187,7 @@ def http2_connection(data: bytes) -> None:
     async def talk() -> None:
         loop = asyncio.get_running_loop()
         limits = ClientLimits(budget)
-        service = GrpcService(server, loop, Codec(1 << 30, 30, budget), limits)  # type: ignore[arg-type]
+        service = GrpcService(server, loop, Offloader(1 << 30, 30, budget), limits)  # type: ignore[arg-type]
         connection = Http2Connection(service, loop, seen, http2_limits(Settings(), limits))
         connection.connection_made(transport)
         await _send(connection, transport, data[1:], piece)

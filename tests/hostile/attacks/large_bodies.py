@@ -6,7 +6,7 @@ import gzip
 import http.client
 import json
 from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final
 
 from tests.conftest import Server
 from tests.hostile.attack import MEBIBYTE, attack
@@ -108,6 +108,20 @@ def many_strings(server: Server, stack: ExitStack) -> None:
     head = json.dumps({"inputs": [number, texts]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
     _post(server, "/v2/models/generate_shapes/infer", head + bytes(4 * count), headers)
+
+
+@attack("1 million empty texts in a shape of one more, in JSON and behind 300 kB of JSON")
+def miscounted_strings(server: Server, stack: ExitStack) -> None:
+    count = 1_000_000
+    number = {"name": "A", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+    texts: dict[str, Any] = {"name": "C", "datatype": "BYTES", "shape": [1, 1, count + 1]}
+    path = "/v2/models/generate_shapes/infer"
+    assert _post(server, path, json.dumps({"inputs": [number, {**texts, "data": [""] * count}]}).encode()) == 400
+    texts["parameters"] = {"binary_data_size": 4 * count}
+    parameters = {"text": "a" * 300_000}
+    head = json.dumps({"inputs": [number, texts], "parameters": parameters}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    assert _post(server, path, head + bytes(4 * count), headers) == 400
 
 
 @attack("a load whose configuration warms up with 3 GB of zeros", conch_only=True)

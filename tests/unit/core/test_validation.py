@@ -192,6 +192,19 @@ def test_strings_that_fill_the_shape_pass(shape: tuple[int, ...], data: bytes) -
 
 
 @pytest.mark.parametrize(
+    ("counted", "message"),
+    [
+        (5, "unexpected number of string elements 3 for inference input 'A' for model 'm', expecting 2"),
+        (1, "expected 2 string elements for inference input 'A' for model 'm', got 1"),
+    ],
+)
+def test_strings_that_have_been_counted_are_not_read_again(counted: int, message: str) -> None:
+    strings = tensor("A", (2,), "BYTES", TWO)
+    strings.elements = counted
+    assert refusal(signature(TensorSpec("A", "BYTES", (-1,))), strings) == ID + message
+
+
+@pytest.mark.parametrize(
     ("count", "data", "message"),
     [
         (3, TWO, ID + "expected 3 string elements for inference input 'A' for model 'm', got 2"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from conch.frontends.budget import ByteBudget
 from conch.frontends.forwarding import HeaderForwarding
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 
 
@@ -15,8 +15,8 @@ from conch.server.core import InferenceServer
 class ServingContext:
     """The server and the options for inference: ``forwarding`` and ``compression`` (its level).
 
-    ``budget`` counts the bytes that calls hold, ``max_decompressed`` limits decompressed messages (bytes), ``codec``
-    decodes slow messages. ``tasks`` keeps the background tasks of calls alive until they are done.
+    ``budget`` counts the bytes that calls hold, ``max_decompressed`` limits decompressed messages (bytes).
+    ``offloader`` decodes slow messages. ``tasks`` keeps the background tasks of calls alive until they are done.
     """
 
     server: InferenceServer
@@ -25,5 +25,5 @@ class ServingContext:
     forwarding: HeaderForwarding
     compression: str
     max_decompressed: int
-    codec: Codec
+    offloader: Offloader
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

@@ -51,14 +51,13 @@ class InferCall(UnaryCall):
     def run(self, message: Buffer) -> None:
         decoded = decode_here(message)
         if decoded is not None:
-            parsed, raw = decoded
-            self._infer(parsed, raw, message=message)
+            self._infer(decoded.message, decoded.raw, message=message)
         else:
-            self.decode_later(decode_large(self._context.codec, message, "identity", 0))
+            self.decode_later(decode_large(self._context.offloader, message, "identity", 0))
 
     def run_compressed(self, message: Buffer) -> None:
         self.decode_later(
-            decode_large(self._context.codec, message, self.head.encoding, self._context.max_decompressed)
+            decode_large(self._context.offloader, message, self.head.encoding, self._context.max_decompressed)
         )
 
     def on_decoded(self, decoded: DecodedInfer) -> None:

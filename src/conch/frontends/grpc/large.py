@@ -1,6 +1,6 @@
 """Messages that take too long for the event loop: decoded and compressed elsewhere.
 
-Small messages are decoded at once (:func:`decode_here`), others only by :func:`decode_large`; :func:`compress_large`
+Small messages are decoded at once (:func:`decode_here`), others by :func:`decode_large`; :func:`compress_large`
 compresses large responses. Used by calls, on the event loop.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
-from conch.core.tensors import Buffer
+from conch.core.tensors import Buffer, WireTensor
 from conch.frontends.grpc.messages import WBITS, decompress, encode
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
-from conch.frontends.offloading.pool import Codec
-from conch.frontends.offloading.requests import decode_grpc, has_many_strings
+from conch.frontends.offloading import work
+from conch.frontends.offloading.offloader import Offloader, has_many_strings
 from conch.machine.threads import compute
 from conch.wire.grpc.fields import split_message
 from conch.wire.grpc.infer import sent_inputs
@@ -43,41 +43,62 @@ class DecodedInfer(NamedTuple):
     elements: Sequence[int | None] = ()
 
 
-def decode_here(data: Buffer) -> tuple[service_pb2.ModelInferRequest, Sequence[Buffer] | None] | None:
-    """Return a ``ModelInferRequest`` and its raw contents, None if they are in the message.
+def decode_here(data: Buffer) -> DecodedInfer | None:
+    """Decode a ``ModelInferRequest``; None if that, or its validation, takes too long here.
 
-    Returns None if decoding takes too long here; raises ``CallFault`` for an invalid message.
+    Raises ``CallFault`` for an invalid message.
     """
+    decoded = _decode(data)
+    return None if decoded is None or _long_tensors(decoded) else decoded
+
+
+async def decode_large(offloader: Offloader, data: Buffer, encoding: str, limit: int) -> DecodedInfer:
+    """Decode a ``ModelInferRequest`` that is large, at most ``limit`` bytes after decompression.
+
+    Raises ``CallFault`` for an invalid or larger message, and the errors of :meth:`Offloader.run`.
+    """
+    plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
+    del data
+    decoded = _decode(plain)
+    if decoded is not None:
+        if tensors := _long_tensors(decoded):
+            message = decoded.message
+            counts = await offloader.run(len(plain), work.strings, message.model_name, message.id, tensors)
+            by_name = {tensor.name: count for tensor, count in zip(tensors, counts, strict=True)}
+            elements = [by_name.get(tensor.name) for tensor in sent_inputs(message)]
+            decoded = decoded._replace(elements=elements)
+        return decoded
+    decoding = offloader.run(len(plain), work.grpc_infer, plain)
+    del plain
+    rest, raw, elements = await decoding
+    # The result of the process is already counted in the server's budget.
+    return DecodedInfer(service_pb2.ModelInferRequest.FromString(bytes(rest)), raw, len(rest), elements)
+
+
+def _decode(data: Buffer) -> DecodedInfer | None:
+    """Decode a message; None if its tensors, or its many fields, take too long to read here."""
     try:
         if len(data) <= _WHOLE:
-            return _PARSE(bytes(data)), None
+            return DecodedInfer(_PARSE(bytes(data)), None, len(data))
         parts = split_message(data)
         if parts is None or len(parts[0]) > MAX_HERE:
             return None
-        message = _PARSE(parts[0])
-        tensors = zip(sent_inputs(message), parts[1], strict=False)
-        if any(tensor.datatype == "BYTES" and has_many_strings(data) for tensor, data in tensors):
-            return None
-        return message, parts[1]
+        return DecodedInfer(_PARSE(parts[0]), parts[1], len(data))
     except (DecodeError, ValueError):
         raise CallFault(Status.INTERNAL, UNREADABLE) from None
 
 
-async def decode_large(codec: Codec, data: Buffer, encoding: str, limit: int) -> DecodedInfer:
-    """Decode a ``ModelInferRequest`` that is large, at most ``limit`` bytes after decompression.
-
-    Raises ``CallFault`` for an invalid or larger message, and the errors of :func:`decode_grpc`.
-    """
-    plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
-    del data
-    decoded = decode_here(plain)
-    if decoded is not None:
-        return DecodedInfer(*decoded, len(plain))
-    decoding = decode_grpc(codec, plain)
-    del plain
-    rest, raw, elements = await decoding
-    # The result of the codec is already counted in the server's budget.
-    return DecodedInfer(service_pb2.ModelInferRequest.FromString(bytes(rest)), raw, len(rest), elements)
+def _long_tensors(decoded: DecodedInfer) -> list[WireTensor]:
+    """Return the BYTES inputs whose elements take too long to count here."""
+    raw = decoded.raw
+    if raw is None:
+        return []
+    tensors = [
+        WireTensor(tensor.name, tensor.datatype, (), data)
+        for tensor, data in zip(sent_inputs(decoded.message), raw, strict=False)
+        if tensor.datatype == "BYTES"
+    ]
+    return list(filter(has_many_strings, tensors))
 
 
 async def decode_control(kind: type[Message], data: Buffer, encoding: str, limit: int) -> Message:

@@ -15,7 +15,7 @@ from conch.frontends.admission import Admission, AdmissionResult, descriptor_of
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.tls import make_context
 from conch.http2 import ExceededLimit, Http2Connection, Http2ErrorCode, Http2Limits, PingLimits
 from conch.server.core import InferenceServer
@@ -83,11 +83,11 @@ class Lifetime:
 class GrpcFrontend:
     """Serves ``server`` over gRPC according to ``settings``; observes its connections."""
 
-    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits, codec: Codec) -> None:
+    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits, offloader: Offloader) -> None:
         self._server = server
         self._settings = settings
         self._limits = limits
-        self._codec = codec
+        self._offloader = offloader
         self._sweeping: asyncio.TimerHandle | None = None
         self._lifetimes: dict[Http2Connection, Lifetime] = {}
         self._listener: asyncio.Server | None = None
@@ -105,7 +105,7 @@ class GrpcFrontend:
         Raises PortTakenError, and INVALID_ARG for unusable TLS files.
         """
         loop = asyncio.get_running_loop()
-        service = GrpcService(self._server, loop, self._codec, self._limits)
+        service = GrpcService(self._server, loop, self._offloader, self._limits)
         limits = http2_limits(self._settings, self._limits)
         self._listener, address = await listen(
             lambda: Http2Connection(service, loop, self, limits),

@@ -30,7 +30,7 @@ from conch.frontends.grpc.requests import RequestHead, check_trailers, parse_hea
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
 from conch.frontends.limits import ClientLimits
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.http2 import IGNORE, MAX_HEADER_LIST, Field, Http2Stream, StreamHandler
 from conch.machine import logs
 from conch.options.triton_values import Restriction
@@ -209,7 +209,7 @@ class GrpcService:
     """Opens a call on each stream."""
 
     def __init__(
-        self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec, limits: ClientLimits
+        self, server: InferenceServer, loop: asyncio.AbstractEventLoop, offloader: Offloader, limits: ClientLimits
     ) -> None:
         self._server = server
         self._lister = limits.lister
@@ -221,7 +221,7 @@ class GrpcService:
             forwarding,
             server.settings.grpc_infer_response_compression_level,
             server.settings.grpc_max_decompressed_size,
-            codec,
+            offloader,
         )
         restrictions = server.settings.grpc_restricted_protocol
         self._methods = {

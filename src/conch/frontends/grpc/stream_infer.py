@@ -78,13 +78,14 @@ class StreamInferCall(Call):
     def on_message(self, data: Buffer) -> None:
         decoded = decode_here(data)
         if decoded is not None:
-            parsed, raw = decoded
-            self._infer(parsed, raw)
+            self._infer(decoded.message, decoded.raw)
         else:
-            self.decode_later(decode_large(self._context.codec, data, "identity", 0))
+            self.decode_later(decode_large(self._context.offloader, data, "identity", 0))
 
     def on_compressed_message(self, data: Buffer) -> None:
-        self.decode_later(decode_large(self._context.codec, data, self.head.encoding, self._context.max_decompressed))
+        self.decode_later(
+            decode_large(self._context.offloader, data, self.head.encoding, self._context.max_decompressed)
+        )
 
     def on_decoded(self, decoded: DecodedInfer) -> None:
         self.count_decoded(decoded.size)

@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 from conch.core.errors import invalid, unavailable, unsupported
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import refuse
-from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
-from conch.frontends.offloading.pool import LARGE, Codec
-from conch.frontends.offloading.requests import decode_load
+from conch.frontends.http.tasks import ExchangeTasks
+from conch.frontends.offloading.offloader import LARGE, Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.regions.cuda import CudaRegion
@@ -83,10 +82,10 @@ _REPOSITORY: Final = "'repository_name' specification is not supported"
 class ControlRoutes:
     """The control handlers; each responds to its exchange, immediately or later, or raises :class:`ConchError`."""
 
-    def __init__(self, server: InferenceServer, codec: Codec, lister: YieldingLister) -> None:
+    def __init__(self, server: InferenceServer, offloader: Offloader, lister: YieldingLister) -> None:
         self._server = server
         self._lister = lister
-        self._codec = codec
+        self._offloader = offloader
         self._tasks = ExchangeTasks(refuse)
 
     def live(self, exchange: HttpExchange) -> None:
@@ -129,7 +128,8 @@ class ControlRoutes:
         if repository:
             raise unsupported(_REPOSITORY)
         # For a small body, Triton reports errors in the body first; for a large one, the router has called ``admit``.
-        self._tasks.start(exchange, self._load(exchange, name))
+        # A load that has begun continues without its client.
+        self._tasks.start(exchange, self._load(exchange, name), cancel_on_disconnect=len(exchange.body) > LARGE)
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
         self.admit(repository, name)
@@ -165,13 +165,12 @@ class ControlRoutes:
 
     async def _load(self, exchange: HttpExchange, name: str) -> None:
         body, exchange.body = exchange.body, b""
-        if len(body) > LARGE:
-            with given_up_by_client(exchange):
-                parameters = await decode_load(self._codec, body)
-        else:
-            parameters = wire.read_load(body)
+        decoding = self._offloader.run(len(body), wire.read_load, body)
         del body
-        await self._server.load(name, parameters.config, parameters.files)
+        parameters = await decoding
+        exchange.on_disconnect = None
+        files = {path: bytes(data) for path, data in parameters.files.items()}
+        await self._server.load(name, parameters.config, files)
         exchange.respond(200, [JSON])
 
 

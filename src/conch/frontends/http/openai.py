@@ -1,6 +1,6 @@
 """Handlers of the OpenAI API: models, chat completions, completions and embeddings.
 
-The router calls them on the event loop; a helper process decodes large bodies.
+The router calls them on the event loop; a process decodes large bodies.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from conch.core.tensors import WireTensor
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_status import STATUS, refuse
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
-from conch.frontends.http.tasks import ExchangeTasks, content_encoding, given_up_by_client, small_body
+from conch.frontends.http.tasks import ExchangeTasks, take_body
 from conch.frontends.http.traced import begin_trace
-from conch.frontends.offloading import answers as large
-from conch.frontends.offloading.pool import LARGE, Codec
-from conch.frontends.offloading.requests import decode_openai
+from conch.frontends.offloading import work
+from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.telemetry.tracing.tracing import Tracing
-from conch.wire.openai.embeddings import EmbeddingPlan, EmbeddingResponse, wanted_outputs
-from conch.wire.openai.endpoints import ENDPOINTS
+from conch.wire.openai.embeddings import EmbeddingPlan, EmbeddingResponse, embedding_body, wanted_outputs
 from conch.wire.openai.models import PROMPT, list_body, model_body, usable
-from conch.wire.openai.reading import error_body, read_body
+from conch.wire.openai.reading import error_body
 from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, event, read_response
 
 # Responders are created by the handlers and called on the event loop for every response. An exchange ends when all its
@@ -40,7 +38,7 @@ from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan
 LOG = logging.getLogger("conch")
 
 _NO_CACHE: Final = (b"Cache-Control", b"no-cache")
-#: Encodes large responses through the codec.
+#: Encodes responses.
 _ENCODING: Final = ExchangeTasks(refuse)
 
 
@@ -183,36 +181,33 @@ class EmbeddingResponder(OpenAiResponder):
         model: Model,
         plan: EmbeddingPlan,
         inputs: Sequence[dict[str, WireTensor]],
-        codec: Codec,
+        offloader: Offloader,
     ) -> None:
         super().__init__(exchange, model, inputs, outputs=wanted_outputs(model.signature))
         self._plan = plan
-        self._codec = codec
+        self._offloader = offloader
         self._rows = [tensors[PROMPT].shape[0] if tensors[PROMPT].shape else 1 for tensors in inputs]
-        self._answer = EmbeddingResponse(plan, model.name, model.signature, len(inputs))
+        self._answer = EmbeddingResponse(plan, model.signature, len(inputs))
 
     def _take(self, part: int, response: InferResponse) -> None:
         self._answer.add(part, self._rows[part], response)
 
     def _finish(self) -> None:
-        vectors = self._answer.vectors()
-        if sum(map(len, vectors)) > LARGE:
-            _ENCODING.start(self._exchange, self._have_encoded(vectors))
-        else:
-            self._exchange.respond(200, [JSON], self._answer.body())
+        _ENCODING.start(self._exchange, self._encode(self._answer.vectors()), cancel_on_disconnect=True)
 
-    async def _have_encoded(self, vectors: list[memoryview]) -> None:
-        with given_up_by_client(self._exchange):
-            body = await large.encode_embeddings(self._codec, vectors, self._plan, self._model, self._answer.tokens)
-        self._exchange.respond(200, [JSON], *body)
+    async def _encode(self, vectors: list[memoryview]) -> None:
+        body = await self._offloader.run(
+            sum(map(len, vectors)), embedding_body, vectors, self._plan, self._model, self._answer.tokens
+        )
+        self._exchange.respond(200, [JSON], body)
 
 
 class OpenAi:
     """The handlers; each responds to its exchange or raises :class:`ConchError`."""
 
-    def __init__(self, server: InferenceServer, codec: Codec) -> None:
+    def __init__(self, server: InferenceServer, offloader: Offloader) -> None:
         self._server = server
-        self._codec = codec
+        self._offloader = offloader
         self._limit = server.settings.http_max_input_size
         self._created = int(time())
         self._tasks = ExchangeTasks(refuse)
@@ -248,51 +243,36 @@ class OpenAi:
         return signature is None or usable(signature)
 
     def _start(self, exchange: HttpExchange, endpoint: str) -> None:
-        body = small_body(exchange, self._limit)
-        if body is None:
-            self._tasks.start(exchange, self._start_large(exchange, endpoint))
-            return
-        require, read = ENDPOINTS[endpoint]
-        fields = read_body(body)
-        model = self._server.model(fields.required_text("model"))
-        require(model.signature)
-        request = read(fields)
-        self._responder(exchange, model, request.plan, request.inputs(model.signature)).start(
-            model, self._server.tracing
-        )
+        self._tasks.start(exchange, self._run(exchange, endpoint), cancel_on_disconnect=True)
 
-    async def _start_large(self, exchange: HttpExchange, endpoint: str) -> None:
-        """Decode and start a request; if its model must be loaded first, load it and decode again."""
+    async def _run(self, exchange: HttpExchange, endpoint: str) -> None:
+        """Decode and start a request; if its model must be loaded first, load it and decode again.
+
+        The model stays loaded from the moment its name has been read.
+        """
+        body, encoding, size = take_body(exchange, self._limit)
         while True:
-            try:
-                await self._decode_large(exchange, endpoint)
-                return
-            except LoadNeeded as needed:
-                with given_up_by_client(exchange):
+            again = body if self._server.loads_on_demand else b""
+            with ExitStack() as stack:
+                model: Model
+
+                def signature_of(name: str, stack: ExitStack = stack) -> ModelSignature:
+                    nonlocal model, again
+                    model = self._server.model(name)
+                    stack.enter_context(model.held())
+                    again = b""
+                    return model.signature
+
+                decoding = self._offloader.run(size, work.openai, body, endpoint, encoding, self._limit, signature_of)
+                body = b""
+                try:
+                    plan, inputs = await decoding
+                except LoadNeeded as needed:
                     await needed.wait()
-
-    async def _decode_large(self, exchange: HttpExchange, endpoint: str) -> None:
-        """Decode and start a request; the model stays loaded from the moment its name has been read."""
-        body = exchange.body
-        if not self._server.loads_on_demand:
-            exchange.body = b""
-        with ExitStack() as stack:
-            model: Model
-
-            def signature_of(name: str) -> ModelSignature:
-                nonlocal model
-                model = self._server.model(name)
-                stack.enter_context(model.held())
-                exchange.body = b""
-                return model.signature
-
-            with given_up_by_client(exchange):
-                decoding = decode_openai(
-                    self._codec, body, endpoint, signature_of, encoding=content_encoding(exchange), limit=self._limit
-                )
-                del body
-                plan, inputs = await decoding
-            self._responder(exchange, model, plan, inputs).start(model, self._server.tracing)
+                else:
+                    self._responder(exchange, model, plan, inputs).start(model, self._server.tracing)
+                    return
+            body = again
 
     def _responder(
         self,
@@ -302,5 +282,5 @@ class OpenAi:
         inputs: Sequence[dict[str, WireTensor]],
     ) -> OpenAiResponder:
         if isinstance(plan, EmbeddingPlan):
-            return EmbeddingResponder(exchange, model, plan, inputs, self._codec)
+            return EmbeddingResponder(exchange, model, plan, inputs, self._offloader)
         return GenerationResponder(exchange, model, plan, inputs)

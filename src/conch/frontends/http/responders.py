@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from conch.core.errors import ConchError, internal, invalid
@@ -15,16 +16,16 @@ from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import STATUS, refuse
-from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
+from conch.frontends.http.tasks import ExchangeTasks
 from conch.frontends.http.traced import begin_trace
-from conch.frontends.offloading import answers as large
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading import work
+from conch.frontends.offloading.offloader import Offloader
 from conch.server.model import Model
 from conch.telemetry.tracing.tracing import Tracing
 from conch.wire import compression
 from conch.wire.json.control import error_body
 from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout, encode_generate, encode_texts, server_sent_event
-from conch.wire.json.infer import JsonOutputPlan, encode_infer
+from conch.wire.json.infer import JsonOutputPlan
 
 LOG = logging.getLogger("conch")
 
@@ -33,7 +34,7 @@ EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
 #: A stream is aborted when its client leaves more than this unread (bytes).
 UNREAD_LIMIT: Final = 64 << 20
 
-#: Encodes large responses through the codec.
+#: Encodes responses.
 _ENCODING: Final = ExchangeTasks(refuse)
 
 
@@ -88,16 +89,16 @@ class Responder:
 class InferResponder(Responder):
     """``infer``: one response, whose final flag may arrive separately."""
 
-    __slots__ = ("_codec", "_kept", "_model", "message", "plan")
+    __slots__ = ("_kept", "_model", "_offloader", "message", "plan")
 
     plan: JsonOutputPlan
     #: The complete message of the client, for a model whose repeated messages are cached.
     message: tuple[bytes, bytes | None, bytes | None] | None
 
-    def __init__(self, exchange: HttpExchange, model: Model, codec: Codec) -> None:
+    def __init__(self, exchange: HttpExchange, model: Model, offloader: Offloader) -> None:
         super().__init__(exchange)
         self._model = model
-        self._codec = codec
+        self._offloader = offloader
         self._kept: list[InferResponse] | None = None
         self.message = None
 
@@ -111,20 +112,20 @@ class InferResponder(Responder):
             self.request.shared.deliver(response)
         accepted = self._exchange.headers.get(b"accept-encoding")
         encoding = compression.negotiate(accepted.decode("latin-1")) if accepted is not None else "identity"
-        if large.is_large(response) and (encoding != "identity" or not self._binary(response)):
-            _ENCODING.start(self._exchange, self._have_encoded(response, encoding))
-            return
-        header, blobs = encode_infer(self.request, response, self.plan, self._model.labels)
-        parts: list[Buffer] = [header, *blobs]
-        if encoding != "identity":
-            parts = [compression.compress(parts, encoding)]
-        self._respond(SentAnswer(len(header) if blobs else 0, parts, encoding))
+        size = _size(response) if encoding != "identity" or not self._binary(response) else 0
+        _ENCODING.start(
+            self._exchange, self._encode(size, response, encoding), cancel_on_disconnect=True, held=self._model.held
+        )
 
-    async def _have_encoded(self, response: InferResponse, encoding: str) -> None:
-        with self._model.held(), given_up_by_client(self._exchange):
-            header_size, parts = await large.encode_infer(
-                self._codec, self.request, response, self.plan, self._model, encoding
-            )
+    async def _encode(self, size: int, response: InferResponse, encoding: str) -> None:
+        labels = {
+            name: labels
+            for name, wanted in self.plan.outputs.items()
+            if wanted.classification and (labels := self._model.labels(name)) is not None
+        }
+        header_size, parts = await self._offloader.run(
+            size, work.encode_infer, self.request, response, self.plan, labels, encoding
+        )
         self._respond(SentAnswer(header_size, parts, encoding))
 
     def _respond(self, answer: SentAnswer) -> None:
@@ -159,13 +160,13 @@ class InferResponder(Responder):
 class GenerateResponder(Responder):
     """``generate``: one response, as JSON."""
 
-    __slots__ = ("_codec", "_count", "_decoupled", "_first", "layout")
+    __slots__ = ("_count", "_decoupled", "_first", "_offloader", "layout")
 
     layout: Layout
 
-    def __init__(self, exchange: HttpExchange, codec: Codec, *, decoupled: bool) -> None:
+    def __init__(self, exchange: HttpExchange, offloader: Offloader, *, decoupled: bool) -> None:
         super().__init__(exchange)
-        self._codec = codec
+        self._offloader = offloader
         self._decoupled = decoupled
         self._first: InferResponse | None = None
         self._count = 0
@@ -181,33 +182,33 @@ class GenerateResponder(Responder):
             raise first.error
         if first is None or self._count > 1:
             self._exchange.respond(200, [JSON], error_body(NOT_ONE_RESPONSE))
-        elif large.is_large(first):
-            _ENCODING.start(self._exchange, self._have_encoded(first))
         else:
-            self._exchange.respond(200, [JSON], encode_generate(self.request, first, self.layout))
+            _ENCODING.start(self._exchange, self._encode(first), cancel_on_disconnect=True)
 
-    async def _have_encoded(self, response: InferResponse) -> None:
-        with given_up_by_client(self._exchange):
-            body = await large.encode_generate(self._codec, self.request, response, self.layout)
-        self._exchange.respond(200, [JSON], *body)
+    async def _encode(self, response: InferResponse) -> None:
+        body = await self._offloader.run(_size(response), encode_generate, self.request, response, self.layout)
+        self._exchange.respond(200, [JSON], body)
 
 
 class TextsResponder:
-    """``generate`` for several texts: ``requests`` has one per text; the exchange gets all responses, or an error."""
+    """``generate`` for several texts, each of which has a request: the exchange gets all responses, or an error."""
 
-    def __init__(self, exchange: HttpExchange, codec: Codec, *, decoupled: bool) -> None:
+    def __init__(self, exchange: HttpExchange, offloader: Offloader, *, decoupled: bool) -> None:
         self._exchange = exchange
-        self._codec = codec
+        self._offloader = offloader
         self._decoupled = decoupled
-        self.requests: list[InferRequest] = []
+        self._requests: list[InferRequest] = []
         self._answers: dict[int, InferResponse] = {}
         self._ended = 0
 
-    def start(self, model: Model, tracing: Tracing) -> None:
+    def start(self, requests: list[InferRequest], model: Model, tracing: Tracing) -> None:
         """Send the requests until one is refused or fails; cancel all if the client disconnects."""
         exchange = self._exchange
+        self._requests = requests
+        for index, request in enumerate(requests):
+            request.on_response = partial(self._take, index)
         try:
-            for request in self.requests:
+            for request in self._requests:
                 if exchange.gone:
                     return
                 if tracing.on:
@@ -217,10 +218,6 @@ class TextsResponder:
             self._give_up(error)
         if not exchange.gone:
             exchange.on_disconnect = self._cancel
-
-    def of(self, index: int) -> Callable[[InferResponse], None]:
-        """Return the response callback of request ``index``."""
-        return lambda response: self._take(index, response)
 
     def _take(self, index: int, response: InferResponse) -> None:
         if self._exchange.gone:
@@ -234,78 +231,60 @@ class TextsResponder:
             if counts and self._answers.setdefault(index, response) is not response:
                 raise invalid(NOT_ONE_RESPONSE)
             self._ended += response.final
-            if self._ended == len(self.requests):
+            if self._ended == len(self._requests):
                 if len(self._answers) < self._ended:
                     raise invalid(NOT_ONE_RESPONSE)
                 self._finish([self._answers[number] for number in range(self._ended)])
         except ConchError as error:
             self._give_up(error)
         except Exception:
-            LOG.exception("the responses of '%s' could not be written", self.requests[0].model_name)
+            LOG.exception("the responses of '%s' could not be written", self._requests[0].model_name)
             self._give_up(internal("the response could not be written"))
 
     def _finish(self, answers: list[InferResponse]) -> None:
-        if large.is_large(*answers):
-            _ENCODING.start(self._exchange, self._have_encoded(answers))
-        else:
-            self._exchange.respond(200, [JSON], encode_texts(self.requests, answers))
+        _ENCODING.start(self._exchange, self._encode(answers), cancel_on_disconnect=True)
 
-    async def _have_encoded(self, answers: list[InferResponse]) -> None:
-        with given_up_by_client(self._exchange):
-            body = await large.encode_texts(self._codec, self.requests[0], answers)
-        self._exchange.respond(200, [JSON], *body)
+    async def _encode(self, answers: list[InferResponse]) -> None:
+        # The requests differ only in their texts, and the first one suffices.
+        body = await self._offloader.run(_size(*answers), encode_texts, self._requests[:1], answers)
+        self._exchange.respond(200, [JSON], body)
 
     def _give_up(self, error: ConchError) -> None:
         refuse(self._exchange, error)  # before the cancelled requests respond
         self._cancel()
 
     def _cancel(self) -> None:
-        for request in self.requests:
+        for request in self._requests:
             request.cancel()
 
 
 class GenerateStreamResponder(Responder):
     """``generate_stream``: each response is an event; the first determines the HTTP status."""
 
-    __slots__ = ("_codec", "_decoupled", "_late", "layout")
+    __slots__ = ("_decoupled", "_late", "_offloader", "layout")
 
     layout: Layout
 
-    def __init__(self, exchange: HttpExchange, codec: Codec, *, decoupled: bool) -> None:
+    def __init__(self, exchange: HttpExchange, offloader: Offloader, *, decoupled: bool) -> None:
         super().__init__(exchange)
-        self._codec = codec
+        self._offloader = offloader
         self._decoupled = decoupled
         #: Responses that wait behind a large one that is being encoded, which comes first.
         self._late: deque[InferResponse] = deque()
 
     def _write(self, response: InferResponse) -> None:
-        if self._late:
-            self._late.append(response)
-        elif large.is_large(response):
-            self._late.append(response)
+        self._late.append(response)
+        if len(self._late) == 1:
             _ENCODING.start(self._exchange, self._send_late())
-        else:
-            self._send(response, *self._event(response))
 
     async def _send_late(self) -> None:
         """Send the queued responses in order; each stays in the queue until it has been sent."""
         while self._late and not self._exchange.gone:
             response = self._late[0]
-            if large.is_large(response):
-                status, event = await self._large_event(response)
-            else:
-                status, event = self._event(response)
-            self._send(response, status, event)
+            self._send(response, *await self._event(response))
             self._late.popleft()
 
-    async def _large_event(self, response: InferResponse) -> tuple[int, bytes]:
-        try:
-            body = await large.encode_generate(self._codec, self.request, response, self.layout)
-        except ConchError as error:
-            return STATUS[error.code], error_body(error.public)
-        return 200, b"".join(body)
-
-    def _send(self, response: InferResponse, status: int, event: bytes) -> None:
+    def _send(self, response: InferResponse, status: int, event: Buffer) -> None:
         exchange = self._exchange
         if not exchange.started and (event or response.final):
             exchange.start(status, [EVENTS])
@@ -317,16 +296,21 @@ class GenerateStreamResponder(Responder):
             LOG.warning("the client of a stream of '%s' does not read; giving its request up", self.request.model_name)
             exchange.abort()
 
-    def _event(self, response: InferResponse) -> tuple[int, bytes]:
+    async def _event(self, response: InferResponse) -> tuple[int, Buffer]:
         """Return the HTTP status and JSON of a response; no JSON for an empty final one."""
         if response.empty and not _is_only_response(response, self._exchange.started, decoupled=self._decoupled):
             return 200, b""
         try:
             if response.error is not None:
                 raise response.error
-            return 200, encode_generate(self.request, response, self.layout)
+            return 200, await self._offloader.run(_size(response), encode_generate, self.request, response, self.layout)
         except ConchError as error:
             return STATUS[error.code], error_body(error.public)
+
+
+def _size(*responses: InferResponse) -> int:
+    """Return the size of the tensors (bytes), which decides how long writing or compressing them takes."""
+    return sum([len(tensor.data) for response in responses for tensor in response.outputs])
 
 
 def _is_only_response(response: InferResponse, earlier: int, *, decoupled: bool) -> bool:

@@ -25,7 +25,7 @@ from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
 from conch.frontends.http.openai_status import refuse as refuse_openai
 from conch.frontends.http.status import refuse as refuse_kserve
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.machine import logs
 from conch.server.core import InferenceServer
@@ -171,7 +171,7 @@ class Router:
     def __init__(
         self,
         server: InferenceServer,
-        codec: Codec,
+        offloader: Offloader,
         lister: YieldingLister,
         *,
         openai_only: bool = False,
@@ -188,10 +188,10 @@ class Router:
             for api in rule.apis
         }
         self._browsers = BrowserRules(address or server.settings.http_address, server.settings.http_allowed_host)
-        control = ControlRoutes(server, codec, lister)
-        table = (_openai_table if openai_only else _kserve_table)(server, codec, control)
+        control = ControlRoutes(server, offloader, lister)
+        table = (_openai_table if openai_only else _kserve_table)(server, offloader, control)
         if not openai_only:
-            table += _openai_table(server, codec, control)
+            table += _openai_table(server, offloader, control)
         self._table = [(re.compile(route.pattern), route) for route in (*table, *further)]
         self._known: dict[bytes, _Route] = {}
 
@@ -307,10 +307,10 @@ def _may_be_large(headers: dict[bytes, bytes]) -> bool:
     return int(length) > _WORTH_ASKING if length is not None else b"transfer-encoding" in headers
 
 
-def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[HttpEndpoint]:
+def _kserve_table(server: InferenceServer, offloader: Offloader, control: ControlRoutes) -> list[HttpEndpoint]:
     """Return the routes of the KServe protocol with Triton's extensions."""
     get, post = b"GET", b"POST"
-    inference = Inference(server, codec)
+    inference = Inference(server, offloader)
     logging_handlers = {get: control.log_settings, post: control.change_log_settings}
     trace_handlers = {get: control.trace_setting, post: control.change_trace_setting}
     model = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
@@ -356,10 +356,10 @@ def _region_endpoints(routes: RegionRoutes) -> Iterator[HttpEndpoint]:
         yield HttpEndpoint(rf"{path}/unregister", "shared-memory", {b"POST": handlers.unregister})
 
 
-def _openai_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[HttpEndpoint]:
+def _openai_table(server: InferenceServer, offloader: Offloader, control: ControlRoutes) -> list[HttpEndpoint]:
     """Return the routes of the OpenAI API, and the health check of Triton's OpenAI front end."""
     get, post = b"GET", b"POST"
-    openai = OpenAi(server, codec)
+    openai = OpenAi(server, offloader)
     return [
         HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}),
         HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}),

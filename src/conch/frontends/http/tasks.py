@@ -1,4 +1,4 @@
-"""Background tasks for exchanges: work that takes longer than one iteration of the event loop.
+"""Work for exchanges that may take longer than one iteration of the event loop.
 
 Used by the handlers, for example to decode a large body or to load a model.
 """
@@ -7,79 +7,123 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import coroutine
+from typing import Any
 
 from conch.core.errors import ConchError, internal
 from conch.core.tensors import Buffer
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.offloading.pool import LARGE
+from conch.frontends.offloading.offloader import LARGE
 from conch.wire import compression
 
 LOG = logging.getLogger("conch")
 
-
-def content_encoding(exchange: HttpExchange) -> str:
-    """Return the value of ``Content-Encoding``, empty if missing."""
-    return exchange.headers.get(b"content-encoding", b"").decode("latin-1")
+#: Maximum compression ratio of deflate.
+_DEFLATED = 1032
 
 
-def small_body(exchange: HttpExchange, limit: int) -> Buffer | None:
-    """Return the decompressed body, or None if it is large; ``limit`` is the maximum of the settings (bytes).
+def take_body(exchange: HttpExchange, limit: int) -> tuple[Buffer, str, int]:
+    """Take the body out of an exchange, which then no longer keeps it; decompress it if it is small.
 
-    Raises the errors of :func:`conch.wire.compression.decompress`.
+    Returns the body, its remaining ``Content-Encoding`` (empty for none), and its maximum decompressed size (bytes).
+    ``limit`` is that of the settings (bytes). Raises the errors of :func:`conch.wire.compression.decompress`.
     """
-    body = exchange.body
-    if len(body) > LARGE:
-        return None
-    if b"content-encoding" not in exchange.headers or compression.is_identity(encoding := content_encoding(exchange)):
-        return body
-    return (
-        compression.decompress_limited(body, encoding, LARGE)
-        if limit > LARGE
-        else compression.decompress(body, encoding, limit)
-    )
-
-
-@contextmanager
-def given_up_by_client(exchange: HttpExchange) -> Iterator[None]:
-    """Cancel the current task if the client of ``exchange`` disconnects during the block."""
-    task = asyncio.current_task()
-    assert task is not None
-
-    def cancel() -> None:
-        task.cancel()
-
-    exchange.on_disconnect = cancel
-    try:
-        yield
-    finally:
-        exchange.on_disconnect = None
+    body, exchange.body = exchange.body, b""
+    if b"content-encoding" not in exchange.headers:
+        return body, "", len(body)
+    encoding = exchange.headers[b"content-encoding"].decode("latin-1")
+    if compression.is_identity(encoding):
+        return body, "", len(body)
+    if len(body) <= LARGE:
+        if limit <= LARGE:
+            plain: Buffer | None = compression.decompress(body, encoding, limit)
+        else:
+            plain = compression.decompress_limited(body, encoding, LARGE)
+        if plain is not None:
+            return plain, "", len(plain)
+    return body, encoding, max(min(_DEFLATED * len(body), limit), LARGE + 1)
 
 
 class ExchangeTasks:
-    """Runs background tasks for exchanges; ``refuse`` responds if one fails."""
+    """Runs coroutines for exchanges; ``refuse`` responds if one fails."""
 
     def __init__(self, refuse: Callable[[HttpExchange, ConchError], None]) -> None:
         self._refuse = refuse
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, exchange: HttpExchange, work: Awaitable[None]) -> None:
-        """Run ``work``, which responds to the exchange unless it raises."""
+    def start(
+        self,
+        exchange: HttpExchange,
+        work: Coroutine[Any, Any, None],
+        *,
+        cancel_on_disconnect: bool = False,
+        held: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Run ``work``, which responds to the exchange unless it raises.
+
+        Work that need not wait is done when this method returns, without a task, which would take longer than most
+        requests. With ``cancel_on_disconnect``, work that waits is cancelled if the client disconnects before it ends,
+        unless it sets ``exchange.on_disconnect`` later. The context of ``held`` is entered while the work waits.
+        """
+        try:
+            awaited = work.send(None)
+        except StopIteration:
+            return
+        except Exception as error:
+            self._fail(exchange, error)
+            return
         exchange.worked_for = True
-        task = asyncio.get_running_loop().create_task(self._run(exchange, work))
+        loop = asyncio.get_running_loop()
+        stack = ExitStack()
+        stack.enter_context(held())
+        task = loop.create_task(self._run(exchange, _continue(work, awaited), stack))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, exchange: HttpExchange, work: Awaitable[None]) -> None:
+        def cancel() -> None:
+            # Only after its first step a task passes its cancellation on to the work.
+            loop.call_soon(task.cancel)
+
+        if cancel_on_disconnect:
+            exchange.on_disconnect = cancel
+
+    async def _run(self, exchange: HttpExchange, rest: Awaitable[None], held: ExitStack) -> None:
         try:
-            await work
-        except ConchError as error:
-            self._refuse(exchange, error)
+            with held:
+                await rest
         except Exception as error:
-            LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
-            self._refuse(exchange, internal(f"{type(error).__name__}: {error}"))
+            self._fail(exchange, error)
         finally:
             exchange.worked_for = False
             if exchange.gone:
                 exchange.let_go()
+
+    def _fail(self, exchange: HttpExchange, error: Exception) -> None:
+        if isinstance(error, ConchError):
+            self._refuse(exchange, error)
+            return
+        LOG.error("a request to %s failed", exchange.path.decode("latin-1"), exc_info=error)
+        if exchange.started:
+            exchange.abort()
+        else:
+            self._refuse(exchange, internal("internal server error"))
+
+
+@coroutine
+def _continue(work: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Run the rest of a coroutine that waits for ``awaited``; Python 3.12 has eager tasks for this."""
+    while True:
+        step, value = work.send, None
+        try:
+            yield awaited
+        except BaseException as error:
+            step, value = work.throw, error
+        try:
+            awaited = None
+            awaited = step(value)
+        except StopIteration:
+            return
+        finally:
+            value = None  # an error refers to this frame, which must not refer back to it or to what failed

@@ -14,7 +14,7 @@ from conch.core.tensors import Buffer
 _RAW_INPUT_CONTENTS: Final = 7 << 3 | 2
 #: The size (bytes) of values by wire type, for fixed-size types.
 _FIXED: Final = {1: 8, 5: 4}
-#: Maximum number of fields read on the event loop; messages with more go to the codec.
+#: Maximum number of fields read on the event loop; messages with more are offloaded.
 MAX_FIELDS: Final = 4096
 
 

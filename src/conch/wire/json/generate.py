@@ -315,6 +315,6 @@ def _nested(values: list[Any], dims: Sequence[int]) -> list[Any]:
     return [_nested(values[at * width : (at + 1) * width], dims[1:]) for at in range(dims[0])]
 
 
-def server_sent_event(data: bytes) -> bytes:
+def server_sent_event(data: Buffer) -> bytes:
     """Return an event of a ``text/event-stream``; ``data`` is JSON on one line."""
-    return b"data: " + data + b"\n\n"
+    return b"".join((b"data: ", data, b"\n\n"))

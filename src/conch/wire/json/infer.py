@@ -1,6 +1,6 @@
 """Bodies of ``POST …/infer``: decodes requests of JSON and binary tensors, and encodes responses.
 
-Called by the HTTP front end for every inference on the event loop; large JSON is handled in a codec process. Binary
+Called by the HTTP front end for every inference on the event loop; large JSON is handled in a process. Binary
 tensors are slices of the body, never copies. Source: the KServe v2 protocol with Triton's extensions for binary data,
 classification, sequences, scheduling and parameters.
 """

@@ -74,9 +74,8 @@ def wanted_outputs(signature: ModelSignature) -> tuple[str, ...]:
 class EmbeddingResponse:
     """Collects the vectors of all requests to the model, in the order of the texts."""
 
-    def __init__(self, plan: EmbeddingPlan, model: str, signature: ModelSignature, parts: int) -> None:
+    def __init__(self, plan: EmbeddingPlan, signature: ModelSignature, parts: int) -> None:
         self._plan = plan
-        self._model = model
         self._output = embedding_output(signature)
         self._parts: list[list[memoryview]] = [[] for _ in range(parts)]
         self._tokens: int | None = None
@@ -91,10 +90,6 @@ class EmbeddingResponse:
                 self._parts[part] = self._vectors(tensor, rows)
             elif tensor.name == _COUNT:
                 self._tokens = (self._tokens or 0) + sum(to_json(tensor))
-
-    def body(self) -> bytes:
-        """Return the body of the response. Raises INTERNAL if vectors are missing."""
-        return embedding_body(self.vectors(), self._plan, self._model, self.tokens)
 
     @property
     def tokens(self) -> int:

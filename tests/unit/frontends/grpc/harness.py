@@ -12,7 +12,7 @@ import uvloop
 from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.limits import ClientLimits, TimeLimits
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.settings import Settings
 from tests.unit.frontends.grpc.fake_core import FakeModel, FakeServer
 from tests.unit.frontends.grpc.raw_client import RawClient
@@ -27,7 +27,7 @@ class Frontend:
         # Tests ping to know what has arrived.
         self.settings = Settings(**{"grpc_http2_max_ping_strikes": 0, **settings})
         self.budget = ByteBudget(256 << 20)
-        self.codec = Codec(1 << 30, 30, self.budget)
+        self.offloader = Offloader(1 << 30, 30, self.budget)
         self.server = FakeServer(self.settings, *models)
         self.address: tuple[str, int] = ("", 0)
         self._loop = uvloop.new_event_loop()
@@ -37,7 +37,7 @@ class Frontend:
         self._thread.start()
         try:
             self.limits = self.call(ClientLimits, self.budget, TimeLimits.of(self.settings))
-            self.frontend = GrpcFrontend(self.server, self.settings, self.limits, self.codec)  # type: ignore[arg-type]
+            self.frontend = GrpcFrontend(self.server, self.settings, self.limits, self.offloader)  # type: ignore[arg-type]
             self.address = self.wait(self.frontend.start("127.0.0.1", 0))
         except BaseException:
             self._end()
@@ -47,7 +47,7 @@ class Frontend:
     def __exit__(self, *_: object) -> None:
         try:
             self.wait(self.frontend.stop(0))
-            self.wait(self.codec.close())
+            self.wait(self.offloader.close())
         finally:
             self._end()
 

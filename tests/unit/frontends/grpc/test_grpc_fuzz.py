@@ -18,7 +18,7 @@ from conch.frontends.grpc.server import http2_limits
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.limits import ClientLimits
 from conch.frontends.loop_budget import EventLoopBudget
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from conch.http2 import ExceededLimit, Http2Connection, Http2Stream, frames
 from conch.settings import Settings
 from tests.fakes.transports import FakeTransport
@@ -34,11 +34,11 @@ class Wire:
         self.server = FakeServer(Settings(), *models())
         self.lost: list[Http2Connection] = []
         self.transport = FakeTransport()
-        codec = Codec(1 << 30, 30, ByteBudget(1 << 40))
+        offloader = Offloader(1 << 30, 30, ByteBudget(1 << 40))
         limits = ClientLimits(ByteBudget(1 << 40), loop=loop)
         # The clock stands still: the loop does not run, so no turn of it ends.
         limits.loop_budget = EventLoopBudget(loop, clock=lambda: 0.0)
-        service = GrpcService(self.server, loop, codec, limits)  # type: ignore[arg-type]
+        service = GrpcService(self.server, loop, offloader, limits)  # type: ignore[arg-type]
         self.connection = Http2Connection(service, loop, self, http2_limits(Settings(), limits))
         self.connection.connection_made(self.transport)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from conch.core.inference import InferRequest, InferResponse
+from conch.core.inference import InferRequest, InferResponse, ignore
+from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import (
     GenerateResponder,
@@ -15,12 +17,19 @@ from conch.frontends.http.responders import (
     InferResponder,
     TextsResponder,
 )
+from conch.frontends.offloading.offloader import Offloader
+from conch.telemetry.tracing.tracing import Tracing
+from conch.telemetry.tracing.values import TraceValues
 from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout
 from conch.wire.json.infer import JsonOutputPlan
 from tests.unit.frontends.http.site import WrittenConnection
 
 ANSWER = {"model_name": "m", "model_version": "1"}
 BOTH = [InferResponse()], [InferResponse(final=False), InferResponse()]
+
+
+def offloader() -> Offloader:
+    return Offloader(1 << 30, 30, ByteBudget(1 << 30))
 
 
 def exchange_for(connection: Any, endpoint: bytes) -> HttpExchange:
@@ -36,7 +45,7 @@ def body_after(responses: list[InferResponse], connection: WrittenConnection, re
 
 def generated(responses: list[InferResponse], *, decoupled: bool) -> Any:
     connection: Any = WrittenConnection()
-    responder = GenerateResponder(exchange_for(connection, b"generate"), connection, decoupled=decoupled)
+    responder = GenerateResponder(exchange_for(connection, b"generate"), offloader(), decoupled=decoupled)
     responder.layout = Layout.FLAT
     responder.request = InferRequest("m", {}, responder.on_response, model_version=1)
     return body_after(responses, connection, responder.request)
@@ -54,16 +63,18 @@ def test_the_end_of_a_decoupled_model_is_no_response_to_generate() -> None:
 @pytest.mark.parametrize("responses", BOTH)
 def test_a_text_may_have_a_response_without_outputs(responses: list[InferResponse]) -> None:
     connection: Any = WrittenConnection()
-    responder = TextsResponder(exchange_for(connection, b"generate"), connection, decoupled=False)
-    responder.requests.append(InferRequest("m", {}, responder.of(0), model_version=1))
-    assert body_after(responses, connection, responder.requests[0]) == ANSWER
+    responder = TextsResponder(exchange_for(connection, b"generate"), offloader(), decoupled=False)
+    request = InferRequest("m", {}, ignore, model_version=1)
+    model: Any = type("Accepting", (), {"infer": ignore})
+    responder.start([request], model, Tracing(TraceValues()))
+    assert body_after(responses, connection, request) == ANSWER
 
 
 @pytest.mark.parametrize("responses", BOTH)
 def test_infer_answers_with_a_response_that_has_no_outputs(responses: list[InferResponse]) -> None:
     connection: Any = WrittenConnection()
-    model: Any = type("Uncached", (), {"labels": {}, "repeats": None})
-    responder = InferResponder(exchange_for(connection, b"infer"), model, connection)
+    model: Any = type("Uncached", (), {"held": nullcontext})
+    responder = InferResponder(exchange_for(connection, b"infer"), model, offloader())
     responder.plan = JsonOutputPlan()
     responder.request = InferRequest("m", {}, responder.on_response, model_version=1)
     assert body_after(responses, connection, responder.request) == {**ANSWER, "outputs": []}
@@ -75,7 +86,7 @@ def test_a_stream_has_an_event_for_a_response_without_outputs(
     responses: list[InferResponse], decoupled: bool, events: int
 ) -> None:
     connection: Any = WrittenConnection()
-    responder = GenerateStreamResponder(exchange_for(connection, b"generate_stream"), connection, decoupled=decoupled)
+    responder = GenerateStreamResponder(exchange_for(connection, b"generate_stream"), offloader(), decoupled=decoupled)
     responder.layout = Layout.FLAT
     responder.request = InferRequest("m", {}, responder.on_response, model_version=1)
     for response in responses:

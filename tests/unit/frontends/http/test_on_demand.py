@@ -12,7 +12,7 @@ import pytest
 from conch.core.errors import not_found, unavailable
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import Offloader
 from tests.unit.frontends.http.test_replaced_models import CHAT, INFER, Client, Core
 from tests.unit.frontends.on_demand import LateModels
 
@@ -31,13 +31,13 @@ POSTS = [
 class LateClient(Client):
     """Asks a server whose model ``m`` is loaded when the test says."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, offloader: Offloader) -> None:
         self.core = Core()
         self.core.loads_on_demand = True
         self.late = LateModels(self.core.model)
         self.core.model = self.late.model
         self.late.missing = {"m"}
-        super().__init__(self.core, codec)
+        super().__init__(self.core, offloader)
 
     async def ask(self, method: bytes, path: str, document: dict[str, Any] | None = None) -> HttpExchange:
         """Send a request, and return when it waits for its model."""
@@ -57,9 +57,9 @@ class LateClient(Client):
 
 @pytest.fixture
 async def client() -> AsyncIterator[LateClient]:
-    codec = Codec(1 << 30, 30, ByteBudget(1 << 30))
-    yield LateClient(codec)
-    await codec.close()
+    offloader = Offloader(1 << 30, 30, ByteBudget(1 << 30))
+    yield LateClient(offloader)
+    await offloader.close()
 
 
 @pytest.mark.parametrize(("path", "document"), POSTS, ids=lambda value: "" if isinstance(value, dict) else value)

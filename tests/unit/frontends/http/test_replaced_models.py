@@ -11,13 +11,12 @@ import pytest
 
 from conch.config.pbtxt import parse
 from conch.core.inference import InferRequest, InferResponse
-from conch.core.tensors import Buffer, WireTensor, pack_bytes
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
-from conch.frontends.offloading.memory import Header
-from conch.frontends.offloading.pool import LARGE as LARGE_SIZE
-from conch.frontends.offloading.pool import Codec
+from conch.frontends.offloading.offloader import LARGE as LARGE_SIZE
+from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.server.execution.executor import Executor
 from conch.server.model import Model
@@ -89,19 +88,22 @@ class Core:
         return model
 
 
-class HeldCodec(Codec):
-    """Decodes, and gives what it has decoded when it is released."""
+class HeldOffloader(Offloader):
+    """Decodes, and returns the result when it is released; ``offloaded`` has the functions called in a process."""
 
     def __init__(self) -> None:
         super().__init__(1 << 30, 30, ByteBudget(1 << 30))
+        self.offloaded: list[str] = []
         self.held = asyncio.Event()
         self.release = asyncio.Event()
 
-    async def run(self, header: Header, parts: list[Buffer], **options: Any) -> tuple[Header, list[memoryview]]:
-        decoded = await super().run(header, parts, **options)
-        self.held.set()
-        await self.release.wait()
-        return decoded
+    async def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        result = await super().run(size, function, *arguments)
+        if size > LARGE_SIZE:
+            self.offloaded.append(function.__name__)
+            self.held.set()
+            await self.release.wait()
+        return result
 
 
 class Transport:
@@ -123,9 +125,9 @@ class Transport:
 class Client:
     """One exchange at a time with a router."""
 
-    def __init__(self, core: Core, codec: Codec) -> None:
+    def __init__(self, core: Core, offloader: Offloader) -> None:
         self.budget = ByteBudget(1 << 30)
-        self.router = Router(core, codec, YieldingLister())  # type: ignore[arg-type]
+        self.router = Router(core, offloader, YieldingLister())  # type: ignore[arg-type]
         self.transport = Transport()
         self.ended = asyncio.Event()
 
@@ -160,10 +162,10 @@ async def core() -> AsyncIterator[Core]:
 
 
 @pytest.fixture
-async def codec() -> AsyncIterator[HeldCodec]:
-    codec = HeldCodec()
-    yield codec
-    await codec.close()
+async def offloader() -> AsyncIterator[HeldOffloader]:
+    offloader = HeldOffloader()
+    yield offloader
+    await offloader.close()
 
 
 INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [LARGE]}]}
@@ -177,26 +179,26 @@ OPENAI = [("chat/completions", CHAT), ("completions", COMPLETION), ("embeddings"
 
 
 async def exchange_while(
-    core: Core, codec: HeldCodec, path: str, document: dict[str, Any], change: Callable[[], Any]
+    core: Core, offloader: HeldOffloader, path: str, document: dict[str, Any], change: Callable[[], Any]
 ) -> tuple[int, str]:
     """The status and body of the response to a request during whose decoding ``change`` happens."""
-    client = Client(core, codec)
+    client = Client(core, offloader)
     client.post(path, document)
-    await asyncio.wait_for(codec.held.wait(), 30)
+    await asyncio.wait_for(offloader.held.wait(), 30)
     change()
     for _ in range(10):  # what has no requests ends within these turns of the loop
         await asyncio.sleep(0)
-    codec.release.set()
+    offloader.release.set()
     return await client.response()
 
 
 @pytest.mark.parametrize(("method", "document"), KSERVE)
 async def test_version_is_unloaded_while_its_request_is_decoded(
-    core: Core, codec: HeldCodec, method: str, document: dict
+    core: Core, offloader: HeldOffloader, method: str, document: dict
 ) -> None:
     first = core.load("first", 1)
     status, body = await exchange_while(
-        core, codec, f"/v2/models/m/versions/1/{method}", document, lambda: core.load("second", 2)
+        core, offloader, f"/v2/models/m/versions/1/{method}", document, lambda: core.load("second", 2)
     )
     assert status == 200
     assert "first" in body and "second" not in body
@@ -206,11 +208,11 @@ async def test_version_is_unloaded_while_its_request_is_decoded(
 
 @pytest.mark.parametrize(("method", "document"), KSERVE)
 async def test_model_becomes_another_while_its_request_is_decoded(
-    core: Core, codec: HeldCodec, method: str, document: dict
+    core: Core, offloader: HeldOffloader, method: str, document: dict
 ) -> None:
     core.load("first", 1)
     status, body = await exchange_while(
-        core, codec, f"/v2/models/m/{method}", document, lambda: core.load("second", 1, OTHER)
+        core, offloader, f"/v2/models/m/{method}", document, lambda: core.load("second", 1, OTHER)
     )
     assert status == 200
     assert "first" in body
@@ -218,60 +220,82 @@ async def test_model_becomes_another_while_its_request_is_decoded(
 
 @pytest.mark.parametrize(("method", "document"), OPENAI)
 async def test_model_becomes_another_while_its_openai_request_is_prepared(
-    core: Core, codec: HeldCodec, method: str, document: dict
+    core: Core, offloader: HeldOffloader, method: str, document: dict
 ) -> None:
     core.load("first", 1)
-    status, body = await exchange_while(core, codec, f"/v1/{method}", document, lambda: core.load("second", 1, OTHER))
+    status, body = await exchange_while(
+        core, offloader, f"/v1/{method}", document, lambda: core.load("second", 1, OTHER)
+    )
     assert status == 200
     assert "first" in body or json.loads(body)["data"][0]["embedding"] == [1.0, 5.0]
 
 
 @pytest.mark.parametrize(("method", "document"), KSERVE)
 async def test_server_stops_while_a_request_is_decoded(
-    core: Core, codec: HeldCodec, method: str, document: dict
+    core: Core, offloader: HeldOffloader, method: str, document: dict
 ) -> None:
     model = core.load("first", 1)
 
     def stop() -> None:
         core.exiting = model.stopping = True
 
-    status, body = await exchange_while(core, codec, f"/v2/models/m/{method}", document, stop)
+    status, body = await exchange_while(core, offloader, f"/v2/models/m/{method}", document, stop)
     assert status == 503
     assert "Server is stopping" in body
     assert not model.in_flight
 
 
-async def test_client_hangs_up_while_its_request_is_decoded(core: Core, codec: HeldCodec) -> None:
+async def test_client_hangs_up_while_its_request_is_decoded(core: Core, offloader: HeldOffloader) -> None:
     model = core.load("first", 1)
-    exchange = Client(core, codec).post("/v2/models/m/infer", INFER)
-    await asyncio.wait_for(codec.held.wait(), 30)
+    exchange = Client(core, offloader).post("/v2/models/m/infer", INFER)
+    await asyncio.wait_for(offloader.held.wait(), 30)
     exchange.disconnect()
-    codec.release.set()
+    offloader.release.set()
     assert await asyncio.wait_for(model.finish(), 30)
     assert model.statistics.success_count == 0
 
 
-async def test_a_compressed_body_counts_by_what_it_becomes(core: Core, codec: HeldCodec) -> None:
+async def test_a_compressed_body_counts_by_what_it_becomes(core: Core, offloader: HeldOffloader) -> None:
     core.load("first", 1)
-    client = Client(core, codec)
+    client = Client(core, offloader)
     exchange = HttpExchange(client, b"POST", b"/v2/models/m/infer", {b"content-encoding": b"gzip"}, True)  # type: ignore[arg-type]
     exchange.body = gzip.compress(json.dumps(INFER).encode())
     assert len(exchange.body) < LARGE_SIZE // 100
     client.router.open(exchange)
     client.router.handle(exchange)
-    await asyncio.wait_for(codec.held.wait(), 30)
-    codec.release.set()
+    await asyncio.wait_for(offloader.held.wait(), 30)
+    offloader.release.set()
     status, body = await client.response()
     assert status == 200
     assert "first" in body
 
 
+@pytest.mark.parametrize("json_size", [0, LARGE_SIZE])
+async def test_strings_of_binary_tensors_are_counted_elsewhere(
+    core: Core, offloader: HeldOffloader, json_size: int
+) -> None:
+    core.load("first", 1)
+    client = Client(core, offloader)
+    count = LARGE_SIZE // 4 + 1
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 4 * count}}
+    head = json.dumps({"parameters": {"text": "x" * json_size}, "inputs": [tensor]}).encode()
+    headers = {b"inference-header-content-length": b"%d" % len(head)}
+    exchange = HttpExchange(client, b"POST", b"/v2/models/m/infer", headers, True)  # type: ignore[arg-type]
+    exchange.body = head + bytes(4 * count)
+    client.router.open(exchange)
+    client.router.handle(exchange)
+    offloader.release.set()
+    status, body = await client.response()
+    assert status == 400 and "unexpected number of string elements 2" in body
+    assert offloader.offloaded == (["infer", "strings"] if json_size else ["strings"])
+
+
 @pytest.mark.parametrize("method", ["infer", "generate", "generate_stream"])
 async def test_model_is_let_go_after_a_large_request_that_cannot_be_decoded(
-    core: Core, codec: HeldCodec, method: str
+    core: Core, offloader: HeldOffloader, method: str
 ) -> None:
     model = core.load("first", 1)
-    client = Client(core, codec)
+    client = Client(core, offloader)
     client.post(f"/v2/models/m/{method}", {"text_input": [[LARGE], {}], "inputs": LARGE})
     status, _ = await client.response()
     assert status >= 400

@@ -8,27 +8,30 @@ import numpy as np
 import pytest
 
 from conch.core.errors import unavailable
-from conch.core.inference import InferRequest, InferResponse
+from conch.core.inference import InferRequest, InferResponse, ignore
 from conch.core.tensors import WireTensor
+from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import TextsResponder
+from conch.frontends.offloading.offloader import Offloader
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
 from tests.unit.frontends.http.site import WrittenConnection
 
 
-def responder_for(texts: int) -> tuple[WrittenConnection, TextsResponder]:
+class Accepting:
+    """A model that accepts requests; the test responds to them."""
+
+    def infer(self, request: InferRequest) -> None: ...
+
+
+def asked(texts: int, model: Any = None) -> tuple[WrittenConnection, list[InferRequest]]:
     client: Any = WrittenConnection()
-    responder = TextsResponder(
-        HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True), client, decoupled=False
-    )
-    responder.requests += [InferRequest("m", {}, responder.of(index), model_version=1) for index in range(texts)]
-    return client, responder
-
-
-def asked(texts: int) -> tuple[WrittenConnection, list[InferRequest]]:
-    client, responder = responder_for(texts)
-    return client, responder.requests
+    exchange = HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True)
+    responder = TextsResponder(exchange, Offloader(1 << 30, 30, ByteBudget(1 << 30)), decoupled=False)
+    requests = [InferRequest("m", {}, ignore, model_version=1) for _ in range(texts)]
+    responder.start(requests, model or Accepting(), Tracing(TraceValues()))
+    return client, requests
 
 
 def answer(value: float) -> InferResponse:
@@ -75,8 +78,7 @@ class Full:
 
 @pytest.mark.parametrize("refuses", [True, False])
 def test_requests_after_one_that_fails_at_once_are_not_sent(refuses: bool) -> None:
-    client, responder = responder_for(4)
-    model: Any = Full(refuses)
-    responder.start(model, Tracing(TraceValues()))
+    model = Full(refuses)
+    client, requests = asked(4, model)
     assert client.written.startswith(b"HTTP/1.1 503 ") and client.ended == 1
-    assert model.sent == responder.requests[:2] and responder.requests[0].cancelled
+    assert model.sent == requests[:2] and requests[0].cancelled

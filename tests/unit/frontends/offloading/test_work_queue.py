@@ -1,4 +1,4 @@
-"""Which work a codec process gets next, and when there is too much of it."""
+"""The work that an offloading process gets next, and the limits of the queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.frontends.offloading.pool import GIANT, CodecQueue
+from conch.frontends.offloading.offloader import GIANT, WorkQueue
 
 
 @dataclass(eq=False)
@@ -15,14 +15,14 @@ class Work:
     size: int
 
 
-def queue(*sizes: int) -> CodecQueue[Work]:
-    waiting: CodecQueue[Work] = CodecQueue()
+def queue(*sizes: int) -> WorkQueue[Work]:
+    waiting: WorkQueue[Work] = WorkQueue()
     for size in sizes:
         waiting.put(Work(size))
     return waiting
 
 
-def taken(waiting: CodecQueue[Work], *, smallest: bool) -> list[int]:
+def taken(waiting: WorkQueue[Work], *, smallest: bool) -> list[int]:
     sizes = []
     while (work := waiting.take(smallest=smallest)) is not None:
         sizes.append(work.size)
