@@ -32,12 +32,11 @@ from conch.server.execution.starting import WorkerServices, log_levels
 from conch.server.execution.worker_timeouts import worker_timeouts
 from conch.server.extensions import EXTENSIONS
 from conch.server.model import Model
-from conch.server.models.footprints import LoadFootprints
 from conch.server.models.lifecycle import Lifecycle
 from conch.server.models.load_model import ModelLoader
 from conch.server.models.loading import Loader
 from conch.server.models.memory import MemoryLedger
-from conch.server.models.on_demand import LoadNeeded, OnDemand, on_demand_limits
+from conch.server.models.on_demand import LoadFootprints, LoadNeeded, OnDemand, on_demand_limits
 from conch.server.models.overrides import check_allowed
 from conch.server.models.polling import RepositoryPolling
 from conch.server.models.states import ModelTable

@@ -13,8 +13,7 @@ from conch.core.inference import InferRequest
 from conch.core.tensors import WireTensor
 from conch.repository.errors import NotFoundError
 from conch.server.model import Model
-from conch.server.models.eviction.capacity import Capacity
-from conch.server.models.eviction.vocabulary import CapacityLimits, Footprint, Footprints
+from conch.server.models.capacity import Capacity, CapacityLimits, Footprint, Footprints
 from conch.server.models.on_demand import LoadNeeded, OnDemand
 from conch.server.models.states import UNLOADED, ModelState, ModelTable, State, VersionState
 from conch.telemetry.statistics import ModelStatistics

@@ -1,7 +1,7 @@
 """Loads models on demand: requests wait until their model is loaded, and idle models are evicted to make room.
 
 Owned by the server in ``--model-control-mode=on-demand``; runs on the event loop. The state machine
-:class:`conch.server.models.eviction.machine.OnDemandPlanner` makes the decisions; this module reports events to it and
+:class:`conch.server.models.eviction.OnDemandPlanner` makes the decisions; this module reports events to it and
 carries out its decisions.
 """
 
@@ -9,37 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic
 from typing import Any
 
+from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, invalid, not_found, one_line
 from conch.core.inference import ModelSignature
 from conch.machine.memory import read_size, usable_memory
-from conch.repository.errors import NotFoundError, PollError, without_directories
+from conch.repository.errors import NotFoundError, NotUniqueError, PollError, without_directories
+from conch.repository.model_files import ModelFiles
 from conch.repository.names import is_directory_name
 from conch.repository.scan import ModelRepository
+from conch.repository.versions import select_versions
 from conch.server.model import Model
-from conch.server.models.eviction.capacity import Capacity
-from conch.server.models.eviction.machine import OnDemandPlanner
-from conch.server.models.eviction.vocabulary import (
+from conch.server.models.capacity import (
+    Capacity,
     CapacityLimits,
     Decision,
     Evict,
     Footprint,
+    Footprints,
     Load,
     Phase,
     ReadFootprints,
     ResumeRequest,
     Waiter,
 )
-from conch.server.models.footprints import LoadFootprints
+from conch.server.models.eviction import OnDemandPlanner
 from conch.server.models.lifecycle import Lifecycle
+from conch.server.models.memory import MemoryLedger
 from conch.server.models.states import ModelTable
 from conch.settings import Settings
 from conch.telemetry.exposition import Family
+from conch.telemetry.memory import together
 from conch.telemetry.on_demand import families
 
 LOG = logging.getLogger("conch")
@@ -74,6 +79,59 @@ class LoadNeeded(ConchError):
             give_up()
         if error is not None:
             raise error
+
+
+class LoadFootprints:
+    """Determines the footprints of models in a repository; ``gpus`` are used to complete configurations."""
+
+    def __init__(self, repository: ModelRepository, ledger: MemoryLedger, gpus: tuple[int, ...] = ()) -> None:
+        self._repository = repository
+        self._ledger = ledger
+        self._gpus = gpus
+
+    async def of(self, name: str) -> Footprints:
+        """Return the footprints of a load of ``name``: of the model and, recursively, the models of its steps.
+
+        Raises :class:`PollError` if the model does not exist or cannot be read, so that no other model is evicted for
+        it. Other problems of a model are reported by its load.
+        """
+        footprints: dict[str, Footprint] = {}
+        waiting = [name]
+        while waiting:
+            model = waiting.pop()
+            if model in footprints:
+                continue
+            try:
+                files = await self._repository.described(model)
+                footprints[model] = await self._footprint(files)
+            except (ConchError, OSError, ValueError) as error:
+                if model == name and isinstance(error, PollError) and not isinstance(error, NotUniqueError):
+                    raise
+                if not isinstance(error, NotFoundError):
+                    footprints[model] = Footprint(Capacity(models=1))
+            else:
+                waiting += footprints[model].members
+        return footprints
+
+    async def _footprint(self, files: ModelFiles) -> Footprint:
+        members = _step_models(files.config)
+        if members:
+            return Footprint(Capacity(), members)
+        config = files.completed(self._gpus)
+        versions = select_versions(config, files.versions).versions
+        memory = await self._ledger.expected(files, versions, config)
+        return Footprint(Capacity(models=1, memory=memory.host))
+
+    def measured(self, models: Sequence[Model]) -> Footprint:
+        """Return the footprint of the loaded versions of one model."""
+        members = frozenset[str]().union(*(_step_models(model.config) for model in models))
+        if members:
+            return Footprint(Capacity(), members)
+        return Footprint(Capacity(models=1, memory=together(model.statistics.memory for model in models).host))
+
+    async def remeasure(self) -> None:
+        """Measure all loaded models."""
+        await self._ledger.measure()
 
 
 class OnDemand:
@@ -411,3 +469,8 @@ async def _regularly(work: Callable[[], Awaitable[None]], seconds: float, what: 
                 LOG.warning("failed to %s: %s", what, reason, exc_info=not isinstance(error, ConchError | OSError))
             logged = reason
         await asyncio.sleep(seconds)
+
+
+def _step_models(config: ModelConfig) -> frozenset[str]:
+    """Return the names of the models in an ensemble's steps."""
+    return frozenset(step.model_name for step in config.ensemble_scheduling.step)

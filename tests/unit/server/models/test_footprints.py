@@ -11,10 +11,9 @@ from conch.config.schema import ModelConfig
 from conch.repository.errors import NotFoundError, PollError
 from conch.repository.model_files import ModelFiles
 from conch.repository.scan import ModelRepository
-from conch.server.models.eviction.capacity import Capacity
-from conch.server.models.eviction.vocabulary import Footprint
-from conch.server.models.footprints import LoadFootprints
+from conch.server.models.capacity import Capacity, Footprint
 from conch.server.models.memory import MemoryLedger
+from conch.server.models.on_demand import LoadFootprints
 from tests.unit.server.loads import House
 
 MIB = 1 << 20

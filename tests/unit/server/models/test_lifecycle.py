@@ -114,7 +114,7 @@ async def test_version_that_is_unloaded_while_it_is_measured_does_not_stay_behin
     load = asyncio.create_task(house.lifecycle.load("m"))
     await measuring.wait()
     await house.lifecycle.unload("m")
-    with pytest.raises(ConchError, match="unloaded meanwhile"):
+    with pytest.raises(ConchError, match="unloaded during the load"):
         await load
     (started,) = house.loader.made
     assert len(stopped(started)) == 1
@@ -302,7 +302,7 @@ async def test_unload_during_a_reload_ends_the_old_version_too(house: House) -> 
     loading = asyncio.create_task(house.lifecycle.load("m"))
     await until(lambda: house.loader.in_flight)
     await house.lifecycle.unload("m")
-    with pytest.raises(ConchError, match="unloaded meanwhile"):
+    with pytest.raises(ConchError, match="unloaded during the load"):
         await loading
     await until(lambda: house.states("m") == {1: (State.UNAVAILABLE, UNLOADED)})
     assert len(stopped(old)) == 1
@@ -315,7 +315,7 @@ async def test_versions_that_had_loaded_end_when_their_load_is_given_up(house: H
     await until(lambda: house.loader.made and house.loader.in_flight == 1)
     await house.lifecycle.unload("m")
     assert [stopped(model) for model in house.loader.made] == [[0]]
-    with pytest.raises(ConchError, match="unloaded meanwhile"):
+    with pytest.raises(ConchError, match="unloaded during the load"):
         await loading
 
 

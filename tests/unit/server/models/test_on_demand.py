@@ -10,8 +10,7 @@ from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest
 from conch.core.tensors import WireTensor
 from conch.server.bls import BlsModels
-from conch.server.models.eviction.capacity import Capacity
-from conch.server.models.eviction.vocabulary import CapacityLimits, Phase
+from conch.server.models.capacity import Capacity, CapacityLimits, Phase
 from conch.server.models.on_demand import LoadNeeded
 from tests.unit.fake_clock import fake_clock, settle
 from tests.unit.server.demands import Market

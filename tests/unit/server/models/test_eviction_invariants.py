@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conch.server.models.eviction.capacity import Capacity
-from conch.server.models.eviction.vocabulary import CapacityLimits, Footprint, Footprints, Phase
-from tests.unit.server.models.eviction.town import Town
+from conch.server.models.capacity import Capacity, CapacityLimits, Footprint, Footprints, Phase
+from tests.unit.server.town import Town
 
 LIMITS = CapacityLimits(Capacity(models=3, memory=40), min_loaded=5, wait=30)
 NEEDS: dict[str, Footprints] = {

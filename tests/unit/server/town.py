@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from conch.core.errors import ConchError, not_found, unavailable
-from conch.server.models.eviction import vocabulary
-from conch.server.models.eviction.capacity import Capacity
-from conch.server.models.eviction.machine import OnDemandPlanner
+from conch.server.models import capacity
+from conch.server.models.capacity import Capacity
+from conch.server.models.eviction import OnDemandPlanner
 
-ONE = vocabulary.Footprint(Capacity(models=1, memory=10))
+ONE = capacity.Footprint(Capacity(models=1, memory=10))
 
 
 class Town:
@@ -22,9 +22,9 @@ class Town:
 
     def __init__(
         self,
-        limits: vocabulary.CapacityLimits,
+        limits: capacity.CapacityLimits,
         pinned: Collection[str] = (),
-        footprints: Mapping[str, vocabulary.Footprints] | None = None,
+        footprints: Mapping[str, capacity.Footprints] | None = None,
     ) -> None:
         self.planner = OnDemandPlanner(limits, self, pinned)
         self.now = 0.0
@@ -35,11 +35,11 @@ class Town:
         self.slow: set[str] = set()
         self.reading: list[str] = []
         self.loading: list[str] = []
-        self.loads: dict[str, vocabulary.Load] = {}
+        self.loads: dict[str, capacity.Load] = {}
         self.leaving: list[str] = []
         self.answers: dict[int, str] = {}
         #: The requests that wait, without those that are about to go on.
-        self.waiters: list[vocabulary.Waiter] = []
+        self.waiters: list[capacity.Waiter] = []
         self._serial = 0
 
     def busy(self, name: str) -> bool:
@@ -48,7 +48,7 @@ class Town:
     def last_used(self, name: str) -> float:
         return self.used_at.get(name, 0.0)
 
-    def ask(self, name: str) -> tuple[int, vocabulary.Waiter]:
+    def ask(self, name: str) -> tuple[int, capacity.Waiter]:
         """A request for a model that is not loaded; its number in ``answers``, and what waits."""
         self._serial += 1
         serial = self._serial
@@ -64,29 +64,29 @@ class Town:
 
     def decide(self) -> None:
         while decisions := self.planner.decide(self.now):
-            resumed = [decision.waiter for decision in decisions if isinstance(decision, vocabulary.ResumeRequest)]
+            resumed = [decision.waiter for decision in decisions if isinstance(decision, capacity.ResumeRequest)]
             self.waiters = [one for one in self.waiters if one not in resumed and not one.withdrawn]
             for decision in decisions:
                 match decision:
-                    case vocabulary.ReadFootprints(name) if name in self.slow:
+                    case capacity.ReadFootprints(name) if name in self.slow:
                         self.reading.append(name)
-                    case vocabulary.ReadFootprints(name) if name in self.unknown:
+                    case capacity.ReadFootprints(name) if name in self.unknown:
                         self.planner.unknown(name, not_found(f"there is no '{name}'"), self.now)
-                    case vocabulary.ReadFootprints(name):
+                    case capacity.ReadFootprints(name):
                         self.planner.planned(name, self.needs_of(name))
-                    case vocabulary.Load(name):
+                    case capacity.Load(name):
                         self.loading.append(name)
                         self.loads[name] = decision
-                    case vocabulary.Evict(name, _):
+                    case capacity.Evict(name, _):
                         self.on_evict(name)
                         self.leaving.append(name)
-                    case vocabulary.ResumeRequest(waiter, error):
+                    case capacity.ResumeRequest(waiter, error):
                         waiter.proceed(error)
 
     def on_evict(self, name: str) -> None:
         """For what a test wants to see of every departure."""
 
-    def needs_of(self, name: str) -> vocabulary.Footprints:
+    def needs_of(self, name: str) -> capacity.Footprints:
         return self.footprints.get(name, {name: ONE})
 
     def wait(self, seconds: float) -> None:
@@ -96,7 +96,7 @@ class Town:
     def end_load(self, name: str, error: str = "") -> None:
         """A load ends: with all of its models, or where there is an ``error``, with its members alone."""
         self.loading.remove(name)
-        brought = [one for one in self.needs_of(name) if self.planner.phase(one) is vocabulary.Phase.LOADING]
+        brought = [one for one in self.needs_of(name) if self.planner.phase(one) is capacity.Phase.LOADING]
         for one in brought:
             if one != name or not error:
                 self.serve(one, self.needs_of(name)[one])
@@ -106,7 +106,7 @@ class Town:
             self.planner.loaded(self.loads[name])
         self.decide()
 
-    def serve(self, name: str, footprint: vocabulary.Footprint = ONE) -> None:
+    def serve(self, name: str, footprint: capacity.Footprint = ONE) -> None:
         """A model begins to serve, perhaps before the load that brings it has ended."""
         self.planner.serves(name, footprint, self.now)
         self.decide()
@@ -129,4 +129,4 @@ class Town:
             self.wait(1)
 
     def loaded(self) -> list[str]:
-        return sorted(self.planner.residents(vocabulary.Phase.LOADED))
+        return sorted(self.planner.residents(capacity.Phase.LOADED))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from conch.core.errors import ConchError, not_found
-from conch.server.models.eviction.capacity import Capacity
-from conch.server.models.eviction.vocabulary import CapacityLimits, Footprint, Phase
-from tests.unit.server.models.eviction.town import ONE, Town
+from conch.server.models.capacity import Capacity, CapacityLimits, Footprint, Phase
+from tests.unit.server.town import ONE, Town
 
 TWO = CapacityLimits(Capacity(models=2), min_loaded=10, wait=60, waiting=5, waiting_per_model=3)
 ENSEMBLE = {"all": {"all": Footprint(Capacity(), frozenset({"a", "b"})), "a": ONE, "b": ONE}}

@@ -14,10 +14,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from conch.core.errors import Code, ConchError, unavailable
-from conch.server.models.eviction.capacity import Capacity, the_sum, total
-from conch.server.models.eviction.failures import LoadBackOff
-from conch.server.models.eviction.thrashing import Thrashing
-from conch.server.models.eviction.vocabulary import (
+from conch.server.models.capacity import (
+    Capacity,
     CapacityLimits,
     Decision,
     Evict,
@@ -29,7 +27,10 @@ from conch.server.models.eviction.vocabulary import (
     ReadFootprints,
     ResumeRequest,
     Waiter,
+    the_sum,
+    total,
 )
+from conch.server.models.load_history import LoadBackOff, Thrashing
 from conch.telemetry.on_demand import OnDemandCounts
 
 
