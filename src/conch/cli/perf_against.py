@@ -1,4 +1,4 @@
-"""``conch perf --against``: two servers or two models in turns."""
+"""``conch perf --against``: two servers or two models in alternation."""
 
 from __future__ import annotations
 

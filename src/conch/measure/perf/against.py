@@ -21,7 +21,7 @@ ENOUGH: Final = 3
 THROUGHPUT: Final = "throughput"
 
 #: Measures one side for one window.
-TakeTurn = Callable[[], Measured]
+MeasureSide = Callable[[], Measured]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ComparedRound:
     @property
     def disturbed(self) -> bool:
         """Whether other processes used the machine during one of the measurements."""
-        return any(turn.disturbed for turn in (*self.a, *self.b))
+        return any(measurement.disturbed for measurement in (*self.a, *self.b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class _RoundsSoFar:
 
 
 def compare(
-    level: float, a: TakeTurn, b: TakeTurn, rounds: int,
+    level: float, a: MeasureSide, b: MeasureSide, rounds: int,
     on_round: Callable[[Sequence[ComparedRound]], object] = lambda rounds: None,
 ) -> Comparison:  # fmt: skip
     """Measure ``rounds`` rounds, and up to as many again to replace disturbed ones.
@@ -136,17 +136,17 @@ def compare(
     ended, stopped = "", False
     try:
         while len(so_far.taken) < 2 * rounds and len(so_far.quiet()) < rounds:
-            turns: dict[str, list[Measured]] = {"A": [], "B": []}
+            measurements: dict[str, list[Measured]] = {"A": [], "B": []}
             for name in "ABBA":
-                turn = a() if name == "A" else b()
-                so_far.errors["AB".index(name)].update(turn.errors)
-                if turn.figures.latency is None:
-                    ended = f"{name}: {next(turn.warnings)}"
+                measurement = a() if name == "A" else b()
+                so_far.errors["AB".index(name)].update(measurement.errors)
+                if measurement.figures.latency is None:
+                    ended = f"{name}: {next(measurement.warnings)}"
                     break
-                turns[name].append(turn)
+                measurements[name].append(measurement)
             if ended:
                 break
-            (first_a, last_a), (first_b, last_b) = turns.values()
+            (first_a, last_a), (first_b, last_b) = measurements.values()
             so_far.taken.append(ComparedRound((first_a, last_a), (first_b, last_b)))
             on_round(so_far.taken)
     except KeyboardInterrupt:
@@ -174,9 +174,9 @@ def _figures(rounds: Sequence[ComparedRound]) -> tuple[ComparedFigure, ...]:
     return tuple(figures)
 
 
-def _mean(turns: tuple[Measured, Measured], name: str) -> float:
+def _mean(measurements: tuple[Measured, Measured], name: str) -> float:
     """Return the geometric mean of a figure over both measurements, which cancels a drift of the machine."""
-    first, last = (_value(turn.figures, name) for turn in turns)
+    first, last = (_value(measurement.figures, name) for measurement in measurements)
     return sqrt(first * last)
 
 

@@ -1,4 +1,4 @@
-"""Two servers in turns: drift cancels out, noise is told from a difference, disturbed rounds are repeated."""
+"""Two servers in alternation: drift cancels out, noise is told from a difference, disturbed rounds are repeated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def figure(found: Comparison, name: str = THROUGHPUT) -> ComparedFigure:
 
 
 def test_a_machine_that_becomes_slower_does_so_for_both() -> None:
-    """Every turn finds the machine 5 % slower than the one before; B answers twice as many."""
+    """Every measurement finds the machine 5 % slower than the one before; B answers twice as many."""
     speeds = [100_000 * 0.95**number for number in range(100)]
     drift = iter(speeds)
     found = compare(1, lambda: turn(round(next(drift))), lambda: turn(round(2 * next(drift))), 5)

@@ -93,8 +93,8 @@ def _level(plan: PerfPlan, comparison: Comparison) -> dict[str, Any]:
         "figures": [asdict(figure) | {"differs": figure.differs} for figure in comparison.figures],
         "rounds": [
             {
-                "a": [turn.figures.throughput for turn in measured_round.a],
-                "b": [turn.figures.throughput for turn in measured_round.b],
+                "a": [measurement.figures.throughput for measurement in measured_round.a],
+                "b": [measurement.figures.throughput for measurement in measured_round.b],
                 "disturbed": measured_round.disturbed,
                 "counts": measured_round in comparison.counted,
             }

@@ -94,16 +94,17 @@ class Sending:
 class OfferedLoad:
     """Base of the loads: channels, the cycle of payloads, and the records of completed calls.
 
-    ``turns`` selects the next payload of a caller if requests belong to sequences. ``errors`` counts errors by message.
+    ``sequences`` selects the next payload of a caller if requests belong to sequences. ``errors`` counts errors by
+    message.
     """
 
-    def __init__(self, sending: Sending, turns: SequenceSource | None) -> None:
+    def __init__(self, sending: Sending, sequences: SequenceSource | None) -> None:
         self.errors: dict[str, int] = {}
         self._loop = sending.loop
         self._connect = sending.connect
         self._payloads = sending.payloads
         self._numbers = sending.numbers
-        self._sequence_source = turns
+        self._sequence_source = sequences
         self._records = sending.records
         self._timeout = int(sending.timeout * 1e9)
         self._channels: list[CallChannel] = []
@@ -169,8 +170,8 @@ class OfferedLoad:
 class ClosedLoad(OfferedLoad):
     """A load of ``concurrency`` callers, with slots numbered from ``first_slot``."""
 
-    def __init__(self, sending: Sending, turns: SequenceSource | None = None, first_slot: int = 0) -> None:
-        super().__init__(sending, turns)
+    def __init__(self, sending: Sending, sequences: SequenceSource | None = None, first_slot: int = 0) -> None:
+        super().__init__(sending, sequences)
         self._first_slot = first_slot
         self._calls: list[TimedCall] = []
         self._idle: set[TimedCall] = set()
@@ -226,13 +227,13 @@ class OpenLoad(OfferedLoad):
     ``waiting`` has the due times of requests that wait for a free call.
     """
 
-    def __init__(self, sending: Sending, turns: SequenceSource | None, most: int) -> None:
-        super().__init__(sending, turns)
+    def __init__(self, sending: Sending, sequences: SequenceSource | None, most: int) -> None:
+        super().__init__(sending, sequences)
         self.waiting: deque[int] = deque()
         self._free = deque(TimedCall(slot, self._ended) for slot in range(most))
         #: Sequences use the calls in rotation; other requests use the last free call, so that few connections are
         #: needed.
-        self._take = self._free.popleft if turns is not None else self._free.pop
+        self._take = self._free.popleft if sequences is not None else self._free.pop
         self._schedule: Iterator[int] = iter(())
         self._due = 0
         self._timer = PreciseTimer(sending.loop, self._tick)
