@@ -144,7 +144,7 @@ class Dispatcher(Executor):
         """Fail all waiting requests with ``error``."""
         for request in self._queue.drain():
             request.fail(error)
-        self._schedule_dispatch()
+        self._schedule_dispatch()  # instances without work stop competing for resources
 
     # Workers
 
