@@ -75,7 +75,7 @@ def _accepted_flags() -> str:
 
 
 def _renamed_flags() -> str:
-    rows = ([f"`--{old}`", f"`--{flag}={template.format('…')}`"] for old, (flag, template) in RENAMED.items())
+    rows = ([f"`--{old}`", f"`--{flag}={template.format('…')}`"] for old, (flag, template, _) in RENAMED.items())
     return _table(["older name", "the same as"], rows)
 
 

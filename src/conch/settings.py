@@ -390,16 +390,38 @@ OPTIONS: Final[Mapping[str, Option]] = {
     for name, declared in declaration.options_of(Settings).items()
 }
 
-#: Alternative flags: the equivalent flag, and a template of its value.
-RENAMED: Final[Mapping[str, tuple[str, str]]] = {
-    "model-store": ("model-repository", "{}"),
-    "strict-model-config": ("disable-auto-complete-config", "{}"),
-    "response-cache-byte-size": ("cache-config", "local,size={}"),
-    "trace-file": ("trace-config", "triton,file={}"),
-    "trace-level": ("trace-config", "level={}"),
-    "trace-rate": ("trace-config", "rate={}"),
-    "trace-count": ("trace-config", "count={}"),
-    "trace-log-frequency": ("trace-config", "triton,log-frequency={}"),
+
+class OlderFlag(NamedTuple):
+    """Another flag for an option: a template of the option's value, and Triton's warning if the flag is deprecated."""
+
+    option: str
+    value: str = "{}"
+    warning: str = ""
+
+
+_TRACE: Final = (
+    "'--{}' has been deprecated and will be removed in future releases. Please use '--trace-config {} instead."
+)
+#: Older flags, without the leading dashes.
+RENAMED: Final[Mapping[str, OlderFlag]] = {
+    "model-store": OlderFlag("model-repository"),
+    "strict-model-config": OlderFlag(
+        "disable-auto-complete-config",
+        warning="'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead.",
+    ),
+    "response-cache-byte-size": OlderFlag("cache-config", "local,size={}"),
+    **{
+        f"trace-{name}": OlderFlag(
+            "trace-config", f"{setting}={{}}", _TRACE.format(f"trace-{name}", f"{setting}=<{values}>")
+        )
+        for name, setting, values in (
+            ("file", "triton,file", "filepath"),
+            ("level", "level", "OFF|TIMESTAMPS|TENSORS"),
+            ("rate", "rate", "rate value"),
+            ("count", "count", "count value"),
+            ("log-frequency", "triton,log-frequency", "log frequency value"),
+        )
+    },
 }
 
 
@@ -416,7 +438,7 @@ def parse(texts: Mapping[str, Sequence[str]]) -> Settings:
     values: dict[str, list[Any]] = {}
     # Alternative flags first, so that values of the flags themselves override theirs.
     for flag in sorted(texts, key=lambda flag: flag not in RENAMED):
-        target, template = RENAMED.get(flag, (flag, "{}"))
+        target, template, _ = RENAMED.get(flag, OlderFlag(flag))
         read = OPTIONS[target].read
         assert read is not None
         values.setdefault(target, []).extend(read(flag, template.format(text)) for text in texts[flag])

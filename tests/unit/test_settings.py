@@ -171,7 +171,7 @@ def test_every_option_of_tritonserver_is_declared() -> None:
 
 
 def test_every_renamed_option_becomes_a_declared_one() -> None:
-    assert {target for target, _ in RENAMED.values()} <= set(OPTIONS)
+    assert {older.option for older in RENAMED.values()} <= set(OPTIONS)
 
 
 def test_every_option_has_help_without_a_line_break() -> None:

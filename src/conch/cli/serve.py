@@ -14,7 +14,6 @@ import click
 
 from conch.cli.check import shown
 from conch.cli.completion import checkpoints
-from conch.cli.deprecated import DEPRECATED
 from conch.cli.options import OptionsCommand, click_option
 from conch.core.errors import ConchError, invalid
 from conch.options.declaration import Values
@@ -46,8 +45,9 @@ def serve(arguments: tuple[str, ...], **options: Any) -> int:
 def _settings(texts: Mapping[str, Sequence[str]]) -> Settings:
     """The settings for the flags given; says which of them are deprecated."""
     settings = parse(texts)
-    for flag in filter(texts.__contains__, DEPRECATED):
-        print(f"Warning: {DEPRECATED[flag]}", file=sys.stderr)
+    for flag, older in RENAMED.items():
+        if older.warning and flag in texts:
+            print(f"Warning: {older.warning}", file=sys.stderr)
     return settings
 
 
@@ -97,7 +97,7 @@ def _not_on_the_hub(model: str, error: ConchError) -> list[str]:
 
 def _renamed(flag: str) -> click.Option:
     """Return the parameter for an older name of an option."""
-    target, template = RENAMED[flag]
+    target, template, _ = RENAMED[flag]
     option = OPTIONS[target]
     # The values of an older name are other ones, unless it is only another name.
     values = Values() if template != "{}" else Values(known=("true", "false")) if option.switch else option.values
