@@ -281,7 +281,7 @@ def test_a_graph_without_the_outputs_of_the_task_is_refused_when_the_model_loads
 
 def test_an_engine_without_a_graph_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match="has no graph for engine 'onnxruntime': convert it, or use torch") as error:
-        open_engine(_checkpoint(tmp_path, "onnxruntime"), Options(engine="onnxruntime"), head="AutoModel")
+        open_engine(_checkpoint(tmp_path, "onnxruntime"), head="AutoModel")
     assert error.value.code is Code.INVALID_ARG
 
 
