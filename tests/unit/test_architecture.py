@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections import defaultdict
 from pathlib import Path
@@ -152,3 +153,10 @@ def test_tests_use_public_names_only() -> None:
 )
 def test_private_names_are_those_of_other_objects(code: str, names: list[str]) -> None:
     assert [name for node in ast.walk(ast.parse(code)) for name in private_names(node)] == names
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md"])
+def test_a_page_names_modules_that_exist(page: str) -> None:
+    named = set(re.findall(r"(?<![\w/-])(?:[a-z_0-9]+/)+[a-z_0-9]+\.py\b", (ROOT / page).read_text()))
+    paths = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("[bdt]*s/**/*.py")]]
+    assert {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in paths)} == set()
