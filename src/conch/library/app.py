@@ -235,7 +235,7 @@ class Application:
             "http": lambda: HttpListener(router(), limits, reuse_port=settings.reuse_http_port, ssl=tls),
             "openai": lambda: HttpListener(router(openai_only=True), limits, ssl=tls),
             "sagemaker": lambda: platform_listener(
-                SageMaker(os.environ, server.repository.given), SageMakerModels(server).endpoints
+                SageMaker(os.environ, server.repository.registered), SageMakerModels(server).endpoints
             ),
             "vertex-ai": lambda: platform_listener(
                 VertexAi(os.environ, lambda: only_model(server, settings.vertex_ai_default_model))

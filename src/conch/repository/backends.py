@@ -158,7 +158,7 @@ def _names(place: Path) -> list[str]:
 
 
 #: The backend directories without ``--backend-directory``.
-USUAL_PLACES: Final = BackendDirectories()
+DEFAULT_BACKEND_DIRECTORIES: Final = BackendDirectories()
 
 
 def _library(backend: str) -> str:

@@ -13,7 +13,7 @@ from conch.config.reading import ConfigError, read_small
 from conch.config.remote import ONLY_VERSION, REMOTE
 from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError, internal, invalid
-from conch.repository.backends import ENVIRONMENT_ARCHIVE, USUAL_PLACES, BackendDirectories
+from conch.repository.backends import DEFAULT_BACKEND_DIRECTORIES, ENVIRONMENT_ARCHIVE, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.located import Located
@@ -90,7 +90,7 @@ def describe(
     directory: Path,
     config_name: str | None = None,
     override: ModelConfig | None = None,
-    backends: BackendDirectories = USUAL_PLACES,
+    backends: BackendDirectories = DEFAULT_BACKEND_DIRECTORIES,
     namespace: str = "",
     located: Located | None = None,
 ) -> ModelFiles:

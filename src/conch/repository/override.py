@@ -17,7 +17,7 @@ from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError, internal, invalid
 from conch.machine.temporary import TemporaryFolder
-from conch.repository.backends import USUAL_PLACES, BackendDirectories
+from conch.repository.backends import DEFAULT_BACKEND_DIRECTORIES, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.model_files import ModelFiles, describe
 
@@ -123,7 +123,11 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def describe_override(
-    name: str, directory: Path, config: str | None, backends: BackendDirectories = USUAL_PLACES, namespace: str = ""
+    name: str,
+    directory: Path,
+    config: str | None,
+    backends: BackendDirectories = DEFAULT_BACKEND_DIRECTORIES,
+    namespace: str = "",
 ) -> ModelFiles:
     """Read ``directory`` as the model ``name`` under the overriding configuration.
 

@@ -19,7 +19,7 @@ from conch.repository.stores.urls import StoreUrl, is_url, parse_url
 from conch.repository.versions import directories_in, is_directory
 
 #: A repository location: a path or a URL.
-Place = Path | StoreUrl
+RepositoryLocation = Path | StoreUrl
 
 
 class Root(Protocol):
@@ -96,20 +96,22 @@ class DirectoryRoot:
         pass
 
 
-def parse_location(text: str | os.PathLike[str]) -> Place:
+def parse_location(text: str | os.PathLike[str]) -> RepositoryLocation:
     """Parse a repository location. Raises INVALID_ARG for an unsupported URL."""
     text = os.fspath(text)
     return parse_url(text) if is_url(text) else Path(text)
 
 
-def root_of(place: Place, cache: str, *, whole: bool = False, environment: Mapping[str, str] = os.environ) -> Root:
+def root_of(
+    location: RepositoryLocation, cache: str, *, whole: bool = False, environment: Mapping[str, str] = os.environ
+) -> Root:
     """Open a repository location; ``cache`` is the directory for copies, empty for the default.
 
     With ``whole``, copies contain all versions of a model.
     """
-    if isinstance(place, Path):
-        return DirectoryRoot(place)
-    return StoreRoot(place, cache_directory(place, cache, environment), whole=whole)
+    if isinstance(location, Path):
+        return DirectoryRoot(location)
+    return StoreRoot(location, cache_directory(location, cache, environment), whole=whole)
 
 
 def cache_directory(url: StoreUrl, chosen: str, environment: Mapping[str, str]) -> Path:

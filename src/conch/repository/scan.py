@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError, did_you_mean
-from conch.repository.backends import USUAL_PLACES, BackendDirectories
+from conch.repository.backends import DEFAULT_BACKEND_DIRECTORIES, BackendDirectories
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
 from conch.repository.located import Located
 from conch.repository.model_files import ModelFiles, describe
 from conch.repository.names import Naming, is_directory_name, qualified
-from conch.repository.roots import DirectoryRoot, Place, Root, root_of
+from conch.repository.roots import DirectoryRoot, RepositoryLocation, Root, root_of
 from conch.repository.stores.pool import DaemonPool, SharedCalls
 from conch.repository.stores.root import StoreRoot
 
@@ -45,8 +45,8 @@ class ModelRepository:
     """All repository locations as one repository: directories, and repositories in object stores.
 
     ``config_name`` selects ``configs/<config_name>.pbtxt`` instead of ``config.pbtxt`` for models that have it.
-    ``backends`` are the directories of Python-based backends. ``given`` maps names to model directories elsewhere; the
-    code that adds an entry removes it. With ``namespacing``, models in several locations may have the same name;
+    ``backends`` are the directories of Python-based backends. ``registered`` maps names to model directories elsewhere;
+    the code that adds an entry removes it. With ``namespacing``, models in several locations may have the same name;
     ``naming`` makes their keys, and every parameter ``name`` of this class is a key.
 
     Models in stores are copied to ``cache``, or to the user's cache if it is empty; with ``whole``, copies contain all
@@ -55,9 +55,9 @@ class ModelRepository:
 
     def __init__(
         self,
-        paths: Sequence[Place],
+        paths: Sequence[RepositoryLocation],
         config_name: str | None = None,
-        backends: BackendDirectories = USUAL_PLACES,
+        backends: BackendDirectories = DEFAULT_BACKEND_DIRECTORIES,
         *,
         namespacing: bool = False,
         cache: str = "",
@@ -67,8 +67,8 @@ class ModelRepository:
         self.config_name = config_name
         self.backends = backends
         self.namespacing = namespacing
-        self.given: dict[str, Path] = {}
-        roots = [root_of(place, cache, whole=whole) for place in paths]
+        self.registered: dict[str, Path] = {}
+        roots = [root_of(location, cache, whole=whole) for location in paths]
         self.roots: Sequence[Root] = list({str(root): root for root in roots}.values())
         self.naming = Naming([str(root) for root in self.roots] if namespacing else [])
         # These pools share no threads with each other or with other code, because a store or network file system may
@@ -94,8 +94,8 @@ class ModelRepository:
         """
         if self.namespacing:
             located = [(root, name) for root in self.roots for name in sorted(root.names())]
-            return [*(qualified(str(root), name) for root, name in located), *sorted(self.given)]
-        return sorted({*self.given, *(name for root in self.roots for name in root.names())})
+            return [*(qualified(str(root), name) for root, name in located), *sorted(self.registered)]
+        return sorted({*self.registered, *(name for root in self.roots for name in root.names())})
 
     def fingerprints(self) -> dict[str, Fingerprint | None]:
         """Return the fingerprint of each model, by key; None for a model that is unreadable or not unique."""
@@ -104,7 +104,7 @@ class ModelRepository:
             for name, fingerprint in sorted(root.fingerprints(self.config_name).items()):
                 key = qualified(str(root), name) if self.namespacing else name
                 fingerprints[key] = None if key in fingerprints else fingerprint
-        for name, directory in self.given.items():
+        for name, directory in self.registered.items():
             fingerprints[name] = None if name in fingerprints else self._fingerprint(directory)
         return fingerprints
 
@@ -130,11 +130,11 @@ class ModelRepository:
         self._root(name)
 
     def _root(self, name: str) -> Root | None:
-        """Return the location with the model ``name``; None for a model in ``given``."""
+        """Return the location with the model ``name``; None for a model in ``registered``."""
         namespace, plain = self.naming.namespace(name), self.naming.name(name)
         roots = [root for root in self.roots if not self.namespacing or str(root) == namespace]
         holders: list[Root | None] = [root for root in roots if is_directory_name(plain) and root.has(plain)]
-        if name in self.given:
+        if name in self.registered:
             holders.append(None)
         if not holders:
             raise NotFoundError(name)
@@ -145,7 +145,7 @@ class ModelRepository:
     def _located(self, name: str, override: ModelConfig | None = None) -> Located:
         root = self._root(name)
         if root is None:
-            return Located(self.given[name])
+            return Located(self.registered[name])
         return root.locate(self.naming.name(name), self.config_name, override)
 
     def keys(self, name: str) -> list[str]:
@@ -180,7 +180,7 @@ class ModelRepository:
 
     def no_such_model(self, name: str) -> str:
         """Return an error text for a missing model, with the nearest name or a list of the models."""
-        names = sorted({*self.given, *(model for root in self.roots for model in root.known())})
+        names = sorted({*self.registered, *(model for root in self.roots for model in root.known())})
         others = f"its models are {', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''}" if names else ""
         hint = did_you_mean(name, names, others)
         return f"there is no model '{name}' in {', '.join(map(str, self.paths))}{'; ' + hint if hint else ''}"
@@ -242,7 +242,7 @@ class ModelRepository:
         """Return the times and sizes of the files of ``name``; equal while the files are unchanged."""
         root = self._root(name)
         if root is None:
-            return take_fingerprint(self.given[name], self.config_name)
+            return take_fingerprint(self.registered[name], self.config_name)
         return root.fingerprint(self.naming.name(name), self.config_name)
 
     def shown(self, text: str) -> str:

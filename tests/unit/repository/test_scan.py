@@ -230,7 +230,7 @@ def test_with_namespacing_models_are_known_by_repository_and_name(tmp_path: Path
     for name in ("m", f"{one}::alone", f"{one}::../two/m", f"{tmp_path}::one"):
         with pytest.raises(PollError):
             repository.describe(name)
-    repository.given["m"] = one / "m"
+    repository.registered["m"] = one / "m"
     assert repository.keys("m") == [f"{two}::m", f"{one}::m", "m"]
 
 

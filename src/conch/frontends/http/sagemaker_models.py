@@ -42,11 +42,11 @@ class SageMakerModels:
         ]
 
     def list(self, exchange: HttpExchange) -> None:
-        shown = [_shown(name, path) for name, path in sorted(self._server.repository.given.items())]
+        shown = [_shown(name, path) for name, path in sorted(self._server.repository.registered.items())]
         exchange.respond(200, [JSON], wire.document_body({"models": shown}))
 
     def show(self, exchange: HttpExchange, name: str) -> None:
-        path = self._server.repository.given.get(name)
+        path = self._server.repository.registered.get(name)
         if path is None:
             raise not_loaded(name)
         exchange.respond(200, [JSON], wire.document_body(_shown(name, path)))
@@ -58,14 +58,14 @@ class SageMakerModels:
         if beyond == url or ".." in path.parts or not _URL.fullmatch(beyond):
             raise invalid(f"'{url}' is not a model of SageMaker's: expected {self._models}/<identifier>/model")
         self._server.require_explicit_control()
-        if name in self._server.repository.given:
+        if name in self._server.repository.registered:
             message = f"model repository '{path}' has already been registered"
             exchange.respond(409, [JSON], wire.error_body(message))
         else:
             self._tasks.start(exchange, self._load(exchange, name, path))
 
     def unload(self, exchange: HttpExchange, name: str) -> None:
-        if name not in self._server.repository.given:
+        if name not in self._server.repository.registered:
             raise not_loaded(name)
         self._tasks.start(exchange, self._unload(exchange, name))
 
@@ -73,7 +73,7 @@ class SageMakerModels:
         directory = await asyncio.to_thread(_model_in, path)
         if directory is None:
             raise invalid(f"failed to register '{path}', repository not found")
-        directories = self._server.repository.given
+        directories = self._server.repository.registered
         directories[name] = directory
         try:
             await self._server.load(name)
@@ -88,7 +88,7 @@ class SageMakerModels:
 
     async def _unload(self, exchange: HttpExchange, name: str) -> None:
         await self._server.unload(name, dependents=True)
-        self._server.repository.given.pop(name, None)
+        self._server.repository.registered.pop(name, None)
         exchange.respond(200, [JSON])
 
 

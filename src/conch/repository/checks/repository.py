@@ -20,7 +20,7 @@ from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.config.validate_ensemble import cycle_problem, member_problems, version_problem
 from conch.core.errors import ConchError, did_you_mean, nearest
-from conch.repository.backends import USUAL_PLACES, BackendDirectories
+from conch.repository.backends import DEFAULT_BACKEND_DIRECTORIES, BackendDirectories
 from conch.repository.checks.checkpoints import check_checkpoints
 from conch.repository.checks.configuration import check_backend, check_configuration, named_gpus
 from conch.repository.checks.finding import CheckedModel, Finding, in_configuration, line_of, with_fix
@@ -29,7 +29,7 @@ from conch.repository.checks.python_model import check_called_models, check_pyth
 from conch.repository.directory_kinds import is_checkpoint, is_model_directory, repository_problem
 from conch.repository.errors import PollError
 from conch.repository.model_files import CONFIG_FILE, ModelFiles, read_labels
-from conch.repository.roots import Place
+from conch.repository.roots import RepositoryLocation
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.urls import StoreUrl
 from conch.repository.versions import missing_version_warning, select_versions
@@ -347,18 +347,20 @@ _NUMBER = "name it by a number, such as 1"
 
 
 def check(
-    places: Sequence[Place], config_name: str | None = None, backends: BackendDirectories = USUAL_PLACES
+    locations: Sequence[RepositoryLocation],
+    config_name: str | None = None,
+    backends: BackendDirectories = DEFAULT_BACKEND_DIRECTORIES,
 ) -> list[Finding]:
-    """Return all problems of the models in the repositories at ``places``, sorted by path and line.
+    """Return all problems of the models in the repositories at ``locations``, sorted by path and line.
 
     ``backends`` are the directories of Python-based backends.  Models in stores are downloaded with all their versions.
     """
     findings: list[Finding] = []
-    usable: list[Place] = []
-    for place in places:
-        finding = check_directory(place) if isinstance(place, Path) else _check_store(place, config_name)
+    usable: list[RepositoryLocation] = []
+    for location in locations:
+        finding = check_directory(location) if isinstance(location, Path) else _check_store(location, config_name)
         if finding is None:
-            usable.append(place)
+            usable.append(location)
         else:
             findings.append(finding)
     if usable:
@@ -461,13 +463,13 @@ def _check_ensembles(models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
                 yield model.finding(cycle)
 
 
-def _unreadable(error: PollError, places: Sequence[Place]) -> Finding:
+def _unreadable(error: PollError, locations: Sequence[RepositoryLocation]) -> Finding:
     cause = error.__cause__
     if isinstance(cause, ConfigError):
         detail = cause.message.removeprefix(f"failed to read text proto from {cause.path}: ")
         detail = detail.removeprefix(f"{cause.line}:{cause.column}: ")
         return Finding(Path(cause.path), cause.line, "error", f"failed to read text proto: {detail}", cause.hint)
-    roots = [place for place in places if isinstance(place, Path)]
+    roots = [location for location in locations if isinstance(location, Path)]
     where = next((root / error.name for root in roots if (root / error.name).is_dir()), Path(error.name))
     reason = cause.strerror if isinstance(cause, OSError) else None
     return Finding(where, 0, "error", error.index_reason or reason or str(cause or error))
