@@ -206,7 +206,7 @@ def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_f
             pytest.raises(ConchError, match="has not got its models as they were"),
             Profile(there, watching) as profile,
         ):
-            with pytest.raises(ServerLost, match="no server answers"):
+            with pytest.raises(ServerLost, match="no server responds"):
                 profile.run()
 
     [outcome] = profile.outcomes

@@ -147,5 +147,5 @@ def test_a_server_in_another_mode_is_told_apart(repository: ModelRepository) -> 
                 RemoteServer(control, address(server.http), ["waits"])
             assert caught.value.code is Code.UNAVAILABLE
     for control in controls(server):
-        with pytest.raises(ServerGone, match="no server answers"):
+        with pytest.raises(ServerGone, match="no server responds"):
             control.ready()

@@ -61,7 +61,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
         with pytest.raises(ConchError) as unknown:
             Measurement(PerfPlan("other", Address("127.0.0.1", server.port)))
         assert unknown.value.code is Code.NOT_FOUND
-    with pytest.raises(ConchError, match="no server answers") as down:
+    with pytest.raises(ConchError, match="no server responds") as down:
         Measurement(PerfPlan("known", Address("127.0.0.1", server.port)))
     assert down.value.code is Code.UNAVAILABLE
 

@@ -183,7 +183,7 @@ def test_right_outputs_belong_to_samples(model: ModelSpec, tmp_path: Path) -> No
     found = samples(spec, DataOptions(file, more=(unknown,)))
     assert found.expected == [{"out": b"\x05\0\0\0"}, {"out": b"\x06\0\0\0"}, {}]
     for wrong, said in (
-        ({**right, "validation_data": [{"out": [5]}]}, "'validation_data' has not the form of 'data'"),
+        ({**right, "validation_data": [{"out": [5]}]}, "'validation_data' must have the same form as 'data'"),
         (
             {**right, "validation_data": [[{"no": [5]}], [{}]]},
             r"entry 0 of validation_data: .* no output 'no' \(it has",

@@ -32,7 +32,7 @@ def test_an_ensemble_allows_no_larger_batches_than_its_members() -> None:
 
 def test_what_a_server_adds_by_itself_is_no_candidate() -> None:
     check_in_force({"a": {"dynamic_batching": None}}, CONFIGS)
-    with pytest.raises(ConchError, match="'a' has dynamic_batching all the same"):
+    with pytest.raises(ConchError, match="'a' has dynamic_batching anyway"):
         check_in_force({"a": {"dynamic_batching": None}}, {"a": {"dynamic_batching": {"preferred_batch_size": [8]}}})
 
 

@@ -47,7 +47,7 @@ class FakeControl(ControlClient):
 
     def _answer(self) -> None:
         if self.gone:
-            raise ServerGone("no server answers")
+            raise ServerGone("no server responds")
 
 
 def test_models_are_loaded_as_they_were_and_others_unloaded() -> None:
@@ -86,7 +86,7 @@ def test_a_server_that_does_not_come_back_is_lost() -> None:
     server = RemoteServer(control, HERE, ["a"])
     control.gone = True
 
-    with pytest.raises(ServerLost, match="no server answers"):
+    with pytest.raises(ServerLost, match="no server responds"):
         server.restart()
     control.gone = False
     server.restart()
