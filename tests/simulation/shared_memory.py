@@ -7,7 +7,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from conch.server.regions.system import SHARED_MEMORY
+from conch.server.regions import SHARED_MEMORY
 
 #: The size of the memory (bytes): whole pages.
 SIZE = 1 << 16

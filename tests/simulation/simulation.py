@@ -20,7 +20,7 @@ from conch.core.inference import InferResponse
 from conch.frontends.budget import ByteBudget
 from conch.library.app import Application
 from conch.options.triton_values import Resource, Setting
-from conch.server.regions.system import SystemRegion
+from conch.server.regions import SystemRegion
 from conch.settings import Settings
 from conch.telemetry.exposition import label_text
 from conch.telemetry.metrics import Registry

@@ -41,7 +41,7 @@ from conch.server.models.overrides import check_allowed
 from conch.server.models.polling import RepositoryPolling
 from conch.server.models.states import ModelTable
 from conch.server.models.versions import ServingVersions
-from conch.server.regions.registry import ClientRegions
+from conch.server.regions import ClientRegions
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry import families
 from conch.telemetry.exposition import Family

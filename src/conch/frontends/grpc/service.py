@@ -35,9 +35,7 @@ from conch.http2 import IGNORE, MAX_HEADER_LIST, Field, Http2Stream, StreamHandl
 from conch.machine import logs
 from conch.options.triton_values import Restriction
 from conch.server.core import InferenceServer
-from conch.server.regions.cuda import CudaRegion
-from conch.server.regions.registry import ClientRegions
-from conch.server.regions.system import SystemRegion
+from conch.server.regions import ClientRegions, CudaRegion, SystemRegion
 
 # Created once from the settings; does no I/O.
 

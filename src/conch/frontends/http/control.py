@@ -16,9 +16,7 @@ from conch.frontends.http.tasks import ExchangeTasks
 from conch.frontends.offloading.offloader import LARGE, Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
-from conch.server.regions.cuda import CudaRegion
-from conch.server.regions.registry import ClientRegions
-from conch.server.regions.system import SystemRegion
+from conch.server.regions import ClientRegions, CudaRegion, SystemRegion
 from conch.telemetry.statistics import ModelStatistics
 from conch.wire.json import control as wire
 from conch.wire.json.trace_setting import read_trace_setting

@@ -13,7 +13,7 @@ from conch.core.inference import InferRequest, InferResponse, ModelSignature, Te
 from conch.core.tensors import WireTensor
 from conch.core.validation import validate_request
 from conch.machine import logs
-from conch.server.regions.registry import ClientRegions
+from conch.server.regions import ClientRegions
 from conch.settings import Settings
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues

@@ -23,7 +23,7 @@ from conch.server.model import Model
 from conch.server.models.memory import MemoryLedger
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
 from conch.server.models.versions import ServingVersions
-from conch.server.regions.registry import ClientRegions
+from conch.server.regions import ClientRegions
 from conch.settings import Settings
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics

@@ -15,9 +15,7 @@ import pytest
 from conch.core.errors import Code, ConchError, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
-from conch.server.regions.cuda import CudaRegion
-from conch.server.regions.registry import MOST_REGIONS, ClientRegions, HeldRegions, is_mapped
-from conch.server.regions.system import SystemRegion
+from conch.server.regions import MOST_REGIONS, ClientRegions, CudaRegion, HeldRegions, SystemRegion, is_mapped
 from conch.workers.child.memory import BufferMap, BufferPool
 from conch.workers.child.packing import INLINE_LIMIT, Packer, Unpacker
 
@@ -60,8 +58,8 @@ async def test_there_are_no_more_regions_than_descriptors_for_them(
     regions: ClientRegions, memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MOST_REGIONS >= 1000
-    monkeypatch.setattr("conch.server.regions.registry.MOST_REGIONS", 1)
-    with pytest.raises(ConchError, match="1 shared memory regions are registered, which is the most"):
+    monkeypatch.setattr("conch.server.regions.MOST_REGIONS", 1)
+    with pytest.raises(ConchError, match="1 shared memory regions are registered, which is the maximum"):
         await regions.register_system("s", memory.name, 0, 4)
 
 

@@ -1,23 +1,239 @@
-"""The registry of client shared memory regions (``--allow-client-shm``).
+"""Shared memory regions that clients register (``--allow-client-shm``), and the tensors of requests in them.
 
-Shared by all front ends; used on the event loop. Source of the messages: Triton's shared memory extension.
+``ClientRegions`` is the registry, shared by all front ends: it opens regions of POSIX shared memory (``SystemRegion``)
+and of GPU memory (``CudaRegion``). The decoders of a request resolve its references through ``HeldRegions``. Used on
+the event loop. Source of the messages: Triton's shared memory extension.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from conch.core.errors import Code, ConchError, invalid, not_found, unavailable, unsupported
+from conch.core.errors import Code, ConchError, internal, invalid, not_found, unavailable, unsupported
 from conch.core.tensors import Buffer, Loan, StoredData
 from conch.machine.memory import children_of
-from conch.server.regions.cuda import CudaRegion
-from conch.server.regions.system import SystemRegion
 from conch.wire.regions import Regions, unknown_region
+from conch.workers.child.memory import read_at, write_at
 from conch.workers.child.packing import INLINE_LIMIT
+
+# A client's region of POSIX shared memory, opened by its key and accessed through its file. The file is never mapped: a
+# client may truncate it at any time, and an access to a mapping beyond the end of the file kills the process. ``pread``
+# returns no data instead.
+
+
+#: The directory of named shared memory on Linux.
+SHARED_MEMORY: Final = Path("/dev/shm")
+#: Name prefix of the shared memory of Triton's own processes.
+_RESERVED: Final = "triton_python_backend_shm_region_"
+
+
+class SystemRegion:
+    """``size`` bytes at ``offset`` of the shared memory ``key``.
+
+    It stays open as long as this object exists, even if the client removes the name.
+    """
+
+    def __init__(self, name: str, key: str, offset: int, size: int, folder: Path = SHARED_MEMORY) -> None:
+        """Open the memory.
+
+        Raises INTERNAL if it does not exist, INVALID_ARG for a reserved key or a part outside of the memory.
+        """
+        self.name, self.key, self.offset, self.size = name, key, offset, size
+        self._fd = -1
+        plain = key.lstrip("/")
+        if plain.startswith(_RESERVED):
+            raise invalid(
+                f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved"
+                f" prefix '{_RESERVED}'"
+            )
+        self._fd = _opened(folder, plain, key)
+        try:
+            self._check()
+        except ConchError:
+            self._close()  # at once: the error keeps this object alive as long as it is referenced
+            raise
+
+    def _check(self) -> None:
+        """Raise unless the file can be a client's shared memory and contains the region."""
+        file_stat = self.file
+        # A hard link may be a file that is not the client's.
+        if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_nlink > 1:
+            raise _not_opened(self.key)
+        problem = ""
+        if self.offset + self.size > file_stat.st_size:
+            problem = "invalid args"
+        elif not self.size or self.offset % os.sysconf("SC_PAGE_SIZE"):
+            problem = "unable to process address space" + os.strerror(errno.EINVAL)
+        if problem:
+            raise invalid(f"failed to register shared memory region '{self.name}': {problem}")
+
+    @property
+    def file(self) -> os.stat_result:
+        """The ``stat`` result of the file."""
+        return os.fstat(self._fd)
+
+    @property
+    def status(self) -> dict[str, str | int]:
+        """The status of the region for clients."""
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.size}
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill ``target`` with the bytes from ``offset``, which must be in the region.
+
+        Raises INVALID_ARG if the client has truncated the memory, INTERNAL if it cannot be read.
+        """
+        try:
+            whole = read_at(self._fd, target, self.offset + offset)
+        except OSError as error:
+            raise internal(f"shared memory region '{self.name}' cannot be read: {error.strerror}") from None
+        if not whole:
+            raise self._shortened()
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write data that fits into the region; raises as :meth:`read_into`."""
+        try:
+            whole = write_at(self._fd, data, self.offset + offset)
+        except OSError as error:
+            raise internal(f"shared memory region '{self.name}' cannot be written: {error.strerror}") from None
+        if not whole:
+            raise self._shortened()
+
+    def loan(self, offset: int, size: int) -> Loan:
+        """A part of the region that a worker can read or write directly."""
+        return Loan(self, self._fd, self.offset + offset, size)
+
+    def require(self, end: int) -> None:
+        """Raise INVALID_ARG if the client has truncated the region to less than ``end`` bytes."""
+        if self.offset + end > self.file.st_size:
+            raise self._shortened()
+
+    def _shortened(self) -> ConchError:
+        return invalid(f"shared memory region '{self.name}' has become smaller than when it was registered")
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self._close()
+
+
+def _opened(folder: Path, plain: str, key: str) -> int:
+    """Open a file as ``shm_open`` does, without following links or blocking; returns its descriptor."""
+    if not plain or "/" in plain:
+        raise _not_opened(key)
+    try:
+        return os.open(folder / plain, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        raise _not_opened(key) from None
+
+
+def _not_opened(key: str) -> ConchError:
+    return internal(f"Unable to open shared memory region: '{key}'")
+
+
+# A client's region of GPU memory, opened by its handle through the CUDA driver. The driver (``libcuda``) is called
+# directly, so that the server needs no framework; the first call creates a context of the process on the GPU.
+
+
+#: The size of a handle, ``cudaIpcMemHandle_t`` (bytes).
+HANDLE_SIZE: Final = 64
+_LAZY_PEER_ACCESS: Final = 1
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_SIZE),)
+
+
+class CudaRegion:
+    """``size`` bytes of memory on GPU ``device``; open as long as this object exists."""
+
+    def __init__(self, name: str, handle: bytes, device: int, size: int) -> None:
+        """Open the memory. Raises INVALID_ARG if the driver rejects the handle or the memory is too small."""
+        self.name, self.device, self.size = name, device, size
+        self._pointer = ctypes.c_uint64()
+        failure = invalid("failed to register shared memory region: invalid args")
+        if not size or len(handle) != HANDLE_SIZE:
+            raise failure
+        try:
+            self._context = _context(device)
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(self._pointer), _IpcHandle(handle), _LAZY_PEER_ACCESS)
+            base, length = ctypes.c_uint64(), ctypes.c_size_t()
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(length), self._pointer)
+        except ConchError:
+            raise failure from None
+        if self._pointer.value + size > base.value + length.value:
+            raise failure
+
+    @property
+    def status(self) -> dict[str, str | int]:
+        """The status of the region for clients."""
+        return {"name": self.name, "device_id": self.device, "byte_size": self.size}
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill ``target`` with the bytes from ``offset``; both must fit. Raises INTERNAL if the driver fails."""
+        size = len(target)
+        there = (ctypes.c_char * size).from_buffer(target)
+        self._call("cuMemcpyDtoH_v2", there, ctypes.c_uint64(self._pointer.value + offset), ctypes.c_size_t(size))
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write data that fits into the region. Raises INTERNAL if the driver fails."""
+        plain = bytes(data)
+        self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(self._pointer.value + offset), plain, ctypes.c_size_t(len(plain)))
+
+    def loan(self, offset: int, size: int) -> None:
+        """Return None: GPU memory has no file that a worker can use."""
+
+    def require(self, end: int) -> None:
+        """Do nothing: a client cannot truncate open GPU memory."""
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        _check("cuCtxSetCurrent", self._context)
+        _check(function, *arguments)
+
+    def __del__(self) -> None:
+        if self._pointer.value:
+            try:
+                self._call("cuIpcCloseMemHandle", self._pointer)
+            except ConchError:  # the client has ended, and its memory is gone
+                pass
+
+
+@cache
+def _driver() -> Any:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise internal(f"the CUDA driver cannot be loaded: {error}") from None
+    if driver.cuInit(0):
+        raise internal("the CUDA driver does not start")
+    return driver
+
+
+@cache
+def _context(device: int) -> ctypes.c_void_p:
+    """The primary context of a GPU, shared within this process."""
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check("cuDeviceGet", ctypes.byref(number), device)
+    _check("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    return context
+
+
+def _check(function: str, *arguments: Any) -> None:
+    """Call a driver function; raises INTERNAL with its name and code if it fails."""
+    code = getattr(_driver(), function)(*arguments)
+    if code:
+        raise internal(f"CUDA: {function} failed with code {code}")
+
 
 # Engines and libraries in workers create shared memory under names that any user can list. Detection works on Linux
 # only; elsewhere nothing is found.

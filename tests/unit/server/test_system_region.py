@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.server.regions.system import SystemRegion
+from conch.server.regions import SystemRegion
 from tests.open_files import times_open
 from tests.refusals import refused
 

@@ -1,1 +1,0 @@
-"""Shared memory regions that clients register, and tensors in them."""
