@@ -64,12 +64,14 @@ endif
 test-slow: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/pytest tests -m slow --ignore=tests/vllm $(ARGS)
 
-FAST := $(patsubst %,tests/unit/%,backends measure)
+FAST_WAITING := tests/unit/measure/perf
+FAST_MODELS := $(patsubst %,tests/unit/%,backends measure/analyze)
 test-fast: $(STAMPS)/dev
 ifdef ARGS
 	$(BIN)/pytest tests/unit --core $(ARGS)
 else
-	@$(BIN)/python -m tests.side_by_side "$(FAST) --core" "tests/unit --core $(call ignore,$(FAST))"
+	@$(BIN)/python -m tests.side_by_side "$(FAST_WAITING) --core $(call ignore,$(ALONE))" "$(FAST_MODELS) --core" \
+		"tests/unit --core $(call ignore,$(FAST_WAITING) $(FAST_MODELS))"
 endif
 
 # A constraint on what is installed already would be ignored: an environment of its own.

@@ -106,6 +106,8 @@ def test_every_parameter_that_is_read_is_declared_and_every_declared_one_is_read
         "max_audio_seconds", "max_image_pixels",  # by ``media``
         "batch_scheduler_policy",  # among choices
         "lora_modules",  # by ``Options.adapters``
+        "max_candidate_labels",  # by ``Options.positive``
+        "aggregation_strategy",  # by its constant
     }  # fmt: skip
 
 
