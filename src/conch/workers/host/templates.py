@@ -281,8 +281,8 @@ class Templates:
             LOG.warning(
                 "a worker could not be forked and is spawned: %s", error or "its worker template does not respond"
             )
-            self._failures[template.kind] += 1
-            template.close()
+            if template.closed:  # and not this process without a free descriptor
+                self._failures[template.kind] += 1
             return None
         self._failures.pop(template.kind, None)
         return partial(forked.take, template)
@@ -320,6 +320,11 @@ class Template:
         self.process, self._control = spawn(kind.python, dict(kind.environment), self._exited, self._printed)
         self._control.setblocking(False)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it forks no more processes."""
+        return self._closed
+
     async def import_modules(self) -> str:
         """Import the modules of its kind; return the reason why it must not fork, empty if it may."""
         answer = await self._ask({"op": "import", "modules": self.kind.modules}, [], IMPORT_SECONDS)
@@ -329,7 +334,7 @@ class Template:
     async def fork(self, role: str, environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a process, which becomes a child of the server.
 
-        Raises OSError or TimeoutError, after which the template is unusable.
+        Raises OSError or TimeoutError. The template is closed unless this process had no free descriptor.
         """
         kind = socket.SOCK_SEQPACKET if role == "template" else socket.SOCK_STREAM
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)

@@ -340,10 +340,13 @@ async def test_worker_that_cannot_be_watched_leaves_nothing_behind(monkeypatch: 
     await templates.close()
 
 
-async def test_fork_without_a_descriptor_for_the_output_closes_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fork_without_a_descriptor_closes_its_sockets_and_keeps_the_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     templates = Templates(60)
     kind = kind_of(templates)
     owner = await Owner().start(templates, kind)
+    pids = templates.pids
     made: list[socket.socket] = []
     make_pair = socket.socketpair
 
@@ -360,5 +363,8 @@ async def test_fork_without_a_descriptor_for_the_output_closes_its_sockets(monke
         patched.setattr(os, "pipe", without_descriptors)
         assert await templates.fork(kind, {}) is None
     assert [end.fileno() for end in made] == [-1, -1]
+    second = await Owner().start(templates, kind)
+    assert templates.pids == pids
+    await second.end()
     await owner.end()
     await templates.close()
