@@ -72,8 +72,8 @@ class TestCommand:
         repository = build_toys(tmp_path / "toys", "identity_string")
         monkeypatch.setattr("conch.cli.demo.command.build", lambda directory: repository)
         monkeypatch.setattr("conch.cli.demo.command.require_packages", lambda: None)
-        monkeypatch.setattr("conch.cli.demo.command.ask_embedders", lambda client, console: None)
-        monkeypatch.setattr("conch.cli.demo.command.ask_generator", lambda client, console: None)
+        monkeypatch.setattr("conch.cli.demo.command.query_embedders", lambda client, console: None)
+        monkeypatch.setattr("conch.cli.demo.command.query_generator", lambda client, console: None)
         return ["demo", f"--directory={tmp_path}", *ports()]
 
     def test_real_models_answer_and_the_server_ends(self, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ class TestCommand:
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             f"demo.build = lambda directory: {str(repository)!r}\n"
             "demo.require_packages = lambda: None\n"
-            "demo.ask_embedders = demo.ask_generator = lambda client, console: None\n"
+            "demo.query_embedders = demo.query_generator = lambda client, console: None\n"
             "from conch.cli import main\n"
             "sys.exit(main(['demo', *sys.argv[1:]]))\n"
         )
@@ -128,7 +128,7 @@ class TestCommand:
             assert client.ready()
             raise ConchError("a wrong answer")
 
-        monkeypatch.setattr("conch.cli.demo.command.ask_generator", wrong)
+        monkeypatch.setattr("conch.cli.demo.command.query_generator", wrong)
         assert main(toys) == 1
         assert capsys.readouterr().err == "a wrong answer\n"
         assert not clients[0].ready()

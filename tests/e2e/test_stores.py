@@ -221,7 +221,7 @@ def test_models_are_loaded_and_unloaded_on_request(store: Store, started: Callab
     again.stop()
     third, log = started(f"{store.place}/asked", cache=tmp_path)
     assert answer(third, "add") == 3
-    assert lines(log, "has been downloaded before")
+    assert lines(log, "is unchanged since its last download")
     assert not lines(log, "downloading model")
     third.stop()
 
@@ -235,7 +235,7 @@ def test_two_servers_that_start_together_download_once(
         both = list(pool.map(lambda _: started(f"{store.place}/shared", cache=tmp_path), range(2)))
     assert [answer(server, "add") for server, _ in both] == [2, 2]
     assert sum(len(lines(log, "downloading model 'add'", "3 files")) for _, log in both) == 1
-    assert sum(len(lines(log, "has been downloaded before")) for _, log in both) == 1
+    assert sum(len(lines(log, "is unchanged since its last download")) for _, log in both) == 1
     for server, _ in both:
         server.stop()
 
