@@ -78,13 +78,13 @@ def require_weights(folder: Path, engine: str) -> dict[str, list[int]]:
     """
     present = engines_of(folder)
     if not present or (engine != "auto" and engine not in present):
-        wanted = {
+        expected = {
             "onnxruntime": "model.onnx",
             "openvino": "openvino_model.xml with its .bin",
         }.get(engine, "model.safetensors or pytorch_model.bin")
         foreign = _first(folder, "tf_model.h5", "flax_model.msgpack", "*.gguf", "*.ckpt*")
         beside = f"; '{foreign.name}' is a form that is not read here" if foreign is not None else ""
-        raise invalid(f"checkpoint {folder} has no weights for engine '{engine}': {wanted} is missing{beside}")
+        raise invalid(f"checkpoint {folder} has no weights for engine '{engine}': {expected} is missing{beside}")
     chosen = present[0] if engine == "auto" else engine
     shapes: dict[str, list[int]] = {}
     if chosen == "torch":
@@ -163,12 +163,12 @@ def _checked_shapes(path: Path) -> dict[str, list[int]]:
         raise invalid(f"{path} is not a safetensors file, or it was cut off in its header")
     header.pop("__metadata__", None)
     try:
-        wanted = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        expected_size = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
         shapes = {name: tensor["shape"] for name, tensor in header.items()}
     except (LookupError, TypeError):
         raise invalid(f"{path} is not a safetensors file: its header is wrong") from None
-    if size < wanted:
-        raise invalid(f"{path} was cut off: it has {size} of {wanted} bytes")
+    if size < expected_size:
+        raise invalid(f"{path} was cut off: it has {size} of {expected_size} bytes")
     return shapes
 
 

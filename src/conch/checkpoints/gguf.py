@@ -115,10 +115,10 @@ class GgufFile:
             raise invalid(f"{self.path}: {key} must be a list of numbers")
         return list(value.tolist())
 
-    def _typed(self, key: str, default: Any, kind: type, wanted: str) -> Any:
+    def _typed(self, key: str, default: Any, kind: type, expected: str) -> Any:
         value = self.metadata.get(key, default)
         if type(value) is not kind:
-            raise invalid(f"{self.path}: {key} must be {wanted}")
+            raise invalid(f"{self.path}: {key} must be {expected}")
         return value
 
 
@@ -425,9 +425,9 @@ def _q4_k(blocks: Bytes) -> tuple[Any, ...]:
 def _q6_k(blocks: Bytes) -> tuple[Any, ...]:
     numbers = _nibbles(blocks[..., :128], 64)
     parts = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 32)
-    for place in range(4):
-        high = parts >> 2 * place & 3
-        numbers.reshape(*blocks.shape[:-1], 2, 4, 32)[..., place, :] |= high << 4
+    for part_index in range(4):
+        high = parts >> 2 * part_index & 3
+        numbers.reshape(*blocks.shape[:-1], 2, 4, 32)[..., part_index, :] |= high << 4
     scales = _half(blocks, 208) * np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
     return numbers.reshape(*numbers.shape[:-1], 16, 16), scales, -32 * scales, 8
 

@@ -212,8 +212,8 @@ class Options:
         return _boolean(name, self.extra[name]) if name in self.extra else default
 
 
-def _wrong(name: str, text: str, wanted: str) -> ConchError:
-    return invalid(f"parameter '{name}' is '{text}'; it must be {wanted}")
+def _wrong(name: str, text: str, expected: str) -> ConchError:
+    return invalid(f"parameter '{name}' is '{text}'; it must be {expected}")
 
 
 def _text(name: str, value: Any) -> str:

@@ -117,10 +117,10 @@ def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     Empty if it has one, if its configuration names no architecture, or if it has its own code.
     """
     architectures = config.get("architectures") or ()
-    wanted = _ARCHITECTURES.get("translation" if task.startswith("translation_") else task, ())
-    if not wanted or not architectures or config.get("auto_map"):
+    suffixes = _ARCHITECTURES.get("translation" if task.startswith("translation_") else task, ())
+    if not suffixes or not architectures or config.get("auto_map"):
         return ()
-    return () if any(part in str(name) for name in architectures for part in wanted) else wanted
+    return () if any(part in str(name) for name in architectures for part in suffixes) else suffixes
 
 
 def suggested_task(task: str) -> str:

@@ -196,7 +196,7 @@ def _apply(
         raise invalid(
             f"{export_path} has no configuration '{name}'; it has {_some(result.candidate.name for result in known)}"
         )
-    wanted, refused = [], []
+    accepted, refused = [], []
     for search in searches:  # all of them before the first is written: one that is refused refuses all
         named = [result for result in search.results if result.candidate.name == name]
         if name and not named:
@@ -205,15 +205,15 @@ def _apply(
         configs = search.results[0].configs
         overrides = concise(with_ensembles(result.candidate.overrides, configs), configs)
         changed = changes(repository, overrides)
-        wanted.append((result, changed))
+        accepted.append((result, changed))
         if changed and reason:
             refused.append(reason)
-    for _, changed in wanted:
+    for _, changed in accepted:
         for change in changed:
             click.echo(change.diff, nl=False)
     if refused and not force:
         raise unavailable(f"nothing is applied: {'; '.join(refused)}. 'apply --force' applies it anyway")
-    for result, changed in wanted:
+    for result, changed in accepted:
         if not changed:
             click.echo(f"{result.candidate.name}: the repository already has this configuration.")
             continue

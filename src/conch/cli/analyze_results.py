@@ -90,18 +90,20 @@ def _slug(goals: Goals) -> str:
 
 
 def _changed_goals(goals: Goals, settings: AnalyzeSettings, chosen: Mapping[str, Any]) -> Goals:
-    models = {name: replace(wanted, **_replaced(settings, name, chosen)) for name, wanted in goals.models.items()}
+    models = {
+        name: replace(model_goals, **_replaced(settings, name, chosen)) for name, model_goals in goals.models.items()
+    }
     return replace(goals, models=models, price=settings.price or goals.price)
 
 
 def _replaced(settings: AnalyzeSettings, model: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The goals of a model that the options change."""
-    wanted = settings.goals([model]).models[model]
+    model_goals = settings.goals([model]).models[model]
     changed: dict[str, Any] = {}
     if "objectives" in chosen:
-        changed["objectives"] = wanted.objectives
+        changed["objectives"] = model_goals.objectives
     if not {"constraints", "latency_budget", "min_throughput"}.isdisjoint(chosen):
-        changed["constraints"] = wanted.constraints
+        changed["constraints"] = model_goals.constraints
     return changed
 
 

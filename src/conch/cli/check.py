@@ -47,10 +47,10 @@ def check_command(directories: tuple[str, ...], config_name: str | None, backend
     from conch.repository.checks.repository import check
     from conch.repository.roots import parse_location
 
-    places = [parse_location(directory) for directory in directories]
-    findings = check(places, config_name, BackendDirectories.beginning_with(backend_directory))
+    locations = [parse_location(directory) for directory in directories]
+    findings = check(locations, config_name, BackendDirectories.beginning_with(backend_directory))
     for finding in findings:
-        click.echo(shown(finding, [place for place in places if isinstance(place, Path)]))
+        click.echo(shown(finding, [location for location in locations if isinstance(location, Path)]))
     errors = sum(finding.severity == "error" for finding in findings)
     click.echo(f"{errors} error(s), {len(findings) - errors} warning(s)", err=True)
     return 1 if errors else 0

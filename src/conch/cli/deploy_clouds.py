@@ -99,7 +99,7 @@ def _write(plan: Planner, mount: str, options: BundleOptions, several: bool = Fa
         )
         bundle = plan(planned)
         skipped = "; ".join(planned.needs.lacking) if options.verify else "--no-verify"
-        size, answer = write(bundle, planned.contents, output, verify=not skipped)
+        size, response = write(bundle, planned.contents, output, verify=not skipped)
     for left_out in planned.contents.left_out:
         click.echo(f"left out: {left_out}")
     click.echo(f"wrote {output / bundle.artifact} ({shown(size)})")
@@ -108,6 +108,6 @@ def _write(plan: Planner, mount: str, options: BundleOptions, several: bool = Fa
     if skipped:
         click.echo(f"\nrequest.json was not sent: {skipped}")
     else:
-        click.echo(f"\nThe artifact, served here as on the platform, answered request.json with\n{answer}")
-    answers = "Requests name the model." if several else f"Requests go to the model '{planned.model}'."
-    click.echo(f"\n{answers} The steps are in {output / 'README.md'}.")
+        click.echo(f"\nThe artifact, served here as on the platform, answered request.json with\n{response}")
+    addressing = "Requests name the model." if several else f"Requests go to the model '{planned.model}'."
+    click.echo(f"\n{addressing} The steps are in {output / 'README.md'}.")

@@ -51,10 +51,10 @@ def ray(command: RayCommandOptions) -> int:
 
     if options is None:
         with connected(command.address, start=False):
-            there = RayApplication(name)
-            if not there.is_deployed:
+            ray_application = RayApplication(name)
+            if not ray_application.is_deployed:
                 raise invalid(f"the cluster has no application '{name}'")
-            there.remove()
+            ray_application.remove()
         print(f"removed '{name}'")
         return 0
 
@@ -98,11 +98,11 @@ def _options(command: RayCommandOptions) -> RayOptions:
     from conch.core.errors import invalid
     from conch.library.flags import plan
 
-    repository, least, most = command.model_repository, command.min_replicas, command.max_replicas
+    repository, minimum, maximum = command.model_repository, command.min_replicas, command.max_replicas
     if not repository:
         raise invalid("--model-repository must be specified")
-    if most is not None and most < least:
-        raise invalid(f"--max-replicas {most} is less than --min-replicas {least}")
+    if maximum is not None and maximum < minimum:
+        raise invalid(f"--max-replicas {maximum} is less than --min-replicas {minimum}")
     listening = {f"{kind}_address": command.host for kind in ("http", "grpc")}
     ports = {f"{kind}_port": getattr(command, f"{kind}_port") for kind in ("http", "grpc", "metrics")}
     of_replicas = _settings("--replica-option", command.replica_options)
@@ -113,7 +113,7 @@ def _options(command: RayCommandOptions) -> RayOptions:
     return RayOptions(
         **passed | {"model_repository": tuple(map(_absolute, repository))},
         models=tuple(filter(None, (part.strip() for part in command.models.split(",")))),
-        max_replicas=most or least,
+        max_replicas=maximum or minimum,
         replica_options=of_replicas,
         ingress_options={**listening, **ports, **of_ingress},
     )
@@ -123,9 +123,9 @@ def _check_ports(ingress: Mapping[str, Any]) -> None:
     """Raise INVALID_ARG for a port that is given twice, with which no ingress would ever start."""
     from conch.core.errors import invalid
 
-    wanted = {f"--{kind}-port": int(ingress[f"{kind}_port"]) for kind in ("http", "grpc", "metrics")}
+    ports = {f"--{kind}-port": int(ingress[f"{kind}_port"]) for kind in ("http", "grpc", "metrics")}
     taken: dict[int, str] = {}
-    for flag, port in wanted.items():
+    for flag, port in ports.items():
         if port and port in taken:
             raise invalid(f"{flag} {port} is the port of {taken[port]} as well: give another")
         taken[port] = flag

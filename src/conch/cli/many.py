@@ -29,9 +29,9 @@ def spread(arguments: Sequence[str], flags: set[str]) -> list[str]:
     """The command line with one flag before each of its values; everything after ``--`` stays."""
     words: list[str] = []
     current = ""
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if argument == "--":
-            return [*words, *arguments[place:]]
+            return [*words, *arguments[index:]]
         flag, separator, value = argument.partition("=")
         if _is_flag(argument):
             current = flag if flag in flags else ""
@@ -40,7 +40,7 @@ def spread(arguments: Sequence[str], flags: set[str]) -> list[str]:
                 continue
             if separator:
                 words += _repeated(current, value)
-            elif place + 1 == len(arguments) or _is_flag(arguments[place + 1]):
+            elif index + 1 == len(arguments) or _is_flag(arguments[index + 1]):
                 words.append(argument)
         elif current:
             words += _repeated(current, argument)

@@ -93,17 +93,17 @@ def hidden_option(
 
 def write_sections(formatter: click.HelpFormatter, options: Iterable[Option]) -> None:
     """Write a table of flags and their meanings for each section."""
-    for section, members in by_section(options).items():
+    for section, listed in by_section(options).items():
         with formatter.section(section):
-            formatter.write_dl([(_flags(option), option.description) for option in members], col_max=40)
+            formatter.write_dl([(_flags(option), option.description) for option in listed], col_max=40)
 
 
 def _flags(option: Option) -> str:
     return f"{', '.join(flag.replace('/', ' / ') for flag in option.flags)} {option.placeholder}".rstrip()
 
 
-def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if wanted and isinstance(context.command, OptionsCommand):
+def _help_all(context: click.Context, parameter: click.Parameter, requested: bool) -> None:
+    if requested and isinstance(context.command, OptionsCommand):
         formatter = context.make_formatter()
         write_sections(formatter, context.command.options)
         click.echo(formatter.getvalue().strip())

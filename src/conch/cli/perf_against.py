@@ -99,6 +99,6 @@ def _writers(
         yield html, lambda: write_report(comparison_report(a, b, command_line(sys.argv), compared), html)
 
 
-def _show_progress(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound]) -> None:
+def _show_progress(status: Any, heading: str, total: int, rounds: Sequence[ComparedRound]) -> None:
     disturbed = sum(measured_round.disturbed for measured_round in rounds)
-    status.update(f"{heading}: {len(rounds)} of {wanted} rounds, {disturbed} of them disturbed")
+    status.update(f"{heading}: {len(rounds)} of {total} rounds, {disturbed} of them disturbed")

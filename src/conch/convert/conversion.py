@@ -24,14 +24,14 @@ from conch.machine.processes import Interference
 from conch.measure.texts.shapes import Shape
 
 Network = TypeVar("Network")
-Answers = TypeVar("Answers")
+Outputs = TypeVar("Outputs")
 Progress = Callable[[str], None]
 
 
-class Conversion(ABC, Generic[Network, Answers]):
+class Conversion(ABC, Generic[Network, Outputs]):
     """One conversion: its plan, and the steps that differ between kinds of models.
 
-    ``Network`` is an opened variant and ``Answers`` its outputs for all samples.  Variants are built in ``folder``.
+    ``Network`` is an opened variant and ``Outputs`` its outputs for all samples.  Variants are built in ``folder``.
     ``engines``, ``precisions`` and ``shapes`` are built and measured.  ``sample_count`` texts are compared;
     ``compared_on`` describes them in the log.
     """
@@ -69,7 +69,7 @@ class Conversion(ABC, Generic[Network, Answers]):
         """The engines that may become ``auto``."""
 
     @abstractmethod
-    def contrast(self, reference: Answers, answers: Answers) -> Contrasts:
+    def contrast(self, reference: Outputs, actual: Outputs) -> Contrasts:
         """Return single texts for which a variant's outputs differ from the reference's, for the report."""
 
     @property
@@ -87,12 +87,12 @@ class Conversion(ABC, Generic[Network, Answers]):
         """Build all variants in ``folder``, including the reference."""
 
     @abstractmethod
-    def evaluate(self, variant: BuiltVariant) -> tuple[Network, Answers]:
+    def evaluate(self, variant: BuiltVariant) -> tuple[Network, Outputs]:
         """Open a variant and run the samples through it.  Exceptions of libraries are not caught."""
 
     @abstractmethod
     def compare(
-        self, precision: str, reference: Answers, answers: Answers
+        self, precision: str, reference: Outputs, actual: Outputs
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
         """Compare a variant with the reference.
 
@@ -164,10 +164,10 @@ def sampled(differences: Array) -> tuple[float, ...]:
     return tuple(float(f"{value:.4g}") for value in values)
 
 
-def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
+def shortened(text: str, max_characters: int = MOST_CHARACTERS) -> str:
     """Put a text on one line and truncate it, after a word if possible."""
     line = " ".join(text.split())
-    if len(line) <= most:
+    if len(line) <= max_characters:
         return line
-    words, _, cut = line[: most - 1].rpartition(" ")
+    words, _, cut = line[: max_characters - 1].rpartition(" ")
     return f"{words or cut} …"

@@ -86,26 +86,26 @@ MIN_SAMPLES: Final = 35
 MIN_TOKENS: Final = 1000
 
 
-def too_few(precision: str, count: int, unit: str, least: int) -> tuple[str, ...]:
+def too_few(precision: str, count: int, unit: str, minimum: int) -> tuple[str, ...]:
     """Return why ``precision`` cannot be judged on ``count`` samples (or tokens, the ``unit``); empty if it can.
 
     fp32 always can: it is the same arithmetic, and its figures are compared number by number.
     """
-    if precision == "fp32" or count >= least:
+    if precision == "fp32" or count >= minimum:
         return ()
-    return (f"{count} {unit} are too few to judge {precision}: {least} at least are needed",)
+    return (f"{count} {unit} are too few to judge {precision}: {minimum} at least are needed",)
 
 
 def few_samples(count: int, *, both: bool) -> list[str]:
     """Return a warning for fewer samples than ``MIN_SAMPLES``; ``both``: they are used for calibration, too."""
     if count >= MIN_SAMPLES:
         return []
-    least = wilson(1, count)[0]
+    lower_bound = wilson(1, count)[0]
     calibrated = ", and variants are calibrated on the samples that they are compared on" if both else ""
     return [
         f"only {count} samples are compared{calibrated}: where all agree, the share that agrees may still be "
-        f"{least:.2f} (95 % interval); variants below fp32 do not serve without {MIN_SAMPLES}, for which --data needs "
-        f"{-(-MIN_SAMPLES * 3 // 2)} texts"
+        f"{lower_bound:.2f} (95 % interval); variants below fp32 do not serve without {MIN_SAMPLES}, for which --data "
+        f"needs {-(-MIN_SAMPLES * 3 // 2)} texts"
     ]
 
 

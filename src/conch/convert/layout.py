@@ -39,9 +39,9 @@ def write_huggingface(
     weights = any(variant.path is None for variant in variants)
     copy(checkpoint, checkpoint_files(checkpoint, weights=weights, code="trust_remote_code" in parameters), version)
     for path in {file for variant in variants for file in variant.files}:
-        place = version / path.relative_to(built)
-        place.parent.mkdir(exist_ok=True)
-        path.rename(place)
+        target = version / path.relative_to(built)
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
     (model / "config.pbtxt").write_text(huggingface_config(parameters), encoding="utf-8")
 
 
@@ -280,14 +280,20 @@ class Trio:
         ids, outputs = signature(version / "model.onnx")
         # A single output is always named "output"; several keep their names.
         names = {tensor.name: "output" if len(outputs) == 1 else tensor.name for tensor in outputs}
-        answers = [_TensorDeclaration(names[tensor.name], tensor.datatype, tensor.dims) for tensor in outputs]
+        declared_outputs = [_TensorDeclaration(names[tensor.name], tensor.datatype, tensor.dims) for tensor in outputs]
         same_ids = {tensor.name: tensor.name for tensor in ids}
         steps = _step(self.tokenize, {tensor.name: tensor.name for tensor in self.texts}, same_ids)
         steps += _step(self.model, same_ids, names)
         for model, first_line, inputs, results, last_lines in (
             (self.model, 'backend: "onnxruntime"', ids, outputs, _instances(INSTANCE_KIND)),
             (self.tokenize, 'backend: "python"', self.texts, ids, _instances("KIND_CPU") + parameter_lines(parameters)),
-            (self.inference, 'platform: "ensemble"', self.texts, answers, f"ensemble_scheduling {{\n{steps}}}\n"),
+            (
+                self.inference,
+                'platform: "ensemble"',
+                self.texts,
+                declared_outputs,
+                f"ensemble_scheduling {{\n{steps}}}\n",
+            ),
         ):
             tensors = _declarations("input", inputs) + _declarations("output", results)
             config = f"{first_line}\nmax_batch_size: 0\n{tensors}{last_lines}"

@@ -70,10 +70,10 @@ def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str, output
         raise invalid(f"'{checkpoint.source}' cannot be loaded as {head}: {describe_error(error)}") from error
     module.eval()
 
-    def answer() -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
         with silence_libraries(), torch.inference_mode():
             result = module(input_ids=example_ids(module.config))
             return {name: result[name] for name in outputs}
 
-    require_tensors(module, report, answer, checkpoint.source)
+    require_tensors(module, report, compute, checkpoint.source)
     return module

@@ -124,13 +124,13 @@ def measure(
         rounds.warm_up(clock)
     for rounds, until in zip(shapes, _deadlines(shapes, clock(), start + seconds * FIRST_PASS), strict=True):
         progress(f"measuring {rounds.shape} tokens")
-        _fill(rounds, until, clock, others, least=1)
+        _fill(rounds, until, clock, others, minimum=1)
     disturbed = [rounds for rounds in shapes if not rounds.settled]
     if disturbed:
         progress(f"the machine was busy, measuring again: {', '.join(str(rounds.shape) for rounds in disturbed)}")
     again = disturbed or shapes
     for rounds, until in zip(again, _deadlines(again, clock(), start + seconds), strict=True):
-        _fill(rounds, until, clock, others, least=0)
+        _fill(rounds, until, clock, others, minimum=0)
     measured: dict[str, list[Latency]] = {}
     for rounds in shapes:
         for name, latency in rounds.latencies().items():
@@ -139,11 +139,11 @@ def measure(
 
 
 def _fill(
-    rounds: _Rounds, until: float, clock: Callable[[], float], others: Callable[[], Interference], *, least: int
+    rounds: _Rounds, until: float, clock: Callable[[], float], others: Callable[[], Interference], *, minimum: int
 ) -> None:
     """Run ``least`` rounds, and more while another ends before ``until``."""
     taken = 0
-    while taken < least or clock() + rounds.seconds <= until:
+    while taken < minimum or clock() + rounds.seconds <= until:
         rounds.take(clock, others)
         taken += 1
         if rounds.seconds <= 0:

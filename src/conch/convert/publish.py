@@ -174,8 +174,8 @@ def written_manifest(folder: Path) -> Manifest:
     Raises INVALID_ARG if there is none, or if it cannot be read.
     """
     versions = [path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()]
-    for place in (folder, *sorted(versions, key=lambda version: -int(version.name))):
-        manifest = Manifest.read(place)
+    for directory in (folder, *sorted(versions, key=lambda version: -int(version.name))):
+        manifest = Manifest.read(directory)
         if manifest is not None:
             return manifest
     raise invalid(f"{folder} is no converted model: neither it nor a version in it has a {FILENAME}")

@@ -335,10 +335,10 @@ def _compare(
         conversion.progress(f"comparing {variant.name} on {conversion.compared_on}")
         entry = variant.to_manifest(conversion.folder)
         try:
-            network, answers = conversion.evaluate(variant)
-            reference = answers if variant.name == REFERENCE else reference
-            figures, reasons = conversion.compare(variant.precision, reference, answers)
-            entry = replace(entry, agreement=figures, contrasts=_contrasts(conversion, variant, reference, answers))
+            network, outputs = conversion.evaluate(variant)
+            reference = outputs if variant.name == REFERENCE else reference
+            figures, reasons = conversion.compare(variant.precision, reference, outputs)
+            entry = replace(entry, agreement=figures, contrasts=_contrasts(conversion, variant, reference, outputs))
             networks[variant.name] = network
         except Exception as error:  # an exception of a library that concerns one variant
             if variant.name == REFERENCE:
@@ -353,7 +353,7 @@ def _compare(
 
 
 def _contrasts(
-    conversion: Conversion[Any, Any], variant: BuiltVariant, reference: Any, answers: Any
+    conversion: Conversion[Any, Any], variant: BuiltVariant, reference: Any, outputs: Any
 ) -> Contrasts | None:
     """Return the single texts for the report; None for the reference, or if they cannot be described.
 
@@ -362,7 +362,7 @@ def _contrasts(
     if variant.name == REFERENCE:
         return None
     try:
-        contrasts: Contrasts = conversion.contrast(reference, answers)
+        contrasts: Contrasts = conversion.contrast(reference, outputs)
     except Exception as error:  # an exception of a tokenizer for ids outside of its vocabulary
         why = describe_error(error)
         conversion.warn([f"the texts whose answers differ most with {variant.name} are not shown: {why}"])

@@ -96,10 +96,10 @@ def _built_in(task: str) -> list[TextSample]:
             for group, document in enumerate(documents)
             for question in document.questions
         ]
-    questions = [(question, place) for place, document in enumerate(documents) for question in document.questions]
+    questions = [(question, index) for index, document in enumerate(documents) for question in document.questions]
     return [
-        TextSample(question, documents[(place + step) % len(documents)].context, group)
-        for group, (question, place) in enumerate(questions)
+        TextSample(question, documents[(index + step) % len(documents)].context, group)
+        for group, (question, index) in enumerate(questions)
         for step in range(_PASSAGES)
     ]
 
@@ -193,7 +193,7 @@ def _masked(samples: Sequence[TextSample], mask: str) -> Iterator[TextSample]:
         if mask in sample.text:
             yield sample
         elif len(words) >= 4:
-            place = index * 7 % len(words)
-            word = words[place]
+            position = index * 7 % len(words)
+            word = words[position]
             end = word[len(word.rstrip(".,;:!?")) :]
-            yield TextSample(" ".join([*words[:place], mask + end, *words[place + 1 :]]))
+            yield TextSample(" ".join([*words[:position], mask + end, *words[position + 1 :]]))

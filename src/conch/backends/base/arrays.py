@@ -138,16 +138,16 @@ class Request:
             raise
 
     def _check_sizes(self, name: str, elements: list[bytes]) -> None:
-        limit, most = self.text_limit, TEXTS_TOGETHER * self.text_limit
+        limit, max_size = self.text_limit, TEXTS_TOGETHER * self.text_limit
         longest = max(map(len, elements), default=0)
         if longest > limit:
             raise invalid(
                 f"input '{name}' has a text of {longest} bytes; at most {limit} are read. Use parameter"
                 " 'max_text_bytes' of the model to increase the limit."
             )
-        if (size := len(self.inputs[name].data)) > most:
+        if (size := len(self.inputs[name].data)) > max_size:
             raise invalid(
-                f"input '{name}' has {size} bytes of texts; at most {most} are read at a time. Use parameter"
+                f"input '{name}' has {size} bytes of texts; at most {max_size} are read at a time. Use parameter"
                 " 'max_text_bytes' of the model to increase the limit."
             )
 

@@ -146,9 +146,9 @@ def _resolved(dims: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 
 def _cut(name: str, value: Array | Strings, shapes: _Shapes) -> Iterator[Array | Strings]:
     """Cut the elements of an output into consecutive parts of these shapes."""
-    count, wanted = prod(value.shape), sum(map(prod, shapes))
-    if count < wanted:
-        raise internal(f"output '{name}' has {count} elements, and its requests' inputs ask for {wanted}")
+    count, expected_count = prod(value.shape), sum(map(prod, shapes))
+    if count < expected_count:
+        raise internal(f"output '{name}' has {count} elements, and its requests' inputs ask for {expected_count}")
     at = 0
     for shape in shapes:
         part = slice(at, at := at + prod(shape))
@@ -399,7 +399,7 @@ class TensorBackend(BatchBackend):
         if self._ragged is not None:
             arrays = self._ragged.join(requests)
             self.before_computing()
-            return self._ragged.split(requests, self.infer(arrays, _wanted(requests))), {}
+            return self._ragged.split(requests, self.infer(arrays, _requested_outputs(requests))), {}
         if len(requests) == 1:
             request = requests[0]
             arrays = {name: value_of(tensor) for name, tensor in request.inputs.items()}
@@ -407,8 +407,8 @@ class TensorBackend(BatchBackend):
             return [Result(self.infer(arrays, request.outputs))], {}
         joined = {name: joined_rows([request.inputs[name] for request in requests]) for name in requests[0].inputs}
         self.before_computing()
-        return cut_rows(requests, self.infer(joined, _wanted(requests))), {}
+        return cut_rows(requests, self.infer(joined, _requested_outputs(requests))), {}
 
 
-def _wanted(requests: Sequence[Request]) -> frozenset[str]:
+def _requested_outputs(requests: Sequence[Request]) -> frozenset[str]:
     return frozenset[str]().union(*(request.outputs for request in requests))

@@ -25,14 +25,14 @@ VERIFIED_TOKENS: Final = 5
 SLOW_STEP: Final = 0.5
 
 
-def greedy_difference(tokens: Sequence[int], wanted: Sequence[int], logits: Sequence[Any], tie: float) -> str:
+def greedy_difference(tokens: Sequence[int], expected_tokens: Sequence[int], logits: Sequence[Any], tie: float) -> str:
     """Describe the first difference between ``tokens`` and the ``wanted`` ones; empty if there is none.
 
     ``logits`` holds the logits ``[vocabulary]`` from which each token of ``wanted`` was chosen. If the logits of two
     different tokens are closer than ``tie``, relative to the greatest absolute logit, they count as equal, and the
     comparison ends there.
     """
-    for position, (token, expected) in enumerate(zip(tokens, wanted, strict=False)):
+    for position, (token, expected) in enumerate(zip(tokens, expected_tokens, strict=False)):
         if token != expected:
             row = logits[position].float()
             behind = float(row[expected] - row[token])
@@ -50,7 +50,7 @@ def tie_of(model: Any) -> float:
 def require_greedy_likeness(
     model: Any,
     prompts: Sequence[list[int]],
-    answers: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
     where: Callable[[list[int]], str],
     **generation: Any,
 ) -> None:
@@ -61,7 +61,7 @@ def require_greedy_likeness(
     """
     import torch
 
-    for prompt, answer in zip(prompts, answers, strict=True):
+    for prompt, completion in zip(prompts, completions, strict=True):
         ids = torch.tensor([prompt], device=model.device)
         try:
             with torch.inference_mode():
@@ -77,8 +77,10 @@ def require_greedy_likeness(
         except Exception as error:
             raise unlike(f"transformers itself fails: {type(error).__name__}: {one_line(error)}") from error
         begin = output.sequences.shape[1] - len(output.logits)
-        wanted = output.sequences[0, begin:].tolist()
-        if difference := greedy_difference(answer[begin:], wanted, [row[0] for row in output.logits], tie_of(model)):
+        expected_tokens = output.sequences[0, begin:].tolist()
+        if difference := greedy_difference(
+            completion[begin:], expected_tokens, [row[0] for row in output.logits], tie_of(model)
+        ):
             raise unlike(f"{where(prompt)}, {difference}")
 
 
@@ -103,20 +105,22 @@ def rounding(precision: str) -> float:
     return _ROUNDING.get(precision, _COARSE)
 
 
-def distance(wanted: Array, output: Array) -> float:
+def distance(expected: Array, output: Array) -> float:
     """Return the largest difference relative to the largest value of ``wanted``; ``output`` may have padding rows."""
-    if output.shape != wanted.shape:
-        output = output[: len(wanted)]
-    size = float(np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted)).max(initial=0))
+    if output.shape != expected.shape:
+        output = output[: len(expected)]
+    size = float(np.abs(expected, where=np.isfinite(expected), out=np.zeros_like(expected)).max(initial=0))
     with np.errstate(invalid="ignore"):
-        apart = np.where(wanted == output, 0, np.abs(wanted - output))
+        apart = np.where(expected == output, 0, np.abs(expected - output))
     furthest = float(apart.max(initial=0))
     return furthest / max(size, 1e-6) if np.isfinite(furthest) else float("inf")
 
 
-def require_likeness(outputs: Mapping[str, Array], wanted: Mapping[str, Array], precision: str, what: str) -> None:
+def require_likeness(outputs: Mapping[str, Array], expected: Mapping[str, Array], precision: str, what: str) -> None:
     """Raise INVALID_ARG if outputs in both mappings differ; ``what`` names the input, as in "for 'Hello'"."""
-    apart = max([distance(wanted[name][0], array[0]) for name, array in outputs.items() if name in wanted], default=0.0)
+    apart = max(
+        [distance(expected[name][0], array[0]) for name, array in outputs.items() if name in expected], default=0.0
+    )
     if apart > max(_LIKE, rounding(precision)):
         raise unlike(f"its numbers {what} differ by {apart:.2g} of the greatest")
 
@@ -127,10 +131,10 @@ _SAME: Final = 1e-4
 _NAMED: Final = 5
 
 #: Returns a task's outputs for an example: tensors, arrays, numbers and texts, in lists and mappings.
-Answer = Callable[[], Any]
+Computation = Callable[[], Any]
 
 
-def require_tensors(model: Any, report: Mapping[str, Any], answer: Answer, source: object) -> None:
+def require_tensors(model: Any, report: Mapping[str, Any], compute: Computation, source: object) -> None:
     """Raise INVALID_ARG with the names of missing tensors of ``source`` on which the result of ``answer`` depends.
 
     ``model`` is a PyTorch module, ``report`` the loading report of transformers (``output_loading_info``); ``answer``
@@ -139,8 +143,8 @@ def require_tensors(model: Any, report: Mapping[str, Any], answer: Answer, sourc
     from torch.nn import Parameter
 
     made_up = dict.fromkeys(report["missing_keys"], "")
-    for name, held, wanted in report["mismatched_keys"]:
-        made_up[name] = f", which they have as {list(held)} and config.json makes {list(wanted)}"
+    for name, held, expected_shape in report["mismatched_keys"]:
+        made_up[name] = f", which they have as {list(held)} and config.json makes {list(expected_shape)}"
     if not made_up:
         return
     tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name in made_up}
@@ -151,11 +155,11 @@ def require_tensors(model: Any, report: Mapping[str, Any], answer: Answer, sourc
     if not learnt:
         return
     try:
-        before, again = _repeatable(answer), _repeatable(answer)
+        before, again = _repeatable(compute), _repeatable(compute)
     except Exception as error:
         why = f", and an example that would tell whether that matters failed: {one_line(error)}"
         raise _lacking(source, learnt[:_NAMED], len(learnt), why) from error
-    depends = _find_decisive_tensors(tensors, learnt, answer, before) if _alike(before, again) else learnt
+    depends = _find_decisive_tensors(tensors, learnt, compute, before) if _alike(before, again) else learnt
     if depends:
         raise _lacking(source, [name + made_up[name] for name in depends[:_NAMED]], len(learnt))
 
@@ -193,9 +197,11 @@ def _lacking(source: object, names: Sequence[str], count: int, why: str = "") ->
     )
 
 
-def _find_decisive_tensors(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> list[str]:
+def _find_decisive_tensors(
+    tensors: Mapping[str, Any], names: Sequence[str], compute: Computation, before: Any
+) -> list[str]:
     """Find some of the ``names`` on which the outputs depend, by bisection; some may matter only in combination."""
-    if not _affect_outputs(tensors, names, answer, before):
+    if not _affect_outputs(tensors, names, compute, before):
         return []
     if len(names) == 1:
         return list(names)
@@ -203,21 +209,21 @@ def _find_decisive_tensors(tensors: Mapping[str, Any], names: Sequence[str], ans
     middle = len(names) // 2
     for part in (names[:middle], names[middle:]):
         if len(decisive) < _NAMED:
-            decisive += _find_decisive_tensors(tensors, part, answer, before)
+            decisive += _find_decisive_tensors(tensors, part, compute, before)
     if not decisive:
         decisive = list(names)
         for name in names:
             others = [other for other in decisive if other != name]
-            if _affect_outputs(tensors, others, answer, before):
+            if _affect_outputs(tensors, others, compute, before):
                 decisive = others
     return decisive
 
 
-def _affect_outputs(tensors: Mapping[str, Any], names: Sequence[str], answer: Answer, before: Any) -> bool:
+def _affect_outputs(tensors: Mapping[str, Any], names: Sequence[str], compute: Computation, before: Any) -> bool:
     """Whether other values in the tensors ``names`` change the outputs."""
     with _randomized([tensors[name] for name in names]):
         try:
-            return not _alike(before, _repeatable(answer))
+            return not _alike(before, _repeatable(compute))
         except Exception:  # invalid numbers, or an index out of range
             return True
 
@@ -242,13 +248,13 @@ def _randomized(tensors: Sequence[Any]) -> Iterator[None]:
                 tensor.copy_(values)
 
 
-def _repeatable(answer: Answer) -> Any:
+def _repeatable(compute: Computation) -> Any:
     """Run ``answer`` with a fixed random seed, for networks that use random numbers."""
     import torch
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return answer()
+        return compute()
 
 
 def _alike(output: Any, other: Any) -> bool:

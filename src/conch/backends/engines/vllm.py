@@ -335,9 +335,9 @@ def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ..
     return parameters
 
 
-def _logprobs(token: int, position: Any, wanted: int) -> TokenLogprobs:
+def _logprobs(token: int, position: Any, count: int) -> TokenLogprobs:
     """Convert vLLM's dict of a position, which has the most probable tokens and the chosen token."""
     chosen = position[token]
     ranked = sorted((entry.rank, id, entry.logprob) for id, entry in position.items() if entry.rank is not None)
     top = [(int(id), float(value)) for _, id, value in ranked]
-    return TokenLogprobs(float(chosen.logprob), int(chosen.rank or 0), top[:wanted])
+    return TokenLogprobs(float(chosen.logprob), int(chosen.rank or 0), top[:count])

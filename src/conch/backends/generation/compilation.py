@@ -134,12 +134,12 @@ class Compilations:
         self._clock = clock
         self._group = ThreadGroup(COMPILING)
         self._processor_time = processor_time or self._group.seconds
-        self._most = seconds * usable_cores()
+        self._max_seconds = seconds * usable_cores()
         self._changed = threading.Condition()
-        #: In arrival order; the first structure is being compiled if ``_begun`` equals it.
+        #: In arrival order; the first structure is being compiled if ``_current`` equals it.
         self._pending: OrderedDict[Structure, _Compilation] = OrderedDict()
-        self._begun: Structure | None = None
-        self._begun_at = 0.0
+        self._current: Structure | None = None
+        self._current_start = 0.0
         self._refused: OrderedDict[Structure, ConchError] = OrderedDict()
         self._threads: list[threading.Thread] = []
 
@@ -170,8 +170,8 @@ class Compilations:
         """Refuse the current structure if it takes too long, and requests whose deadline has passed."""
         with self._changed:
             ended: list[tuple[OnCompiled, ConchError]] = []
-            compilation = self._pending.get(self._begun) if self._begun is not None else None
-            if compilation is not None and self._processor_time() - self._begun_at > self._most:
+            compilation = self._pending.get(self._current) if self._current is not None else None
+            if compilation is not None and self._processor_time() - self._current_start > self._max_seconds:
                 compilation.refusal = self._remember(compilation.structure, self._too_much(compilation.structure))
                 ended += [(on_compiled, compilation.refusal) for _, on_compiled in compilation.waiting]
                 compilation.waiting = []
@@ -186,8 +186,8 @@ class Compilations:
 
     def _too_much(self, structure: Structure) -> ConchError:
         return invalid(
-            f"the {structure.kind} that output must fit does not compile within {self._most:g} s of processor time "
-            f"(parameter 'structured_output_timeout')"
+            f"the {structure.kind} that output must fit does not compile within {self._max_seconds:g} s of "
+            f"processor time (parameter 'structured_output_timeout')"
         )
 
     def _late(self) -> ConchError:
@@ -224,11 +224,11 @@ class Compilations:
                 with self._changed:
                     self._changed.wait_for(lambda: self._pending)
                     compilation = next(iter(self._pending.values()))
-                    self._begun, self._begun_at = compilation.structure, self._processor_time()
+                    self._current, self._current_start = compilation.structure, self._processor_time()
                 compiled, error = self._compiled(compilation) if compilation.waiting else (None, None)
                 with self._changed:
                     del self._pending[compilation.structure]
-                    self._begun = None
+                    self._current = None
                     if error is not None and error.code is Code.INVALID_ARG:
                         self._remember(compilation.structure, error)
                 for _, on_compiled in compilation.waiting:

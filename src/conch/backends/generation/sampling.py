@@ -58,10 +58,11 @@ class SamplingOverrides:
 
     def check(self) -> None:
         """Raise INVALID_ARG for values that contradict each other."""
-        least, most, n = self.get("min_tokens"), self.get("max_tokens"), self.get("n", 1)
-        if least is not None and most is not None and least > most:
+        min_tokens, max_tokens, n = self.get("min_tokens"), self.get("max_tokens"), self.get("n", 1)
+        if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
             raise invalid(
-                f"{self._sources['min_tokens']} is {least}, which is more than {self._sources['max_tokens']}, {most}"
+                f"{self._sources['min_tokens']} is {min_tokens}, which is more than "
+                f"{self._sources['max_tokens']}, {max_tokens}"
             )
         if self.get("use_beam_search") and "beam_width" not in self.values:
             self.values["beam_width"] = max(n, 2)

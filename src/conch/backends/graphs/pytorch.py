@@ -372,11 +372,11 @@ class PyTorchBackend(ModelFileBackend):
     def _array(self, name: str, value: Any) -> Array:
         if not self._torch.is_tensor(value):
             raise internal(f"output '{name}' is {type(value).__name__}, and must be a tensor or a list of strings")
-        actual, wanted = datatype(value.dtype), self._outputs.declared[name]
-        if actual != wanted:
+        actual, expected = datatype(value.dtype), self._outputs.declared[name]
+        if actual != expected:
             raise invalid(
                 f"unexpected datatype {CONFIG_NAME.get(actual, actual)} for inference output '{name}', expecting "
-                f"{CONFIG_NAME[wanted]}"
+                f"{CONFIG_NAME[expected]}"
             )
         tensor = value.detach().cpu().contiguous()
         if actual == "BF16":

@@ -116,20 +116,20 @@ def check(
     scattered = {name for batch_output in config.get("batch_output", ()) for name in batch_output["target_name"]}
     for kind, tensors in (("input", (*inputs, *initializers)), ("output", outputs)):
         known = {tensor.name: tensor for tensor in tensors}
-        for wanted in (*config.get(kind, ()), *(batch_tensors if kind == "input" else ())):
-            name = wanted["name"]
+        for declared in (*config.get(kind, ()), *(batch_tensors if kind == "input" else ())):
+            name = declared["name"]
             if name not in known:
                 raise invalid(f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(known)}")
-            _check_type(model, kind, wanted, known[name])
-            if wanted.get("optional") and batched:
+            _check_type(model, kind, declared, known[name])
+            if declared.get("optional") and batched:
                 raise invalid(
                     f"unable to load model '{model}', optional input '{name}' is not supported for models that support "
                     "batching"
                 )
-            if wanted.get("allow_ragged_batch"):
+            if declared.get("allow_ragged_batch"):
                 _check_ragged(model, known[name])
-            elif "dims" in wanted and name not in scattered:
-                _check_shape(model, wanted, known[name], batched)
+            elif "dims" in declared and name not in scattered:
+                _check_shape(model, declared, known[name], batched)
 
 
 def batch_inputs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -141,11 +141,11 @@ def batch_inputs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _check_type(model: str, kind: str, wanted: Mapping[str, Any], tensor: GraphTensor) -> None:
+def _check_type(model: str, kind: str, declared: Mapping[str, Any], tensor: GraphTensor) -> None:
     provided = CONFIG_NAME.get(tensor.datatype, tensor.datatype)
-    if wanted["data_type"] != provided:
+    if declared["data_type"] != provided:
         raise invalid(
-            f"unable to load model '{model}', configuration expects datatype {wanted['data_type']} for {kind} "
+            f"unable to load model '{model}', configuration expects datatype {declared['data_type']} for {kind} "
             f"'{tensor.name}', model provides {provided}"
         )
 
@@ -162,7 +162,7 @@ def _check_ragged(model: str, tensor: GraphTensor) -> None:
         )
 
 
-def _check_shape(model: str, wanted: Mapping[str, Any], tensor: GraphTensor, batched: bool) -> None:
+def _check_shape(model: str, declared: Mapping[str, Any], tensor: GraphTensor, batched: bool) -> None:
     where = f"model '{model}', tensor '{tensor.name}': "
     shape = format_shape(tensor.shape)
     if batched and not tensor.batches:
@@ -170,7 +170,7 @@ def _check_shape(model: str, wanted: Mapping[str, Any], tensor: GraphTensor, bat
             f"{where}for the model to support batching the shape should have at least 1 dimension and the first "
             f"dimension must be -1; but shape expected by the model is {shape}"
         )
-    dims = [int(dim) for dim in (wanted["reshape"]["shape"] if wanted.get("reshape") else wanted["dims"])]
+    dims = [int(dim) for dim in (declared["reshape"]["shape"] if declared.get("reshape") else declared["dims"])]
     full = [-1, *dims] if batched else dims
     if len(full) == len(tensor.shape) and all(own in (-1, dim) for own, dim in zip(tensor.shape, full, strict=True)):
         return
@@ -224,13 +224,13 @@ class SequenceTensors:
 
     def check(self, model: str, inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> None:
         """Raise INVALID_ARG for a sequence tensor that the graph lacks or that has another datatype in the graph."""
-        for kind, wanted, tensors in (
+        for kind, datatypes, tensors in (
             ("sequence control", self.controls, inputs),
             ("state input", self.state_inputs, inputs),
             ("state output", self.state_outputs, outputs),
         ):
             known = {tensor.name: tensor for tensor in tensors}
-            for name, datatype in wanted.items():
+            for name, datatype in datatypes.items():
                 if name not in known:
                     raise invalid(
                         f"unable to load model '{model}', configuration specifies {kind} '{name}', but model does not "

@@ -93,7 +93,7 @@ class _Rows:
         prompt: list[int] = self._ids[row, :length].tolist()
         return prompt
 
-    def words(self, name: str, row: int, most: int) -> list[list[int]]:
+    def words(self, name: str, row: int, max_words: int) -> list[list[int]]:
         """Return the token sequences in an input ``[rows or 1, 2, ids]``: token ids, and the end of each sequence.
 
         Raises INVALID_ARG for another shape, for decreasing ends, and for more than ``most`` sequences.
@@ -114,8 +114,8 @@ class _Rows:
             if end > start:
                 words.append(ids[start:end])
             start = end
-        if len(words) > most:
-            raise invalid(f"input '{name}' has {len(words)} words; at most {most} are allowed")
+        if len(words) > max_words:
+            raise invalid(f"input '{name}' has {len(words)} words; at most {max_words} are allowed")
         return words
 
 

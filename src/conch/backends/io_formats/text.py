@@ -341,8 +341,8 @@ class TextInterface:
         if (last := overrides.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]
         if self.truncate:
-            answer = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
-            prompt = prompt[-max(self.limits.remaining(answer), 1) :]
+            max_tokens = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
+            prompt = prompt[-max(self.limits.remaining(max_tokens), 1) :]
         sampling = self.defaults.sampling(overrides, self.limits.remaining(len(prompt)), chat=chat)
         sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
         self.limits.check(prompt, sampling)

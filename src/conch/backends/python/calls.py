@@ -20,7 +20,7 @@ from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer
 
 #: A response, and whether it is the last one.
-Answer = tuple[InferenceResponse, bool]
+ResponseAndFinal = tuple[InferenceResponse, bool]
 
 
 class BlsClient:
@@ -90,15 +90,15 @@ class BlsCall:
     Only code that waits for responses holds a reference; if the last reference is dropped early, the call is cancelled.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_calls", "_ended", "_lock", "_waiter", "number")
+    __slots__ = ("__weakref__", "_calls", "_ended", "_lock", "_responses", "_waiter", "number")
 
     def __init__(self, calls: BlsClient, number: int) -> None:
         self.number = number
         self._calls = calls
-        self._answers: deque[Answer] = deque()
+        self._responses: deque[ResponseAndFinal] = deque()
         self._ended = False
         self._lock = threading.Lock()
-        self._waiter: tuple[asyncio.Future[Any], Callable[[Answer], Any]] | None = None
+        self._waiter: tuple[asyncio.Future[Any], Callable[[ResponseAndFinal], Any]] | None = None
 
     def __del__(self) -> None:
         if not self._ended:
@@ -110,22 +110,22 @@ class BlsCall:
             self._calls.cancel(self, drop=False)
 
     def has_answer(self) -> bool:
-        return bool(self._answers)
+        return bool(self._responses)
 
-    def next(self) -> Answer:
+    def next(self) -> ResponseAndFinal:
         """Block until the next response, and return it."""
         while True:
             self._calls.wait(self)
             try:
-                return self._answers.popleft()
+                return self._responses.popleft()
             except IndexError:  # another thread has taken it
                 pass
 
-    def next_later(self, convert: Callable[[Answer], Any]) -> asyncio.Future[Any]:
+    def next_later(self, convert: Callable[[ResponseAndFinal], Any]) -> asyncio.Future[Any]:
         """Return a future of the running event loop for ``convert`` of the next response."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._lock:
-            arrived = self._answers.popleft() if self._answers else None
+            arrived = self._responses.popleft() if self._responses else None
             if arrived is None:
                 self._waiter = future, convert
         if arrived is not None:
@@ -141,7 +141,7 @@ class BlsCall:
             self._ended = self._ended or final
             waiter, self._waiter = self._waiter, None
             if waiter is None:
-                self._answers.append((response, final))
+                self._responses.append((response, final))
                 return
         future, convert = waiter
         self._calls.expect_no_more(future)
@@ -150,11 +150,13 @@ class BlsCall:
         except RuntimeError:  # the event loop is closed
             pass
 
-    def _deliver(self, future: asyncio.Future[Any], convert: Callable[[Answer], Any], answer: Answer) -> None:
+    def _deliver(
+        self, future: asyncio.Future[Any], convert: Callable[[ResponseAndFinal], Any], response: ResponseAndFinal
+    ) -> None:
         if future.done():  # the future was cancelled, but the call may continue
-            self._answers.appendleft(answer)
+            self._responses.appendleft(response)
         else:
-            future.set_result(convert(answer))
+            future.set_result(convert(response))
 
     def _forget(self, future: asyncio.Future[Any]) -> None:
         """Stop waiting for a future that is done or cancelled."""
@@ -172,7 +174,7 @@ class ResponseIterator:
 
     __slots__ = ("__weakref__", "_call", "_done", "_first", "_next", "_responses")
 
-    def __init__(self, call: BlsCall, first: Answer | None = None) -> None:
+    def __init__(self, call: BlsCall, first: ResponseAndFinal | None = None) -> None:
         self._call = call
         self._first = first
         self._responses: deque[InferenceResponse] = deque()
@@ -201,12 +203,12 @@ class ResponseIterator:
         """Cancel the request; responses that still arrive can be iterated over."""
         self._call.cancel()
 
-    def _take_first(self) -> Answer | None:
+    def _take_first(self) -> ResponseAndFinal | None:
         first, self._first = self._first, None
         return first
 
-    def _note(self, answer: Answer) -> InferenceResponse:
-        response, self._done = answer
+    def _note(self, item: ResponseAndFinal) -> InferenceResponse:
+        response, self._done = item
         self._responses.append(response)
         self._next = len(self._responses)
         return response
@@ -218,5 +220,5 @@ class ResponseIterator:
         return self._responses[self._next - 1]
 
 
-def _as_it_is(answer: Answer) -> Answer:
-    return answer
+def _as_it_is(response: ResponseAndFinal) -> ResponseAndFinal:
+    return response

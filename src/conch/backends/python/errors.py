@@ -71,10 +71,10 @@ def describe(error: BaseException) -> str:
         trouble = f"\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {describe(second)}"
     else:
         trouble = ""
-    return f"{type(error).__name__}: {message}{_places(error)}{trouble}"
+    return f"{type(error).__name__}: {message}{_format_frames(error)}{trouble}"
 
 
-def _places(error: BaseException) -> str:
+def _format_frames(error: BaseException) -> str:
     trace = error.__traceback__
     if trace is None:
         return ""

@@ -94,13 +94,13 @@ class ModelConfig:
         policy = self._model_config.setdefault("model_transaction_policy", {})
         if "decoupled" not in transaction_policy_dict:
             return
-        wanted = transaction_policy_dict["decoupled"]
-        if policy.get("decoupled", wanted) != wanted:
+        decoupled = transaction_policy_dict["decoupled"]
+        if policy.get("decoupled", decoupled) != decoupled:
             raise ValueError(
                 f"trying to change decoupled property in auto-complete-config for model '{self._name}', "
                 f"which is already set to '{policy['decoupled']}'."
             )
-        policy["decoupled"] = wanted
+        policy["decoupled"] = decoupled
 
     @property
     def _name(self) -> str:

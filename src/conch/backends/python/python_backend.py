@@ -88,34 +88,34 @@ class Readiness:
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            answer: Future[bool] = Future()
-            threading.Thread(target=self._call_is_ready, args=(answer,), name="conch-is-ready", daemon=True).start()
+            future: Future[bool] = Future()
+            threading.Thread(target=self._call_is_ready, args=(future,), name="conch-is-ready", daemon=True).start()
             try:
-                self._report(answer.result(LIMIT_SECONDS))
+                self._report(future.result(LIMIT_SECONDS))
                 self._logged_failure = ""
             except TimeoutError:
                 self._report_failure(internal(f"is_ready() has not returned within {LIMIT_SECONDS:g} s"))
                 self._first_call_ended.set()
-                answer.exception()  # blocks, so that calls do not overlap
+                future.exception()  # blocks, so that calls do not overlap
             except ConchError as error:
                 self._report_failure(error)
             self._first_call_ended.set()
             self._closed.wait(PERIOD_SECONDS)
 
-    def _call_is_ready(self, answer: Future[bool]) -> None:
+    def _call_is_ready(self, future: Future[bool]) -> None:
         try:
             ready = self._is_ready()
             if inspect.isawaitable(ready):
                 ready = self._await_result(ready)
             if not isinstance(ready, bool):
                 raise internal("is_ready() must return a boolean value")
-            answer.set_result(ready)
+            future.set_result(ready)
         except ConchError as error:
-            answer.set_exception(error)
+            future.set_exception(error)
         except BaseException as error:
             failure = internal(describe(error))
             failure.__cause__ = error
-            answer.set_exception(failure)
+            future.set_exception(failure)
 
     def _await_result(self, ready: Any) -> Any:
         async def wait() -> Any:
@@ -328,9 +328,9 @@ class PythonBackend:
 
     def _rescheduled(self, returned: Any, replies: list[ResponseChannel]) -> list[int]:
         """Return the indices of the requests that the model has rescheduled; they do not end with this batch."""
-        wanted = self._runtime.rescheduled
-        indices = [index for index, reply in enumerate(replies) if reply.serial in wanted and not reply.closed]
-        wanted.clear()
+        rescheduled = self._runtime.rescheduled
+        indices = [index for index, reply in enumerate(replies) if reply.serial in rescheduled and not reply.closed]
+        rescheduled.clear()
         if isinstance(returned, list) and len(returned) == len(replies):
             for index in indices:
                 if returned[index] is not None:

@@ -229,8 +229,8 @@ class InferenceRequest:
         decoupled = arguments.truth(decoupled, "async_exec: decoupled")
         call = self._call(decoupled)
         if decoupled:
-            return call.next_later(lambda answer: ResponseIterator(call, answer))
-        return call.next_later(lambda answer: answer[0])
+            return call.next_later(lambda first: ResponseIterator(call, first))
+        return call.next_later(lambda item: item[0])
 
     def _call(self, decoupled: bool) -> BlsCall:
         runtime = current()

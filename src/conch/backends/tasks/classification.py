@@ -70,7 +70,7 @@ def best_first(labels: Sequence[str], scores: Array, k: int | None) -> tuple[Str
     return Strings(chosen.shape, [labels[index] for index in chosen.ravel().tolist()]), best[:, :k]
 
 
-def checked_top_k(value: Any, most: int) -> int:
+def checked_top_k(value: Any, maximum: int) -> int:
     """Return ``top_k``, limited to ``most``. Raises INVALID_ARG unless it is a positive integer."""
     try:
         k = int(value)
@@ -78,7 +78,7 @@ def checked_top_k(value: Any, most: int) -> int:
         k = 0
     if k < 1:
         raise invalid(f"top_k is '{value}'; it must be at least 1")
-    return min(k, most)
+    return min(k, maximum)
 
 
 def mislabelled(score_count: int, named: int) -> ConchError:
@@ -100,11 +100,11 @@ def max_labels(options: Options) -> int:
     return options.positive("max_candidate_labels", MAX_LABELS)
 
 
-def check_labels(count: int, most: int) -> None:
+def check_labels(count: int, maximum: int) -> None:
     """Raise INVALID_ARG if a row has more than ``most`` labels."""
-    if count > most:
+    if count > maximum:
         raise invalid(
-            f"input 'candidate_labels' has {count} labels in a row; at most {most} are taken "
+            f"input 'candidate_labels' has {count} labels in a row; at most {maximum} are taken "
             "(parameter 'max_candidate_labels')"
         )
 

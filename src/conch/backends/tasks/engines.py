@@ -291,8 +291,8 @@ class TorchEngine(NetworkEngine):
             torch.set_num_threads(self._threads)
             self._thread.sized = True
         with torch.inference_mode():
-            answer = self._network(**{name: self._tensor(arrays[name]) for name in arrays if name in self.inputs})
-            return {name: answer[name].float().cpu().numpy() for name in self.outputs}
+            outputs = self._network(**{name: self._tensor(arrays[name]) for name in arrays if name in self.inputs})
+            return {name: outputs[name].float().cpu().numpy() for name in self.outputs}
 
     def _tensor(self, array: Array) -> Any:
         # PyTorch warns about read-only memory, so such arrays are copied; they are small.

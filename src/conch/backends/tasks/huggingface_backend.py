@@ -143,8 +143,8 @@ class HuggingFaceBackend(BatchBackend):
         work = ExecutionWork(prepare_ns=spent, waited_ns=monotonic_ns() - begin)
         batch = [entry for entry in ready if isinstance(entry, PreparedRequest)]
         self.before_computing()
-        answers = iter(self._task.execute(batch, work) if batch else ())
-        results = [entry if isinstance(entry, ConchError) else next(answers) for entry in ready]
+        outcomes = iter(self._task.execute(batch, work) if batch else ())
+        results = [entry if isinstance(entry, ConchError) else next(outcomes) for entry in ready]
         return results, vars(work)
 
     def _prepared(self, request: Request) -> PreparedRequest | ConchError:

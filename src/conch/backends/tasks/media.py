@@ -95,7 +95,7 @@ def shortest(config: Any) -> int:
     return needed
 
 
-def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[Samples]:
+def sounds_of(request: Request, rate: int, *, seconds: int, min_samples: int) -> list[Samples]:
     """Return the audio of each row at ``rate`` Hz, from input ``audio`` or else ``samples``; empty without both.
 
     Raises INVALID_ARG, naming the input and the row, for a recording that cannot be read, is longer than ``seconds``,
@@ -123,9 +123,11 @@ def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[
             f"a time ({TOGETHER} times parameter 'max_audio_seconds'): send them in several requests"
         )
     for row, values in enumerate(sounds):
-        if len(values) < least:
+        if len(values) < min_samples:
             raise _broken(
-                name, row, f"it is too short: it has {len(values)} samples at {rate} Hz, and the model needs {least}"
+                name,
+                row,
+                f"it is too short: it has {len(values)} samples at {rate} Hz, and the model needs {min_samples}",
             )
     return sounds
 
@@ -251,9 +253,9 @@ def images(files: Sequence[bytes], *, pixels: int, per_row: int = 1) -> list[Ima
     return pictures
 
 
-def example_sound(rate: int, least: int) -> Samples:
+def example_sound(rate: int, min_samples: int) -> Samples:
     """Return a second of noise at ``rate`` Hz, or ``least`` samples if that is longer."""
-    return np.random.default_rng(0).uniform(-0.5, 0.5, max(rate, least)).astype(np.float32)
+    return np.random.default_rng(0).uniform(-0.5, 0.5, max(rate, min_samples)).astype(np.float32)
 
 
 def example_image() -> Image:

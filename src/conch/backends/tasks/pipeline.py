@@ -44,20 +44,20 @@ from conch.machine.temporary import TemporaryFolder
 _TEXTS: Final = ("generated_text", "answer", "text", "summary_text", "translation_text")
 
 
-def text_of(answer: Any) -> str:
+def text_of(output: Any) -> str:
     """Return the text of a result that is a single text, else the result as JSON.
 
     In JSON, an image is a PNG file in base64, audio with a ``sampling_rate`` a WAV file in base64, and any other array
     a list.
     """
-    only = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
+    only = output[0] if isinstance(output, list) and len(output) == 1 else output
     if isinstance(only, str):
         return only
     if isinstance(only, Mapping):
         texts = [only[name] for name in _TEXTS if isinstance(only.get(name), str)]
         if texts:
             return str(texts[0])
-    return json.dumps(_plain(answer), ensure_ascii=False)
+    return json.dumps(_plain(output), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
         if "sampling_rate" in value and isinstance(value.get("audio"), np.ndarray):
             rate = int(value["sampling_rate"])
             return {"audio": b64encode(media.wav(value["audio"], rate)).decode(), "sampling_rate": rate}
-        return {str(name): _plain(member) for name, member in value.items()}
+        return {str(name): _plain(element) for name, element in value.items()}
     if isinstance(value, list | tuple | set):
         return [_plain(element) for element in value]
     if is_dataclass(value) and not isinstance(value, type):
@@ -379,7 +379,7 @@ class PipelineTask(Task):
                 raise invalid("a request has at most one of the inputs 'audio' and 'samples'")
             if self._needs_sound and not count:
                 raise invalid("a request needs one of the inputs 'audio' and 'samples'")
-            sounds = media.sounds_of(request, self._rate, seconds=self._seconds, least=self._shortest)
+            sounds = media.sounds_of(request, self._rate, seconds=self._seconds, min_samples=self._shortest)
             if sounds:
                 _spread(values, "audio", sounds)
         if "video" in self._names:
@@ -393,16 +393,16 @@ class PipelineTask(Task):
         )
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
-        return [self._answer(prepared, work) for prepared in batch if isinstance(prepared, PreparedRows)]
+        return [self._run_request(prepared, work) for prepared in batch if isinstance(prepared, PreparedRows)]
 
-    def _answer(self, prepared: PreparedRows, work: ExecutionWork) -> Result | ConchError:
+    def _run_request(self, prepared: PreparedRows, work: ExecutionWork) -> Result | ConchError:
         texts = []
         for row, options in zip(prepared.values, prepared.arguments, strict=True):
             if prepared.request.cancelled:
                 return cancelled("the request was cancelled")
             before = monotonic_ns()
             try:
-                answer = self._call(row, options)
+                output = self._call(row, options)
             except ConchError as error:
                 return error
             except ImportError as error:
@@ -410,7 +410,7 @@ class PipelineTask(Task):
             except Exception as error:
                 # Pipelines validate little, so unsuitable arguments fail with any type of error.
                 return library_failure(f"task '{self._task}'", error, of_request=bool(options))
-            texts.append(text_of(answer))
+            texts.append(text_of(output))
             work.add(1, 1, 1)
             work.engine_ns += monotonic_ns() - before
         return Result({"text_output": Strings((len(texts), 1), texts)})

@@ -77,7 +77,7 @@ class _Recording:
     timestamps: bool | str
     generation: dict[str, Any]
     chunks: list[dict[str, Any]]
-    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    outputs: dict[int, dict[str, Any]] = field(default_factory=dict)
     error: ConchError | None = None
 
 
@@ -138,7 +138,7 @@ class SpeechRecognition(Task):
         timestamps, generation = self._timestamps(request), self._generation(request)
         if request.has("audio") == request.has("samples"):
             raise invalid("a request needs exactly one of the inputs 'audio' and 'samples'")
-        sounds = media.sounds_of(request, self._rate, seconds=self._seconds, least=self._shortest)
+        sounds = media.sounds_of(request, self._rate, seconds=self._seconds, min_samples=self._shortest)
         if not sounds:
             raise invalid("the request has no rows")
         recordings = [self._recording(request, samples, timestamps, generation) for samples in sounds]
@@ -218,7 +218,7 @@ class SpeechRecognition(Task):
         chunks = [recording.chunks[index] for recording, index in group]
         before = monotonic_ns()
         try:
-            answers = _separated(
+            outputs = _separated(
                 self._pipeline_for(first.timestamps).forward(_joined(chunks), **parameters), len(chunks)
             )
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -229,8 +229,8 @@ class SpeechRecognition(Task):
         frames = sum(_frames(chunk) for chunk in chunks)
         work.add(frames, frames, len(chunks))
         work.engine_ns += monotonic_ns() - before
-        for (recording, index), answer in zip(group, answers, strict=True):
-            recording.answers[index] = answer
+        for (recording, index), output in zip(group, outputs, strict=True):
+            recording.outputs[index] = output
 
     def _pipeline_for(self, timestamps: bool | str) -> Any:
         """Return the pipeline; for Whisper's word timestamps, a copy that shares the weights.
@@ -255,8 +255,8 @@ class SpeechRecognition(Task):
         for recording in prepared.recordings:
             if recording.error is not None:
                 return recording.error
-            answers = [recording.answers[index] for index in range(len(recording.chunks))]
-            transcription = self._pipeline.postprocess(answers, return_timestamps=recording.timestamps)
+            outputs = [recording.outputs[index] for index in range(len(recording.chunks))]
+            transcription = self._pipeline.postprocess(outputs, return_timestamps=recording.timestamps)
             texts.append(transcription["text"])
             wants_chunks = prepared.request.option("return_timestamps", "none") != "none"
             pieces = transcription.get("chunks", []) if wants_chunks else []
@@ -303,11 +303,11 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _separated(answers: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+def _separated(outputs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Split the model's outputs into chunks: the inverse of ``_joined``."""
     if count == 1:
-        return [dict(answers)]
+        return [dict(outputs)]
     return [
-        {name: value[index : index + 1] if hasattr(value, "shape") else value[index] for name, value in answers.items()}
+        {name: value[index : index + 1] if hasattr(value, "shape") else value[index] for name, value in outputs.items()}
         for index in range(count)
     ]

@@ -158,7 +158,7 @@ def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
     [short, *_, long] = sorted(examples, key=len)
     # A text of the same length: the tokens of the short text in another order, except the last.
     other = [*short[-2::-1], short[-1]]
-    wanted = _first_logits(model, [short], pad)
+    expected = _first_logits(model, [short], pad)
     tolerance = tie_of(model)
 
     def holds(texts: Sequence[list[int]]) -> bool:
@@ -166,8 +166,8 @@ def examine(model: Any, examples: Sequence[list[int]], pad: int) -> Sharing:
             logits = _first_logits(model, texts, pad)
         except Exception:  # networks that accept only one text or one length raise many types
             return False
-        size = wanted[wanted.isfinite()].abs().max().clamp(min=1e-6)
-        apart = (wanted - logits).where(wanted != logits, 0.0).abs().max()
+        size = expected[expected.isfinite()].abs().max().clamp(min=1e-6)
+        apart = (expected - logits).where(expected != logits, 0.0).abs().max()
         return bool(apart <= tolerance * size)
 
     if not holds([short, other]):
@@ -205,17 +205,17 @@ def verify(task: Text2Text, model: Any, examples: Sequence[list[int]]) -> None:
     import torch
 
     generation = {**_GREEDY, "max_new_tokens": VERIFIED_TOKENS}
-    answers: dict[int, list[int]] = {}
+    completions: dict[int, list[int]] = {}
     before = process_time()
     for run in task.runs([len(ids) for ids in examples]):
-        answers.update(zip(run, task.write([examples[index] for index in run], generation), strict=True))
+        completions.update(zip(run, task.write([examples[index] for index in run], generation), strict=True))
     if process_time() - before > SLOW_STEP * VERIFIED_TOKENS * torch.get_num_threads():
         _logger.info("not compared with transformers: a step takes more than %s s on each core", SLOW_STEP)
         return
     require_greedy_likeness(
         model,
         examples,
-        [answers[index] for index in range(len(examples))],
+        [completions[index] for index in range(len(examples))],
         lambda text: f"for a text of {len(text)} tokens among {len(examples)}",
         num_beams=1,
         num_return_sequences=1,
@@ -344,9 +344,9 @@ class Text2Text(Task):
                         written[id(row.prepared)] = failed
                     continue
                 for row, text in zip(batch_rows, texts, strict=True):
-                    answers = written[id(row.prepared)]
-                    if isinstance(answers, dict):
-                        answers[row.index] = text
+                    outcome = written[id(row.prepared)]
+                    if isinstance(outcome, dict):
+                        outcome[row.index] = text
         return [self._result(prepared, written[id(prepared)]) for prepared in batch]
 
     def _parameters(self, requested: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
@@ -400,11 +400,11 @@ class Text2Text(Task):
         return texts
 
     @staticmethod
-    def _result(prepared: PreparedRequest, answers: dict[int, str] | ConchError) -> Result | ConchError:
+    def _result(prepared: PreparedRequest, outcome: dict[int, str] | ConchError) -> Result | ConchError:
         assert isinstance(prepared, PreparedTexts)
-        if isinstance(answers, ConchError):
-            return answers
-        texts = [answers[row] for row in range(prepared.sequence_count)]
+        if isinstance(outcome, ConchError):
+            return outcome
+        texts = [outcome[row] for row in range(prepared.sequence_count)]
         return Result(
             {"text_output": Strings((prepared.sequence_count, 1), texts)},
             {"truncated": prepared.truncated} if prepared.truncated else {},

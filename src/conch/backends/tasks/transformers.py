@@ -113,7 +113,7 @@ def require_pipeline_tensors(pipeline: Any, checkpoint: Checkpoint, example: Cal
     model = pipeline.model
     outputs: list[Any] = []
 
-    def answer() -> Any:
+    def compute() -> Any:
         outputs.clear()
         return [example(), *outputs]
 
@@ -125,7 +125,7 @@ def require_pipeline_tensors(pipeline: Any, checkpoint: Checkpoint, example: Cal
         if kept is not None:
             pipeline.generation_config = copy.deepcopy(kept)
             pipeline.generation_config.max_new_tokens = EXAMPLE_TOKENS
-        require_tensors(model, report, answer, checkpoint.source)
+        require_tensors(model, report, compute, checkpoint.source)
     finally:
         if kept is not None:
             pipeline.generation_config = kept
@@ -187,11 +187,11 @@ def generation_arguments(
         value = request.option(name)
         if value is None:
             continue
-        _, least, greatest = PARAMETERS[name]
+        _, minimum, greatest = PARAMETERS[name]
         if most_tokens and name in ("max_new_tokens", "max_length", "min_length"):
             greatest = most_tokens
-        if not (isfinite(value) and least <= value <= greatest):
-            raise invalid(f"input '{name}' is {value:g}; it must be between {least:g} and {greatest:g}")
+        if not (isfinite(value) and minimum <= value <= greatest):
+            raise invalid(f"input '{name}' is {value:g}; it must be between {minimum:g} and {greatest:g}")
         arguments[name] = value
     return arguments
 

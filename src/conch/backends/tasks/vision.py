@@ -105,12 +105,12 @@ class ImageClassification(Task):
             }
             rows = [requests[index].sequence_count for index in indices]
             arranged = monotonic_ns()
-            answer = self._engine.run(arrays)["logits"]
+            batch_logits = self._engine.run(arrays)["logits"]
             computed = monotonic_ns()
             work.add(sum(rows), sum(rows), sum(rows))
             work.arrange_ns += arranged - before
             work.engine_ns += computed - arranged
-            for index, part in zip(indices, np.split(answer, np.cumsum(rows)[:-1]), strict=True):
+            for index, part in zip(indices, np.split(batch_logits, np.cumsum(rows)[:-1]), strict=True):
                 logits[index] = part
             before = monotonic_ns()
             work.answer_ns += before - computed

@@ -84,11 +84,11 @@ class ChatTemplate:
         except Exception as error:
             raise _refused(error) from None
 
-    def _template(self, wanted: Any, tools: Any) -> _Compiled:
+    def _template(self, selected: Any, tools: Any) -> _Compiled:
         if not self.templates:
             raise invalid("the model has no chat template; send text_input, or set parameter 'chat_template'")
-        name = wanted
-        if wanted is None:
+        name = selected
+        if selected is None:
             name = _WITH_TOOLS if tools is not None and _WITH_TOOLS in self.templates else _DEFAULT
         if not isinstance(name, str) or name not in self.templates:
             raise invalid(f"the model has no chat template '{str(name)[:100]}', only {', '.join(self.templates)}")

@@ -171,7 +171,7 @@ def truncated_offsets(whole: Any, special: list[int], side: str) -> list[tuple[i
     offsets: list[tuple[int, int]] = whole.offsets
     if len(special) == len(whole):
         return offsets
-    inner = [place for place, added in zip(offsets, whole.special_tokens_mask, strict=True) if not added]
+    inner = [span for span, added in zip(offsets, whole.special_tokens_mask, strict=True) if not added]
     count = len(special) - sum(special)
     kept = iter(inner[:count] if side == "right" else inner[len(inner) - count :])
     return [(0, 0) if added else next(kept) for added in special]

@@ -121,11 +121,11 @@ class PieceStream(TextStream):
     Consecutive bytes are held back until another token arrives, because one invalid byte makes all of them U+FFFD.
     """
 
-    __slots__ = ("_begun", "_bytes", "_pieces")
+    __slots__ = ("_bytes", "_pieces", "_started")
 
     def __init__(self, pieces: TextPieces) -> None:
         self._pieces = pieces
-        self._begun = False
+        self._started = False
         self._bytes: list[str] = []
 
     def add(self, ids: Sequence[int]) -> str:
@@ -140,16 +140,16 @@ class PieceStream(TextStream):
                 continue
             if self._bytes:
                 text.append(self.flush())
-            text.append(piece if self._begun else pieces.decode([pieces.token(id) or ""]))
-            self._begun = True
+            text.append(piece if self._started else pieces.decode([pieces.token(id) or ""]))
+            self._started = True
         return "".join(text)
 
     def flush(self) -> str:
         kept, self._bytes = self._bytes, []
         if not kept:
             return ""
-        begun, self._begun = self._begun, True
-        return self._pieces.continuation(kept) if begun else self._pieces.decode(kept)
+        started, self._started = self._started, True
+        return self._pieces.continuation(kept) if started else self._pieces.decode(kept)
 
 
 class WindowStream(TextStream):

@@ -250,18 +250,18 @@ class LoadProgress:
     """What is said while models load: each that is loaded, and after some silence which are not yet."""
 
     def __init__(self, now: float) -> None:
-        self._begun = self._said = now
+        self._started = self._said = now
         self._loaded: set[str] = set()
 
     def lines(self, loaded: set[str], now: float) -> Iterator[str]:
         """The lines for the models that are ``loaded`` at the time ``now`` (s)."""
-        told = [f"{name} is loaded" for name in SERVED if name in loaded - self._loaded]
+        lines = [f"{name} is loaded" for name in SERVED if name in loaded - self._loaded]
         self._loaded |= loaded
-        if not told and now - self._said >= SILENCE_SECONDS:
-            told = [f"still loading {', '.join(name for name in SERVED if name not in self._loaded)}"]
-        for line in told:
+        if not lines and now - self._said >= SILENCE_SECONDS:
+            lines = [f"still loading {', '.join(name for name in SERVED if name not in self._loaded)}"]
+        for line in lines:
             self._said = now
-            yield f"{now - self._begun:5.1f} s  {line}"
+            yield f"{now - self._started:5.1f} s  {line}"
 
 
 def _say(console: Console, line: str) -> None:

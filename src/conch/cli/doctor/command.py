@@ -40,10 +40,10 @@ def sections(facts: Facts, suggestions: Sequence[Advice]) -> Iterator[Section]:
     ])  # fmt: skip
     rows = [(package.name, _version(package), package.purpose) for package in facts.packages]
     yield Section("Engines and extras", [Table.of(["", "", ""], rows), *_commands(facts.packages)])
-    gpus = [(gpu.name, f"{_size(gpu.memory)}, driver {gpu.driver}") for gpu in facts.gpus.found]
+    gpus = [(gpu.name, f"{_size(gpu.memory)}, driver {gpu.driver}") for gpu in facts.gpus.devices]
     yield _facts("GPUs", gpus or [("NVIDIA", facts.gpus.note)])
     processor = facts.processor
-    features = ", ".join(f"{name}" if there else f"no {name}" for name, there in processor.features.items())
+    features = ", ".join(f"{name}" if present else f"no {name}" for name, present in processor.features.items())
     yield _facts("Processor", [
         (processor.maker, processor.name), ("features", features),
         ("cores", f"{processor.usable} of {processor.cores} may be used"),
@@ -83,7 +83,7 @@ def _commands(packages: Iterable[PackageFact]) -> Iterator[CodeBlock]:
         if package.install:
             names.setdefault(package.install, []).append(package.name)
     if names:
-        text = "\n".join(f"{command}  # {', '.join(wanted)}" for command, wanted in names.items())
+        text = "\n".join(f"{command}  # {', '.join(packages)}" for command, packages in names.items())
         yield CodeBlock(text, "To install the others:")
 
 

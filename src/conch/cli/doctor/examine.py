@@ -55,9 +55,9 @@ class GpuFact:
 
 @dataclass(frozen=True, slots=True)
 class GpusFact:
-    """The GPUs, which tool told of them, and in words why there are none."""
+    """The GPUs, the tool that reported them, and the reason if there are none."""
 
-    found: tuple[GpuFact, ...]
+    devices: tuple[GpuFact, ...]
     source: str
     note: str = ""
 
@@ -193,7 +193,7 @@ def _of_engines(facts: Facts) -> Iterator[Advice]:
     torch, _, openvino, _ = engines
     if not any(engine.version for engine in engines):
         yield Advice("no engine for checkpoints is installed: only models in Python can be served", torch.install)
-    elif facts.processor.features["VNNI"] and not facts.gpus.found and not openvino.version:
+    elif facts.processor.features["VNNI"] and not facts.gpus.devices and not openvino.version:
         yield Advice(
             "the processor has VNNI, which int8 models on OpenVINO use: where conch convert was measured, an encoder "
             "ran 4 times as fast as on PyTorch",
@@ -205,12 +205,12 @@ def _of_engines(facts: Facts) -> Iterator[Advice]:
 
 def _of_gpus(facts: Facts) -> Iterator[Advice]:
     torch = facts.package("torch")
-    if torch.detail.startswith("CUDA") and not facts.gpus.found:
+    if torch.detail.startswith("CUDA") and not facts.gpus.devices:
         yield Advice(
             f"torch is built for {torch.detail} and there is no GPU: its CUDA libraries take gigabytes of disk space",
             "install PyTorch's CPU build, as its site says",
         )
-    if facts.gpus.found:
+    if facts.gpus.devices:
         if torch.detail == "CPU":
             yield Advice("torch is built for CPUs: it does not use the GPU", "install PyTorch's CUDA build")
         if not facts.package("vllm").version:
@@ -226,10 +226,10 @@ def _of_process(facts: Facts) -> Iterator[Advice]:
         )
     soft, hard = facts.limits.nofile
     if 0 <= soft < _DESCRIPTORS:
-        most = "unlimited" if hard < 0 else hard
+        maximum = "unlimited" if hard < 0 else hard
         yield Advice(
             f"the process may open {soft} files, and each connection is one",
-            f"ulimit -n {most}" if most != soft else "raise the hard limit of open files",
+            f"ulimit -n {maximum}" if maximum != soft else "raise the hard limit of open files",
         )
     for port in facts.ports:
         if port.taken_by:

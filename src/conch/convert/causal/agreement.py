@@ -137,7 +137,7 @@ def _greedy(reference: Sequence[Sequence[int]], variant: Sequence[Sequence[int]]
 
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the number of tokens before the first difference of two continuations."""
-    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def reasons(precision: str, figures: CausalAgreement) -> tuple[str, ...]:
@@ -213,9 +213,9 @@ class ServedGraph:
         """Return the natural log-probability of each token after the first."""
         handle = self._add(ids, 1, echo=True)
         self._run()
-        [answer] = handle.read_all()
+        [response] = handle.read_all()
         # The first token has no predecessor, and the last is the generated one.
-        return np.array(answer.generated_log_probs[1 : len(ids)], np.float64)
+        return np.array(response.generated_log_probs[1 : len(ids)], np.float64)
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """Return the most likely next ``count`` tokens of each prompt, in one batch; no token ends a continuation."""

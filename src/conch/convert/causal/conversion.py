@@ -98,21 +98,21 @@ def load_texts(encode: Callable[[str], list[int]], file: Path | None, context: i
 
     Raises INVALID_ARG for a file without texts, or with only short ones.
     """
-    most = min(MAX_PASSAGE_TOKENS, context)
+    max_tokens = min(MAX_PASSAGE_TOKENS, context)
     fitted, samples = sentences.split(sentences.load(TEXT_GENERATION, file))
     ids = [encode(sample.text) for sample in samples]
     compared: list[list[int]] = []
     for text in ids:
         if len(text) >= MIN_PASSAGE_TOKENS and sum(map(len, compared)) < MAX_TOKENS:
-            compared.append(text[:most])
+            compared.append(text[:max_tokens])
     if not compared:
         raise invalid(f"--data has no text of {MIN_PASSAGE_TOKENS} tokens or more")
     long = [token for text in ids for token in text][: min(LONG_TEXT_TOKENS, context)]
-    if len(long) > most:
+    if len(long) > max_tokens:
         compared.append(long)
     # A prompt is at most half of its text, and of the context.
     prompts = [text[: min(_prompt_tokens(context), max(1, len(text) // 2))] for text in compared[:PROMPTS]]
-    return Texts(compared, prompts, [encode(sample.text)[:most] for sample in fitted])
+    return Texts(compared, prompts, [encode(sample.text)[:max_tokens] for sample in fitted])
 
 
 def _prompt_tokens(context: int) -> int:
@@ -378,16 +378,16 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         }
 
     def compare(
-        self, precision: str, reference: Predictions, answers: Predictions
+        self, precision: str, reference: Predictions, predictions: Predictions
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
         """Compare perplexity, next tokens and greedy continuations; see :meth:`Conversion.compare`."""
-        figures = agreement.compare(reference, answers)
+        figures = agreement.compare(reference, predictions)
         few = evidence.too_few(precision, self.texts.tokens, "tokens", evidence.MIN_TOKENS)
         return figures.to_json(), (*agreement.reasons(precision, figures), *few)
 
-    def contrast(self, reference: Predictions, answers: Predictions) -> Contrasts:
+    def contrast(self, reference: Predictions, predictions: Predictions) -> Contrasts:
         """Return the continuations that diverge earliest."""
-        return contrasts(reference, answers, self.texts.prompts, self.tokenizer.decode)
+        return contrasts(reference, predictions, self.texts.prompts, self.tokenizer.decode)
 
     def runs(self, networks: Mapping[str, CausalNetwork | ServedGraph], shape: Shape) -> dict[str, Run]:
         """Return runs of a prompt, or of decoding steps of several sequences; see :func:`run_of`."""
@@ -420,11 +420,13 @@ def shapes(plan: Plan, context: int) -> list[Shape]:
             "--expect is for models that answer in one pass: the length of a language model's prompts is "
             "not known in advance"
         )
-    most = context - 1
+    max_length = context - 1
     for length in plan.sequence_lengths:
-        if length > most:
-            raise invalid(f"--seq-len {length} is more than the model takes: at most {most} tokens, and one to write")
-    lengths = plan.sequence_lengths or [min(length, most) for length in PROMPT_LENGTHS]
+        if length > max_length:
+            raise invalid(
+                f"--seq-len {length} is more than the model takes: at most {max_length} tokens, and one to write"
+            )
+    lengths = plan.sequence_lengths or [min(length, max_length) for length in PROMPT_LENGTHS]
     batches = {Shape(batch, 1) for batch in plan.batch_sizes or BATCH_SIZES}
     return sorted(batches) + sorted({Shape(1, length) for length in lengths})
 
@@ -450,6 +452,6 @@ def score(logits: Array, text: Sequence[int]) -> tuple[Array, Array]:
     before = logits[:-1].astype(np.float64)
     shifted = before - before.max(-1, keepdims=True)
     norm = np.log(np.exp(shifted).sum(-1))
-    places = np.arange(len(text) - 1)
+    positions = np.arange(len(text) - 1)
     # Lower values are indistinguishable from a probability of zero.
-    return np.maximum(shifted[places, list(text[1:])] - norm, -1e4), before.argmax(-1)
+    return np.maximum(shifted[positions, list(text[1:])] - norm, -1e4), before.argmax(-1)

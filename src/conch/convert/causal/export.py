@@ -130,8 +130,8 @@ class CausalNetwork:
         cache, logits = self.new_cache(), []
         with torch.inference_mode(), silence_libraries():
             for part in np.split(ids, list(starts), axis=1):
-                answer = self.run(cache, input_ids=torch.from_numpy(part.copy()))
-                logits.append(answer.logits.float().numpy())
+                outputs = self.run(cache, input_ids=torch.from_numpy(part.copy()))
+                logits.append(outputs.logits.float().numpy())
         return np.concatenate(logits, axis=1)
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
@@ -141,10 +141,10 @@ class CausalNetwork:
         """
         continuations: dict[int, list[int]] = {}
         for length in {len(prompt) for prompt in prompts}:
-            places = [place for place, prompt in enumerate(prompts) if len(prompt) == length]
-            batch = [list(prompts[place]) for place in places]
-            continuations |= zip(places, self._continue(batch, count), strict=True)
-        return [continuations[place] for place in range(len(prompts))]
+            indices = [index for index, prompt in enumerate(prompts) if len(prompt) == length]
+            batch = [list(prompts[index]) for index in indices]
+            continuations |= zip(indices, self._continue(batch, count), strict=True)
+        return [continuations[index] for index in range(len(prompts))]
 
     def prefill(self, prompt: Sequence[int]) -> float:
         """Return the time from a prompt to its first token (s)."""
@@ -170,8 +170,8 @@ class CausalNetwork:
             ids = torch.tensor(prompts)
             for _ in range(count):
                 before = time.perf_counter()
-                answer = self.run(cache, input_ids=ids, logits_to_keep=1)
-                ids = answer.logits[:, -1].argmax(-1, keepdim=True)
+                outputs = self.run(cache, input_ids=ids, logits_to_keep=1)
+                ids = outputs.logits[:, -1].argmax(-1, keepdim=True)
                 tokens.append(ids)
                 if seconds is not None:
                     seconds.append(time.perf_counter() - before)
@@ -245,7 +245,7 @@ def verify_windows(model: Any, config: Any) -> None:
     from openvino._offline_transformations import paged_attention_transformation
     from openvino.passes import ConstantFolding, Manager
 
-    wanted = Counter(windows_of(config))
+    expected = Counter(windows_of(config))
     paged = model.clone()
     paged_attention_transformation(paged)
     passes = Manager()
@@ -257,8 +257,8 @@ def verify_windows(model: Any, config: Any) -> None:
         for node in nodes
         if node.get_type_name() == "PagedAttentionExtension"
     )
-    if windows != wanted:
-        raise internal(f"OpenVINO's KV cache keeps windows {_layers(windows)} and not {_layers(wanted)}")
+    if windows != expected:
+        raise internal(f"OpenVINO's KV cache keeps windows {_layers(windows)} and not {_layers(expected)}")
 
 
 def _layers(windows: Counter[int]) -> str:
@@ -338,21 +338,21 @@ def _flat(network: CausalNetwork) -> Any:
             self.network = network.module
 
         def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> tuple[Any, ...]:
-            cache = Cache(layers=[Layer(*past[place : place + 2]) for place in range(0, len(past), 2)])
-            answer = network.run(
+            cache = Cache(layers=[Layer(*past[index : index + 2]) for index in range(0, len(past), 2)])
+            outputs = network.run(
                 cache,
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
                 return_dict=True,
             )
-            return (answer.logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values)))
+            return (outputs.logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values)))
 
     return Flat().eval()
 
 
 def _cache_names(count: int, prefix: str) -> list[str]:
-    return [f"{prefix}.{place // 2}.{('key', 'value')[place % 2]}" for place in range(count)]
+    return [f"{prefix}.{index // 2}.{('key', 'value')[index % 2]}" for index in range(count)]
 
 
 def _name(model: Any, shapes: Sequence[tuple[int, int]]) -> None:
@@ -419,7 +419,7 @@ def verify(model: Any, network: CausalNetwork) -> None:
     graph, other = StatefulGraph(model), np.array((1, 2, 0))
     first, *parts = np.split(ids, starts, axis=1)
     outputs = [graph.run(first[other])[np.argsort(other)]]
-    outputs += [graph.run(part, None if place else np.argsort(other)) for place, part in enumerate(parts)]
+    outputs += [graph.run(part, None if index else np.argsort(other)) for index, part in enumerate(parts)]
     difference = float(np.abs(np.concatenate(outputs, axis=1) - expected).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise internal(f"logits differ from torch's by {difference:.2g}")
@@ -451,12 +451,12 @@ class StatefulGraph:
         """
         rows, tokens = ids.shape
         end = self.done + tokens
-        answer = self.request.infer({
+        outputs = self.request.infer({
             "input_ids": ids,
             "attention_mask": np.ones((rows, end), np.int64),
             "position_ids": np.tile(np.arange(self.done, end), (rows, 1)),
             "beam_idx": np.arange(rows, dtype=np.int32) if beams is None else beams.astype(np.int32),
         })  # fmt: skip
         self.done = end
-        logits: Array = np.array(answer["logits"])
+        logits: Array = np.array(outputs["logits"])
         return logits

@@ -61,18 +61,18 @@ def compare(reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]
     }
 
 
-def _compare(expected: Sequence[Array], actual: Sequence[Array], places: bool) -> OutputAgreement:
+def _compare(expected: Sequence[Array], actual: Sequence[Array], per_token: bool) -> OutputAgreement:
     cosines, agreeing, vectors, largest = [], 0, 0, 0.0
     width = max(values.shape[-1] for values in expected)
-    places = places and width > 1
+    per_token = per_token and width > 1
     for a, b in zip(expected, actual, strict=True):
         if not np.isfinite(b).all():
-            return OutputAgreement(float("nan"), float("nan"), float("inf"), 0.0 if places else None, width)
+            return OutputAgreement(float("nan"), float("nan"), float("inf"), 0.0 if per_token else None, width)
         a, b = a.astype(np.float64), b.astype(np.float64)
         largest = max(largest, float(np.abs(a - b).max()))
         if a.shape[-1] > 1:
             cosines.append(_cosines(a, b))
-        if places:
+        if per_token:
             agreeing += int((a.argmax(-1) == b.argmax(-1)).sum())
             vectors += len(a)
     joined = np.concatenate(cosines) if cosines else None

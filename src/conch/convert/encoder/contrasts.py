@@ -118,10 +118,13 @@ class EncoderAnswers:
 
     def _token_labels(self, index: int, outputs: SampleOutputs, others: SampleOutputs) -> str:
         labels, other = labels_of(outputs), labels_of(others)
-        places = np.flatnonzero(labels != other)
+        positions = np.flatnonzero(labels != other)
         ids = self._tokens[index].ids
-        shown = [f"{self._decode([int(ids[place])]).strip()}: {self._name(labels[place])}" for place in places[:_MOST]]
-        more = f" and {len(places) - _MOST} more" if len(places) > _MOST else ""
+        shown = [
+            f"{self._decode([int(ids[position])]).strip()}: {self._name(labels[position])}"
+            for position in positions[:_MOST]
+        ]
+        more = f" and {len(positions) - _MOST} more" if len(positions) > _MOST else ""
         return ", ".join(shown) + more if shown else "the same labels"
 
     def _label(self, outputs: SampleOutputs) -> str:

@@ -120,7 +120,7 @@ def together(
         key=lambda tolerance: tolerance.vector,
     )
     missed = [*_dependent(invariance, outputs, strict)]
-    widths = [outputs[name].width for name in _answers(outputs) if "logits" in name]
+    widths = [outputs[name].width for name in _final_outputs(outputs) if "logits" in name]
     bound = 1 - strict.logits
     if widths and min(widths) < MIN_CLASSES and not invariance.max_difference <= bound * largest:
         missed.append(
@@ -131,7 +131,7 @@ def together(
 
 
 def _dependent(invariance: Neighbours, outputs: Mapping[str, OutputAgreement], tolerance: Tolerance) -> Iterator[str]:
-    bound = min(_cosine_bound(name, outputs[name].width, tolerance) for name in _answers(outputs))
+    bound = min(_cosine_bound(name, outputs[name].width, tolerance) for name in _final_outputs(outputs))
     if invariance.cosine_min is not None and not invariance.cosine_min >= bound:
         yield f"cosine {_rounded(invariance.cosine_min)} of a row alone with the same row in a batch is below {bound:g}"
     if invariance.argmax is not None and not invariance.argmax >= tolerance.argmax:
@@ -141,7 +141,7 @@ def _dependent(invariance: Neighbours, outputs: Mapping[str, OutputAgreement], t
         )
 
 
-def _answers(outputs: Mapping[str, OutputAgreement]) -> Sequence[str]:
+def _final_outputs(outputs: Mapping[str, OutputAgreement]) -> Sequence[str]:
     """Return the final outputs without intermediate ones, or all if there are no others."""
     return [name for name in outputs if name not in PARTS] or [*outputs]
 
@@ -175,7 +175,7 @@ EDITED_TOLERANCE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class EncoderOutputs:
     """The network's outputs for each sample, in sample order, and their dependence on the other rows of a batch."""
 
     outputs: list[SampleOutputs]
@@ -189,7 +189,7 @@ def open_and_run(checkpoint: Checkpoint, head: str, device: str, arrays: Mapping
     return engine
 
 
-class EncoderConversion(Conversion[NetworkEngine, Answers]):
+class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
     """Compares networks by their outputs for single texts."""
 
     in_memory_together = True
@@ -233,23 +233,23 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
 
     def build(self) -> list[BuiltVariant | FailedVariant]:
         """Build the planned variants, preceded by the reference if the plan lacks it."""
-        wanted = planned(self.engines, self.precisions)
+        variants = planned(self.engines, self.precisions)
         builder = VariantBuilder(self.checkpoint, self.calibration, self.folder, self.progress)
-        built = builder.build(wanted)
+        built = builder.build(variants)
         if "torch" not in self.engines:
             built.insert(0, BuiltVariant(REFERENCE, "torch", "fp32", None))
         return built
 
-    def evaluate(self, variant: BuiltVariant) -> tuple[NetworkEngine, Answers]:
+    def evaluate(self, variant: BuiltVariant) -> tuple[NetworkEngine, EncoderOutputs]:
         """Open a variant as the server does, and run the batches that the server would make."""
-        engine, answers = self._answers(variant)
+        engine, outputs = self._run_variant(variant)
         if variant.name == REFERENCE:
-            self._check_reference(answers.outputs)
-        return engine, answers
+            self._check_reference(outputs.outputs)
+        return engine, outputs
 
-    def _answers(self, variant: BuiltVariant) -> tuple[NetworkEngine, Answers]:
+    def _run_variant(self, variant: BuiltVariant) -> tuple[NetworkEngine, EncoderOutputs]:
         engine, encoder = self._open(variant), self.encoder
-        answer = partial(
+        run = partial(
             evaluate,
             engine,
             self.checkpoint.task,
@@ -258,7 +258,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
             pad_id=encoder.pad_id,
             max_length=encoder.max_length,
         )
-        return engine, Answers(answer(self.batches), neighbours(self.strangers, answer))
+        return engine, EncoderOutputs(run(self.batches), neighbours(self.strangers, run))
 
     def _check_reference(self, outputs: list[SampleOutputs]) -> None:
         """Warn if the checkpoint's own outputs are not informative."""
@@ -270,23 +270,23 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
             self.warn(evidence.same_label_warning([agreement.labels_of(sample) for sample in outputs], names))
 
     def compare(
-        self, precision: str, reference: Answers, answers: Answers
+        self, precision: str, reference: EncoderOutputs, actual: EncoderOutputs
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
         """Return figures by output, of the task's metric as ``task``, of batch invariance as ``neighbours``."""
-        before, after = reference.outputs, answers.outputs
+        before, after = reference.outputs, actual.outputs
         outputs = agreement.compare(before, after)
         if self.labels is not None:
             task = agreement.accuracy(self.labels, before, after)
         else:
             task = agreement.compare_task(self.checkpoint.task, self.samples, before, after)
         figures = {name: asdict(output) for name, output in outputs.items()}
-        reasons = missed_tolerances(precision, outputs, task, answers.neighbours)
+        reasons = missed_tolerances(precision, outputs, task, actual.neighbours)
         few = evidence.too_few(precision, self.sample_count, "samples", evidence.MIN_SAMPLES)
-        return {**figures, "task": asdict(task), "neighbours": asdict(answers.neighbours)}, (*reasons, *few)
+        return {**figures, "task": asdict(task), "neighbours": asdict(actual.neighbours)}, (*reasons, *few)
 
-    def contrast(self, reference: Answers, answers: Answers) -> Contrasts:
+    def contrast(self, reference: EncoderOutputs, actual: EncoderOutputs) -> Contrasts:
         """Return the texts with the most different outputs, and descriptions of both outputs."""
-        return self.words.contrasts(reference.outputs, answers.outputs)
+        return self.words.contrasts(reference.outputs, actual.outputs)
 
     @property
     def serves_by_shape(self) -> bool:
@@ -295,7 +295,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
 
     def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """Return the worst figures of comparing one variant with the other, and each alone with itself in a batch."""
-        (_, own), (_, other) = self._answers(first), self._answers(second)
+        (_, own), (_, other) = self._run_variant(first), self._run_variant(second)
         worst = widest([apart(own.outputs, other.outputs), own.neighbours, other.neighbours])
         outputs = agreement.compare(own.outputs, other.outputs)
         largest = greatest([*own.outputs, *other.outputs])

@@ -136,9 +136,9 @@ def _unpadded(name: str, values: Array, length: int) -> Array:
 
 
 def _at_mask(logits: Array, ids: Array, mask_id: int) -> Array:
-    places = np.flatnonzero(ids == mask_id)
-    place = int(places[0]) if len(places) else 0
-    return logits[place : place + 1].copy()
+    positions = np.flatnonzero(ids == mask_id)
+    position = int(positions[0]) if len(positions) else 0
+    return logits[position : position + 1].copy()
 
 
 # They should be equal except for rounding. If scales are computed at run time for whole activations (ONNX Runtime's
@@ -192,17 +192,15 @@ def alone(batch: TokenBatch) -> list[TokenBatch]:
     return rows
 
 
-def neighbours(
-    batches: Sequence[TokenBatch], answer: Callable[[Sequence[TokenBatch]], list[SampleOutputs]]
-) -> Neighbours:
+def neighbours(batches: Sequence[TokenBatch], run: Callable[[Sequence[TokenBatch]], list[SampleOutputs]]) -> Neighbours:
     """Compare the results of ``answer`` for the rows of ``batches`` alone and together."""
-    by_itself = answer([row for batch in batches for row in alone(batch)])
-    return apart(by_itself, answer(batches), rows=max(len(batch.indices) for batch in batches))
+    by_itself = run([row for batch in batches for row in alone(batch)])
+    return apart(by_itself, run(batches), rows=max(len(batch.indices) for batch in batches))
 
 
 def apart(first: Sequence[SampleOutputs], second: Sequence[SampleOutputs], rows: int = 1) -> Neighbours:
     """Compare two outputs for the same rows, which were in batches of ``rows``."""
-    figures = _answers(compare(first, second))
+    figures = _final_outputs(compare(first, second))
     cosines = [figure.cosine_min for figure in figures.values() if figure.cosine_min is not None]
     shares = [figure.argmax for figure in figures.values() if figure.argmax is not None]
     return Neighbours(
@@ -234,5 +232,5 @@ def greatest(outputs: Sequence[SampleOutputs]) -> float:
     )
 
 
-def _answers(figures: Mapping[str, OutputAgreement]) -> Mapping[str, OutputAgreement]:
+def _final_outputs(figures: Mapping[str, OutputAgreement]) -> Mapping[str, OutputAgreement]:
     return {name: figure for name, figure in figures.items() if name not in PARTS} or figures

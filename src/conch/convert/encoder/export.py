@@ -59,8 +59,8 @@ def _positional(network: ReferenceNetwork) -> Any:
             self.network = network.module
 
         def forward(self, *arrays: Any) -> tuple[Any, ...]:
-            answer = self.network(**dict(zip(network.inputs, arrays, strict=True)), return_dict=True)
-            return tuple(answer[name] for name in network.outputs)
+            outputs = self.network(**dict(zip(network.inputs, arrays, strict=True)), return_dict=True)
+            return tuple(outputs[name] for name in network.outputs)
 
     return Positional().eval()
 
@@ -146,8 +146,8 @@ def verify_ir(file: Path, network: ReferenceNetwork) -> None:
     core = openvino.Core()
     compiled = core.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for arrays, expected in network.tests():
-        answer = compiled({name: arrays[name] for name in network.inputs})
-        compare({output: answer[output] for output in network.outputs}, expected, arrays)
+        outputs = compiled({name: arrays[name] for name in network.inputs})
+        compare({output: outputs[output] for output in network.outputs}, expected, arrays)
 
 
 def computes_bf16() -> bool:

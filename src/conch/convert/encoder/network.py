@@ -85,8 +85,8 @@ class ReferenceNetwork:
 
         with torch.inference_mode(), silence_libraries():
             tensors = {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in self.inputs}
-            answer = self.module(**tensors, return_dict=True)
-            return {name: answer[name].float().numpy() for name in self.outputs}
+            outputs = self.module(**tensors, return_dict=True)
+            return {name: outputs[name].float().numpy() for name in self.outputs}
 
     def example(self, sequences: int, tokens: int, seed: int = 0) -> dict[str, Array]:
         """Return inputs of random tokens, with padding in all sequences but the first."""

@@ -315,5 +315,5 @@ def spread(
     """Return at most ``count`` of the sequences, evenly spaced; raises INVALID_ARG if there are none."""
     if not calibration:
         raise invalid("there are no calibration texts")
-    places = np.linspace(0, len(calibration) - 1, count) if len(calibration) > count else range(len(calibration))
-    return [calibration[round(place)] for place in places]
+    positions = np.linspace(0, len(calibration) - 1, count) if len(calibration) > count else range(len(calibration))
+    return [calibration[round(position)] for position in positions]

@@ -212,8 +212,8 @@ def _cosine(variant: Variant) -> float | None:
         for name, figures in variant.agreement.items()
         if name not in ("task", "neighbours") and figures.get("cosine_min") is not None
     }
-    answers = [value for name, value in by_output.items() if name != "last_hidden_state"] or list(by_output.values())
-    return min(answers, default=None)
+    cosines = [value for name, value in by_output.items() if name != "last_hidden_state"] or list(by_output.values())
+    return min(cosines, default=None)
 
 
 def _map_spec(rows: Sequence[Mapping[str, Any]], variants: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def load(folder: Path) -> tuple[Circumstances, list[SavedSearch]]:
 
 def _search(values: Mapping[str, Any]) -> SavedSearch:
     goals = values["goals"]
-    wanted = {
+    model_goals = {
         name: ModelGoals(
             tuple(WeightedObjective(**objective) for objective in model["objectives"]),
             tuple(Constraint(**constraint) for constraint in model["constraints"]),
@@ -96,7 +96,7 @@ def _search(values: Mapping[str, Any]) -> SavedSearch:
     }
     return SavedSearch(
         tuple(values["models"]),
-        Goals(wanted, Price(**goals["price"])),
+        Goals(model_goals, Price(**goals["price"])),
         [_result(result) for result in values["results"]],
         values["complete"],
         _rounds(values["final"]),

@@ -135,8 +135,8 @@ class Stability:
         count = len(self._windows)
         numbers = range(count - self.silent or count)
         quiet = [number for number in numbers if not self._windows[number].disturbed]
-        enough = min(WINDOWS, self.trials)
-        return (quiet if len(quiet) >= enough else list(numbers))[-WINDOWS:]
+        min_windows = min(WINDOWS, self.trials)
+        return (quiet if len(quiet) >= min_windows else list(numbers))[-WINDOWS:]
 
     @property
     def disturbed(self) -> bool:
@@ -155,8 +155,8 @@ class Stability:
     @property
     def silent(self) -> int:
         """The number of windows since the last one with a response."""
-        answered = [number for number, window in enumerate(self._windows) if window.latency]
-        return len(self._windows) - (answered[-1] + 1 if answered else 0)
+        active = [number for number, window in enumerate(self._windows) if window.latency]
+        return len(self._windows) - (active[-1] + 1 if active else 0)
 
     @property
     def over(self) -> bool:

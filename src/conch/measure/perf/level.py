@@ -51,7 +51,7 @@ class MachineWatch:
         self.unseen = server.unseen
         self._facts = MachineFacts.read()
         self._load_before = load_average()
-        self._begun = monotonic()
+        self._started = monotonic()
         # The server's group comes first, because the measuring process may have started the server.
         self._times = ProcessTimes([self._server, (own,)])
         self._reader = ProcessReader(load_nvml=_no_nvml)
@@ -74,7 +74,7 @@ class MachineWatch:
         """Return the figures of the machine over the windows of ``sights``."""
         return MachineFigures(
             self._facts, self._load_before, load_average(), _mean(sight.interference for sight in sights),
-            () if self.unseen else self._times.rivals(monotonic() - self._begun), self.unseen,
+            () if self.unseen else self._times.rivals(monotonic() - self._started), self.unseen,
         )  # fmt: skip
 
     def resources(self, sights: Sequence[WindowReading]) -> ResourceFigures | None:
@@ -234,9 +234,9 @@ class LevelRun:
         self._around.begin()
 
     def _window(self) -> MeasuredWindow:
-        enough = self._wait()
+        completed = self._wait()
         # A fixed number of requests ends with the last of them, not at the next check.
-        end = self._last_end if self._plan.total_requests and enough else 0
+        end = self._last_end if self._plan.total_requests and completed else 0
         span = (self._start, end if end > self._start else self._around.clock())
         self._start = span[1]
         self._collect()

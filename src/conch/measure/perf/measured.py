@@ -175,10 +175,10 @@ class Measured:
         elif not self.stable:
             yield f"the last {WINDOWS} windows do not agree: measure longer (-p), or allow more (-s)"
         if self._behind:
-            answered = self.figures.requests / self.figures.seconds
+            throughput = self.figures.requests / self.figures.seconds
             yield (
-                f"{answered:.1f} of {self.rate:g} requests a second were answered and {self.unfinished} wait, for up to"
-                f" {self.oldest:.1f} s: latencies grow as long as this continues"
+                f"{throughput:.1f} of {self.rate:g} requests a second were answered and {self.unfinished} wait, for up "
+                f"to {self.oldest:.1f} s: latencies grow as long as this continues"
             )
         if self.failed:
             sent = self.failed + self.figures.requests

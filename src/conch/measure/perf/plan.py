@@ -47,7 +47,7 @@ class Levels:
         except ValueError:
             numbers = []
         endless = len(numbers) > 1 and numbers[1] == 0
-        positive = [number for place, number in enumerate(numbers) if not (endless and place == 1)]
+        positive = [number for index, number in enumerate(numbers) if not (endless and index == 1)]
         if not 1 <= len(numbers) <= 3 or any(not 0 < number < 1e9 for number in positive):
             raise invalid(
                 f"{flag} {text}: expected start, start:end or start:end:step, all above 0 (an end of 0: none)"
@@ -179,10 +179,10 @@ def read_address(url: str, protocol: Protocol) -> tuple[Address, str]:
     scheme, separator, rest = url.rpartition("://")
     if separator and scheme not in ("http", "https", "grpc", "grpcs"):
         raise invalid(f"-u {url}: unknown scheme '{scheme}'")
-    place, slash, path = rest.partition("/")
-    host, colon, port = place.rpartition(":")
-    if not colon or place.endswith("]"):
-        host, port = place, ""
+    authority, slash, path = rest.partition("/")
+    host, colon, port = authority.rpartition(":")
+    if not colon or authority.endswith("]"):
+        host, port = authority, ""
     if not host or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
         raise invalid(f"-u {url}: expected host:port")
     encrypted = scheme in ("https", "grpcs")

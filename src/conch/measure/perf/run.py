@@ -113,7 +113,7 @@ def sum_up(
         errors.update(run.recording.errors)
     last = runs[-1]
     unfinished, now = last.recording.unfinished, last.windows[-1].span[1]
-    wanted = plan.total_requests * len(runs)
+    expected = plan.total_requests * len(runs)
     return Measured(
         level,
         figures_of(records, spans, inferences, plan.percentiles),
@@ -134,7 +134,7 @@ def sum_up(
         limit=observed.limit,
         gone=last.gone,
         stopped=last.stopped,
-        missing=max(0, wanted - len(records)),
+        missing=max(0, expected - len(records)),
         rate=level if plan.rates is not None and not plan.intervals and not plan.total_requests else 0.0,
         records=LevelRecords(records, events, spans) if plan.keep_records else None,
     )
@@ -285,11 +285,11 @@ class Measurement:
         plan = self.plan
         if plan.warm_up_requests:
             self._start(level, plan.warm_up_requests)
-            ended, answered = 0, monotonic()
-            while ended < plan.warm_up_requests and monotonic() - answered < _WARM_UP_SILENCE:
+            ended, last_response = 0, monotonic()
+            while ended < plan.warm_up_requests and monotonic() - last_response < _WARM_UP_SILENCE:
                 sleep(_LOOK_SECONDS)
                 if (now := self._generators.progress()) > ended:
-                    ended, answered = now, monotonic()
+                    ended, last_response = now, monotonic()
         if not plan.total_requests:
             self._start(level)
 

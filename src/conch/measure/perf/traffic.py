@@ -59,12 +59,12 @@ def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayo
     )  # fmt: skip
     if plan.protocol == "openai":
         prompts = _prompts(plan)
-        asked = [
+        payloads = [
             openai_request(plan.model, prompt, form, plan.endpoint, streaming=plan.streaming)
             for prompt in prompts.bodies
         ]
-        asked = _numbered(asked, prompts.beginnings)
-        return Traffic(plan.address, asked, read=read_openai, timeout=plan.timeout, sent=prompts.sent)
+        payloads = _numbered(payloads, prompts.beginnings)
+        return Traffic(plan.address, payloads, read=read_openai, timeout=plan.timeout, sent=prompts.sent)
     check_shapes(model, plan.data.shapes)
     check_batch_size(model, plan.batch_size, f"-b {plan.batch_size}")
     if plan.data.mix and plan.batch_size > 1:
@@ -219,7 +219,7 @@ class ExpectedOutputs:
     expected: Sequence[Expected]
     form: Literal["http", "grpc"]
 
-    def __call__(self, payload: int, answer: bytes, json_size: int = 0) -> str:
+    def __call__(self, payload: int, response: bytes, json_size: int = 0) -> str:
         """Return the difference of a response from the expected one, empty if none; other outputs are ignored.
 
         ``answer`` is a ``ModelInferResponse``, or an HTTP body with a JSON part of ``json_size`` bytes (0: all of it).
@@ -228,7 +228,7 @@ class ExpectedOutputs:
         if not expected:
             return ""
         try:
-            outputs = _of_http(answer, json_size) if self.form == "http" else _of_grpc(answer)
+            outputs = _of_http(response, json_size) if self.form == "http" else _of_grpc(response)
         except (ValueError, KeyError, TypeError) as error:
             return f"the response cannot be read: {error}"
         for name, right in expected.items():

@@ -171,7 +171,7 @@ def percentile_chart(
     names = [line.name for line in series]
     up = [*(row["y"] for row in rows), *(limit.value for limit in limits if limit.axis == "y")]
     furthest = max((row["x"] for row in rows), default=100)
-    ticks = [place for place in _PERCENTILES if place <= furthest * 1.01]
+    ticks = [percentile for percentile in _PERCENTILES if percentile <= furthest * 1.01]
     faded, pick = _picked("series")
     base = altair.Chart(altair.Data(values=rows)).encode(
         x=altair.X("x:Q", title="percentile", scale=altair.Scale(type="log", domain=[1, furthest], nice=False),
@@ -241,8 +241,8 @@ def _axis(axis: Axis, values: Iterable[float]) -> Any:
     exponents = [log10(value) for value in values if value > 0]
     low, high = (floor(min(exponents)), ceil(max(exponents))) if exponents else (0, 1)
     steps = (1, 2, 5) if high - low <= 2 else (1, 3) if high - low <= 4 else (1,)
-    places = [step * 10.0**power for power in range(low, high + 1) for step in steps]
-    return altair.Axis(format=",~r", values=places, labelOverlap="greedy")
+    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    return altair.Axis(format=",~r", values=ticks, labelOverlap="greedy")
 
 
 def _colour(field: str, names: Sequence[str]) -> Any:

@@ -15,11 +15,11 @@ def significant(value: float | None, figures: int = 3) -> str:
         return NONE
     if value == 0:
         return "0"
-    places = figures - 1 - floor(log10(abs(value)))
-    rounded = round(value, places)
+    decimals = figures - 1 - floor(log10(abs(value)))
+    rounded = round(value, decimals)
     if rounded:  # 9.996 has become 10.0
-        places = figures - 1 - floor(log10(abs(rounded)))
-    return f"{rounded if places > 0 else value:,.{max(0, places)}f}"
+        decimals = figures - 1 - floor(log10(abs(rounded)))
+    return f"{rounded if decimals > 0 else value:,.{max(0, decimals)}f}"
 
 
 def milliseconds(seconds: float | None) -> str:

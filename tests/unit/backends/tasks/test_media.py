@@ -139,8 +139,8 @@ def test_recordings_of_a_request_are_limited_together() -> None:
     file = sound_file(np.zeros(4000, np.int16), 1000)
     request = ask({"audio": [file] * 5})
     with pytest.raises(ConchError, match=r"seconds long; at most 16 are read at a time \(4 times parameter 'max_audio"):
-        media.sounds_of(request, RATE, seconds=4, least=1)
-    assert len(media.sounds_of(ask({"audio": [file] * 4}), RATE, seconds=4, least=1)) == 4
+        media.sounds_of(request, RATE, seconds=4, min_samples=1)
+    assert len(media.sounds_of(ask({"audio": [file] * 4}), RATE, seconds=4, min_samples=1)) == 4
 
 
 def test_recording_at_a_rate_that_nobody_hears_may_be_shorter() -> None:

@@ -75,8 +75,8 @@ class PipelineBatch:
 
         The pipeline's figure counts shared prefixes once.
         """
-        most = sum(entry.blocks for entry in self.entries.values()) + self._cancelled
-        return min(most, self._measured + self._admitted, self._blocks)
+        maximum = sum(entry.blocks for entry in self.entries.values()) + self._cancelled
+        return min(maximum, self._measured + self._admitted, self._blocks)
 
     def fits(self, entry: PipelineRequest) -> bool:
         """Whether the cache has room for the request; an empty batch accepts any request."""

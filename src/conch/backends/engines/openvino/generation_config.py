@@ -37,10 +37,10 @@ def generation_config(sampling: SamplingParams, eos_ids: Sequence[int], tokens: 
     import openvino_genai
 
     stops = stop_tokens(sampling, eos_ids)
-    most = sampling.max_tokens - tokens
-    wanted: dict[str, Any] = {
-        "max_new_tokens": most,
-        "min_new_tokens": min(max(0, sampling.min_tokens - tokens), most) if stops else 0,
+    max_new_tokens = sampling.max_tokens - tokens
+    values: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min(max(0, sampling.min_tokens - tokens), max_new_tokens) if stops else 0,
         "eos_token_id": min(stops, default=NO_TOKEN),
         "stop_token_ids": set(stops) or {NO_TOKEN},
         "repetition_penalty": sampling.repetition_penalty,
@@ -48,21 +48,21 @@ def generation_config(sampling: SamplingParams, eos_ids: Sequence[int], tokens: 
     }
     if sampling.beam_width > 1:
         criteria = openvino_genai.StopCriteria
-        wanted["num_beams"] = sampling.beam_width
-        wanted["num_return_sequences"] = sampling.n
-        wanted["length_penalty"] = sampling.length_penalty
-        wanted["stop_criteria"] = criteria.EARLY if sampling.early_stopping else criteria.HEURISTIC
+        values["num_beams"] = sampling.beam_width
+        values["num_return_sequences"] = sampling.n
+        values["length_penalty"] = sampling.length_penalty
+        values["stop_criteria"] = criteria.EARLY if sampling.early_stopping else criteria.HEURISTIC
     elif sampling.temperature > 0:
-        wanted["do_sample"] = True
-        wanted["temperature"] = sampling.temperature
-        wanted["top_p"] = sampling.top_p
-        wanted["min_p"] = sampling.min_p
+        values["do_sample"] = True
+        values["temperature"] = sampling.temperature
+        values["top_p"] = sampling.top_p
+        values["min_p"] = sampling.min_p
         if sampling.top_k > 0:
-            wanted["top_k"] = sampling.top_k
-        wanted["rng_seed"] = _seed(sampling.seed)
+            values["top_k"] = sampling.top_k
+        values["rng_seed"] = _seed(sampling.seed)
     if sampling.structured_outputs is not None:
-        wanted["structured_output_config"] = structured_output(sampling.structured_outputs)
-    config: Any = openvino_genai.GenerationConfig(**wanted)
+        values["structured_output_config"] = structured_output(sampling.structured_outputs)
+    config: Any = openvino_genai.GenerationConfig(**values)
     try:
         config.validate()
     except RuntimeError as error:

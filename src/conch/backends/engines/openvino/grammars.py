@@ -30,7 +30,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 _LAST: Final = 0x10FFFF
 #: The maximum number of steps, about 0.1 s, after which an expression counts as too large.
-_MOST_STEPS: Final = 100_000
+_MAX_STEPS: Final = 100_000
 _CLASSES: Final[dict[str, Ranges]] = {
     "CATEGORY_DIGIT": ((48, 57),),
     "CATEGORY_SPACE": ((9, 13), (32, 32)),
@@ -67,11 +67,11 @@ class _Nfa:
     ``edges`` consume a character, ``jumps`` do not.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_states: int) -> None:
         self.edges: list[list[tuple[Ranges, int]]] = [[]]
         self.jumps: list[list[int]] = [[]]
         self.accepting = 0
-        self._most = most
+        self._max_states = max_states
 
     def add(self, tree: Any, start: int) -> int:
         """Add the states of an expression that begins in state ``start``; returns its end state."""
@@ -79,7 +79,7 @@ class _Nfa:
             start = self._add(str(operation), value, start)
         return start
 
-    def determined(self, most: int) -> bool:
+    def determined(self, max_states: int) -> bool:
         """Whether the deterministic automaton has at most ``most`` states (reachable sets of states)."""
         bounds = sorted({bound for edges in self.edges for ranges, _ in edges for low, high in ranges
                          for bound in (low, high + 1)})  # fmt: skip
@@ -105,7 +105,7 @@ class _Nfa:
                 if closed not in seen:
                     seen.add(closed)
                     left.append(closed)
-            if len(seen) > most or steps > _MOST_STEPS:
+            if len(seen) > max_states or steps > _MAX_STEPS:
                 return False
         return True
 
@@ -119,7 +119,7 @@ class _Nfa:
         return frozenset(closed)
 
     def _state(self) -> int:
-        if len(self.edges) > self._most:
+        if len(self.edges) > self._max_states:
             raise _TooLarge
         self.edges.append([])
         self.jumps.append([])
@@ -150,31 +150,31 @@ class _Nfa:
                     self.jumps[self.add(branch, start)].append(end)
                 return end
             case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                least, most, tree = value
-                return self._repeated(least, most, tree, start)
+                minimum, maximum, tree = value
+                return self._repeated(minimum, maximum, tree, start)
         return start  # assertions, such as the beginning of a line
 
-    def _repeated(self, least: int, most: Any, tree: Any, start: int) -> int:
-        for _ in range(least):
+    def _repeated(self, minimum: int, maximum: Any, tree: Any, start: int) -> int:
+        for _ in range(minimum):
             start = self.add(tree, start)
         end = self._state()
         self.jumps[start].append(end)
-        if str(most) == "MAXREPEAT":
+        if str(maximum) == "MAXREPEAT":
             again = self._state()
             self.jumps[start].append(again)
             back = self.add(tree, again)
             self.jumps[back] += [again, end]
             return end
-        for _ in range(int(most) - least):
+        for _ in range(int(maximum) - minimum):
             start = self.add(tree, start)
             self.jumps[start].append(end)
         return end
 
 
-def _class(members: Any) -> Ranges:
+def _class(items: Any) -> Ranges:
     ranges: list[tuple[int, int]] = []
     inverted = False
-    for operation, value in members:
+    for operation, value in items:
         match str(operation):
             case "NEGATE":
                 inverted = True

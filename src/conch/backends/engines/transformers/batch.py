@@ -155,13 +155,13 @@ class RunningBatch:
     The beams of a request, and a row of a model whose state cannot be padded, get a batch of their own.
     """
 
-    def __init__(self, network: DecoderNetwork, members: list[BatchRow], *, padded: bool) -> None:
-        self.members = members
-        self.adapter = members[0].sampling.lora_name
+    def __init__(self, network: DecoderNetwork, rows: list[BatchRow], *, padded: bool) -> None:
+        self.members = rows
+        self.adapter = rows[0].sampling.lora_name
         self.padded = PaddedRows(network) if padded else None
         self._rows: Rows = self.padded or OwnRows(network)
         self._network = network
-        for row in members:
+        for row in rows:
             row.batch = self
 
     def read(self, tokens: list[list[int]], *, last: bool) -> Tensor:

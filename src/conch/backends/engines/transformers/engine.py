@@ -48,13 +48,13 @@ Tensor = Any
 
 def sample(rows: list[BatchRow], logits: Tensor) -> list[Progress]:
     """Choose a token for each row and append it to its ``tokens``; overwrites ``logits`` ``[rows, vocabulary]``."""
-    wanted = [row.sampling.logprobs for row in rows]
-    raw = logits.clone() if any(count is not None for count in wanted) else logits
+    counts = [row.sampling.logprobs for row in rows]
+    raw = logits.clone() if any(count is not None for count in counts) else logits
     restrict(logits, [row.matcher for row in rows])
     adjust(logits, rows)
     tokens = choose(logits, rows)
     progress = []
-    for row, token, entry in zip(rows, tokens, logprobs(raw, tokens, wanted), strict=True):
+    for row, token, entry in zip(rows, tokens, logprobs(raw, tokens, counts), strict=True):
         row.tokens.append(token)
         error = row.matcher.accept(token) if row.matcher is not None else None
         finish = "stop" if token in row.end_ids else "length" if len(row.tokens) >= row.max_length else ""
@@ -115,27 +115,27 @@ def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[
 
 def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list[int]] | None:
     """Return the engine's tokens after each prompt, or None if the first step took too much processor time."""
-    answers: dict[int, list[int]] = {}
+    completions: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=VERIFIED_TOKENS, ignore_eos=True)
         sampling.temperature = 0.0
         sampling.make_greedy()
         engine.add(EngineRequest(_FIRST_ID - number, prompt, sampling))
-        answers[_FIRST_ID - number] = []
+        completions[_FIRST_ID - number] = []
     try:
         # Processor time, so that a busy machine does not skip the comparison.
         before = process_time()
         for step in engine.step():
-            answers[step.id] += step.tokens
+            completions[step.id] += step.tokens
         if process_time() - before > SLOW_STEP * torch.get_num_threads():
             return None
         while engine.busy:
             for step in engine.step():
-                answers[step.id] += step.tokens
+                completions[step.id] += step.tokens
     finally:
-        for id in answers:
+        for id in completions:
             engine.cancel(id)
-    return list(answers.values())
+    return list(completions.values())
 
 
 @contextmanager
@@ -349,7 +349,7 @@ class TransformersEngine(GenerationEngine):
 
     def _start(self, columns: int) -> Reading | None:
         """Move the first waiting row into a new batch, with further rows as long as their prompts fit ``columns``."""
-        members: list[BatchRow] = []
+        started: list[BatchRow] = []
         known: list[Any] = []
         width = sum(row.width for row in self._rows.values() if row.batch is not None)
         used = self._used()
@@ -362,30 +362,30 @@ class TransformersEngine(GenerationEngine):
                 break
             alone = row.width > 1 or not self.padded
             longest = max(longest, len(row.tokens))
-            if members:
-                if alone or row.sampling.lora_name != members[0].sampling.lora_name:
+            if started:
+                if alone or row.sampling.lora_name != started[0].sampling.lora_name:
                     break
-                if longest * (len(members) + 1) > columns:
+                if longest * (len(started) + 1) > columns:
                     break
             elif columns < min(longest, self._chunk // 2):
                 # The rest of this step's chunk is too small for a run of its own.
                 break
             if self._prefixes is not None:
                 known = self._prefixes.find(row.sampling.lora_name, row.tokens)
-                if members and known:
+                if started and known:
                     known = []
                     break
                 self._prefixes.count(len(row.tokens), BLOCK * len(known))
-            members.append(self._waiting.pop(0))
+            started.append(self._waiting.pop(0))
             if alone or known or longest > columns:
                 break
-        return self._start_reading(members, known) if members else None
+        return self._start_reading(started, known) if started else None
 
-    def _start_reading(self, members: list[BatchRow], known: list[Any]) -> Reading:
-        for row in members:
+    def _start_reading(self, rows: list[BatchRow], known: list[Any]) -> Reading:
+        for row in rows:
             if row.width > 1:
                 row.search = BeamSearch(row.tokens, row.sampling, row.end_ids, row.max_length - row.prompt_length)
-        batch = RunningBatch(self._network, members, padded=self.padded)
+        batch = RunningBatch(self._network, rows, padded=self.padded)
         if batch.padded is None or not known:
             return Reading(batch)
         batch.padded.cache.restore(known, BLOCK * len(known))

@@ -175,5 +175,5 @@ def context(spec: EngineSpec, config: Any) -> int:
     known = max(getattr(config, "max_position_embeddings", None) or 0, 0)
     if known and spec.context > known:
         raise invalid(f"max_model_len {spec.context} is more than the {known} positions of the model")
-    most = int(spec.context or known or _ENDLESS)
-    return min(most, spec.cache_tokens) if spec.cache_tokens else most
+    maximum = int(spec.context or known or _ENDLESS)
+    return min(maximum, spec.cache_tokens) if spec.cache_tokens else maximum

@@ -97,9 +97,9 @@ class _Trial:
         tolerance = tie_of(self._network.model)
         try:
             for text, step, logits in way():
-                wanted = self._alone[text][step][0]
-                bound = tolerance * max(float(wanted.abs().max()), 1e-6)
-                if not float((wanted - logits).abs().max()) <= bound:
+                expected = self._alone[text][step][0]
+                bound = tolerance * max(float(expected.abs().max()), 1e-6)
+                if not float((expected - logits).abs().max()) <= bound:
                     return False
         except Exception:
             _logger.debug("%s: %s", type(self._network.model).__name__, way.__name__, exc_info=True)

@@ -99,8 +99,8 @@ def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
     logits = logits / column([max(row.sampling.temperature, 1e-5) for row in rows])
     # min_p is relative to the probability of the best token, so differences of logits suffice.
     if any(row.sampling.min_p > 0 for row in rows):
-        least = column([row.sampling.min_p for row in rows]).log()
-        logits = logits.masked_fill(logits - logits.amax(dim=-1, keepdim=True) < least, -torch.inf)
+        threshold = column([row.sampling.min_p for row in rows]).log()
+        logits = logits.masked_fill(logits - logits.amax(dim=-1, keepdim=True) < threshold, -torch.inf)
     ids = None
     sizes = [min(row.sampling.top_k, vocabulary) if row.sampling.top_k > 0 else vocabulary for row in rows]
     if ordered:
@@ -124,22 +124,22 @@ def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
     return drawn
 
 
-def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
+def logprobs(logits: Tensor, chosen: Sequence[int], counts: Sequence[int | None]) -> list[TokenLogprobs | None]:
     """Return the log-probabilities, from raw ``logits``, of each row's chosen token and of its ``wanted`` best tokens.
 
     None for rows whose ``wanted`` is None.
     """
     results: list[TokenLogprobs | None] = [None] * len(chosen)
-    indices = [index for index, count in enumerate(wanted) if count is not None]
+    indices = [index for index, count in enumerate(counts) if count is not None]
     if not indices:
         return results
     values = logits[indices].log_softmax(dim=-1)
     of_chosen = values.gather(1, torch.tensor([[chosen[index]] for index in indices], device=logits.device))
     ranks = (values > of_chosen).sum(dim=-1) + 1
-    most = min(max(wanted[index] or 0 for index in indices), values.shape[1])
-    top, ids = (values.tolist() for values in values.topk(most, dim=-1))
+    max_count = min(max(counts[index] or 0 for index in indices), values.shape[1])
+    top, ids = (values.tolist() for values in values.topk(max_count, dim=-1))
     for position, index in enumerate(indices):
-        count = wanted[index] or 0
+        count = counts[index] or 0
         results[index] = TokenLogprobs(
             float(of_chosen[position, 0]),
             int(ranks[position]),

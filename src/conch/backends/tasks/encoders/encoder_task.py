@@ -72,16 +72,16 @@ class PaddedBatch:
         self.mask = self.mask[:count]
         return {name: array[:count] for name, array in outputs.items()}
 
-    def arrays(self, wanted: Collection[str], *, types: bool) -> dict[str, Array]:
+    def arrays(self, names: Collection[str], *, types: bool) -> dict[str, Array]:
         """Return the network's inputs; ``wanted`` has the input names of the network.
 
         ``types`` is true if the tokenizer produces token types. Without them ``token_type_ids`` is omitted, because
         zeros are not the default of every network.
         """
         arrays = {"input_ids": self.ids, "attention_mask": self.mask}
-        if types and TYPES in wanted:
+        if types and TYPES in names:
             arrays[TYPES] = self.types()
-        if "position_ids" in wanted:
+        if "position_ids" in names:
             arrays["position_ids"] = np.broadcast_to(np.arange(self.ids.shape[1]), self.ids.shape).copy()
         return arrays
 
@@ -156,8 +156,8 @@ class Examples:
         if list(encoding["input_ids"]) != ids:
             raise unlike(f"'{SHORT}' is {encoding['input_ids']} to its tokenizer, and {ids} by tokenizer.json")
         arrays = {name: np.array([values]) for name, values in encoding.items()}
-        outputs, wanted = self._alone, self._engine.reference(arrays)
-        require_likeness(outputs, wanted, self._engine.precision, f"for '{SHORT}'")
+        outputs, expected = self._alone, self._engine.reference(arrays)
+        require_likeness(outputs, expected, self._engine.precision, f"for '{SHORT}'")
 
     def _encoded(self, text: str, limit: int) -> Tokens:
         tokenizer, types = self._encoder.tokenizer, self._encoder.types

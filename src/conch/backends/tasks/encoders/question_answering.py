@@ -184,8 +184,8 @@ class QuestionAnswering(EncoderTask):
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
-        for name, (default, least) in _COUNTS.items():
-            checked_count(name, checkpoint.options.integer(name, default), least)
+        for name, (default, minimum) in _COUNTS.items():
+            checked_count(name, checkpoint.options.integer(name, default), minimum)
         checkpoint.options.flag("handle_impossible_answer")
         return TaskDescription(
             (
@@ -220,11 +220,11 @@ class QuestionAnswering(EncoderTask):
         sequences = [window.tokens for row_windows in rows for window in row_windows]
         return EncodedRequest(request, sequences, 0, (contexts, rows, k, longest, empty))
 
-    def _count(self, request: Request, name: str, most: int = MANY) -> int:
+    def _count(self, request: Request, name: str, maximum: int = MANY) -> int:
         """Return a number of tokens: the request's input, else the parameter, else the default limited to ``most``."""
-        default, least = _COUNTS[name]
-        count = request.option(name) if request.has(name) else self.options.integer(name, min(default, most))
-        return checked_count(name, count, least)
+        default, minimum = _COUNTS[name]
+        count = request.option(name) if request.has(name) else self.options.integer(name, min(default, maximum))
+        return checked_count(name, count, minimum)
 
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         return list(zip(batch.rows(outputs["start_logits"]), batch.rows(outputs["end_logits"]), strict=True))
@@ -249,8 +249,8 @@ class QuestionAnswering(EncoderTask):
         )
 
 
-def checked_count(name: str, value: int, least: int) -> int:
+def checked_count(name: str, value: int, minimum: int) -> int:
     """Return ``value``, a number of tokens. Raises INVALID_ARG if it is out of range."""
-    if not least <= value <= MANY:
-        raise invalid(f"{name} is {value}; it must be at least {least}")
+    if not minimum <= value <= MANY:
+        raise invalid(f"{name} is {value}; it must be at least {minimum}")
     return int(value)

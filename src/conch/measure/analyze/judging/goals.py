@@ -65,8 +65,8 @@ class Goals:
     @property
     def percentiles(self) -> tuple[float, ...]:
         """The latency percentiles that the goals need."""
-        metrics = [objective.metric for wanted in self.models.values() for objective in wanted.objectives]
-        metrics += [constraint.metric for wanted in self.models.values() for constraint in wanted.constraints]
+        metrics = [objective.metric for model_goals in self.models.values() for objective in model_goals.objectives]
+        metrics += [constraint.metric for model_goals in self.models.values() for constraint in model_goals.constraints]
         return tuple(
             sorted({float(metric.rpartition("_p")[2]) for metric in metrics if metric.startswith("latency_p")})
         )
@@ -217,7 +217,7 @@ _LEAST: Final = ("memory", "gpu_memory", "cores")
 
 def in_words(goals: Goals) -> str:
     """Return the goals as text: one phrase if all models have the same goals, otherwise one per model."""
-    phrases = {name: _phrase(wanted) for name, wanted in goals.models.items()}
+    phrases = {name: _phrase(model_goals) for name, model_goals in goals.models.items()}
     if len(set(phrases.values())) == 1:
         return next(iter(phrases.values()))
     return "; ".join(f"{name}: {phrase}" for name, phrase in phrases.items())
@@ -233,14 +233,14 @@ def title(figure: Figure) -> str:
     return name.replace("gpu_", "GPU ").replace("_", " ")
 
 
-def _phrase(wanted: ModelGoals) -> str:
-    weighted = len({objective.weight for objective in wanted.objectives}) > 1
+def _phrase(model_goals: ModelGoals) -> str:
+    weighted = len({objective.weight for objective in model_goals.objectives}) > 1
     wishes = []
-    for objective in wanted.objectives:
+    for objective in model_goals.objectives:
         figure = _figure(objective.metric)
         wish = "highest" if figure.more_is_better else "least" if figure.name in _LEAST else "lowest"
         wishes.append(f"{wish} {title(figure)}" + (f" (weight {objective.weight:g})" if weighted else ""))
-    limits = [bound for constraint in wanted.constraints for bound in bounds(constraint)]
+    limits = [bound for constraint in model_goals.constraints for bound in bounds(constraint)]
     return _listed(wishes) + (f" with {_listed(limits)}" if limits else "")
 
 

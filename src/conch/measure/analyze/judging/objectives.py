@@ -52,14 +52,14 @@ def pooled(points: Sequence[Point]) -> Point:
 
 
 def _pooled(parts: Sequence[ModelFigures]) -> ModelFigures:
-    answered = [part for part in parts if part.requests] or parts
+    measured = [part for part in parts if part.requests] or parts
     return ModelFigures(
         _mean(part.throughput for part in parts),
-        _mean(part.average for part in answered),
-        _means([part.percentiles for part in answered]),
-        _mean(part.client_send for part in answered),
-        _mean(part.client_wait for part in answered),
-        _means([part.stages for part in answered]),
+        _mean(part.average for part in measured),
+        _means([part.percentiles for part in measured]),
+        _mean(part.client_send for part in measured),
+        _mean(part.client_wait for part in measured),
+        _means([part.stages for part in measured]),
         sum(part.requests for part in parts),
         sum(part.failed for part in parts),
         {name: error / sqrt(len(parts)) for name, error in _means([part.noise for part in parts]).items()},
@@ -109,22 +109,26 @@ class Violation:
 def score(point: Point, reference: Point, goals: Goals) -> float:
     """Return the score of a point relative to ``reference``; 0 if it is invalid or lacks the figure of an objective."""
     weighted, weights = 0.0, 0.0
-    for model, wanted in goals.models.items():
-        total = sum(objective.weight for objective in wanted.objectives)
-        for objective in wanted.objectives:
+    for model, model_goals in goals.models.items():
+        total = sum(objective.weight for objective in model_goals.objectives)
+        for objective in model_goals.objectives:
             figure = metric(objective.metric)
             assert figure is not None
-            here, there = (value_of(objective.metric, figures, model, goals.price) for figures in (point, reference))
-            weight = wanted.weight * objective.weight / total
+            value, reference_value = (
+                value_of(objective.metric, figures, model, goals.price) for figures in (point, reference)
+            )
+            weight = model_goals.weight * objective.weight / total
             weights += weight
-            if not valid(point) or here is None:
+            if not valid(point) or value is None:
                 return 0.0
-            if not there:
+            if not reference_value:
                 # The reference has no responses, or the figure is 0: there is no ratio.
                 continue
-            if not here:
+            if not value:
                 return 0.0 if figure.more_is_better else inf
-            weighted += weight * (log(here / there) if figure.more_is_better else log(there / here))
+            weighted += weight * (
+                log(value / reference_value) if figure.more_is_better else log(reference_value / value)
+            )
     return exp(weighted / weights) if weights else 0.0
 
 
@@ -140,8 +144,8 @@ def knows_objectives(point: Point, goals: Goals) -> bool:
     """Return whether a point has the figures of all objectives."""
     return not any(
         value_of(objective.metric, point, model, goals.price) is None
-        for model, wanted in goals.models.items()
-        for objective in wanted.objectives
+        for model, model_goals in goals.models.items()
+        for objective in model_goals.objectives
     )
 
 
@@ -158,11 +162,11 @@ def unknown(point: Point, goals: Goals) -> list[str]:
 
 def violations(point: Point, goals: Goals) -> Iterator[Violation]:
     """Yield the violations of constraints, including unknown values; the unknown value of an objective is one too."""
-    for model, wanted in goals.models.items():
-        for objective in wanted.objectives:
+    for model, model_goals in goals.models.items():
+        for objective in model_goals.objectives:
             if value_of(objective.metric, point, model, goals.price) is None:
                 yield Violation(model, Constraint(objective.metric), None, inf)
-        for constraint in wanted.constraints:
+        for constraint in model_goals.constraints:
             value = value_of(constraint.metric, point, model, goals.price)
             if value is None:
                 yield Violation(model, constraint, None, inf)

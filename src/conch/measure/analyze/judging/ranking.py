@@ -79,7 +79,7 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
         simplest = min(tied, key=_complexity)
         ranked = [simplest, *(row for row in ranked if row is not simplest)]
     names = {row.name for row in tied} if len(tied) > 1 else set()
-    rows = tuple(replace(row, place=place, tied=row.name in names) for place, row in enumerate(ranked, 1))
+    rows = tuple(replace(row, place=position, tied=row.name in names) for position, row in enumerate(ranked, 1))
     winner = rows[0] if rows[0].satisfied else None
     default = next((row for row in rows if row.result.candidate.is_default), None)
     return Ranking(rows, winner, default, tuple(_cautions(rows, winner)))
@@ -129,10 +129,10 @@ def _tied(rows: Sequence[Ranked], goals: Goals) -> list[Ranked]:
 def _uncertainty(first: Point, other: Point, goals: Goals) -> float:
     """Return the relative difference of two scores that noise explains: two standard errors of their difference."""
     variance, weights = 0.0, 0.0
-    for model, wanted in goals.models.items():
-        total = sum(objective.weight for objective in wanted.objectives)
-        for objective in wanted.objectives:
-            weight = wanted.weight * objective.weight / total
+    for model, model_goals in goals.models.items():
+        total = sum(objective.weight for objective in model_goals.objectives)
+        for objective in model_goals.objectives:
+            weight = model_goals.weight * objective.weight / total
             noise = hypot(*(standard_error(point, model, objective.metric) for point in (first, other)))
             variance, weights = variance + (weight * noise) ** 2, weights + weight
     return max(NOISE, 2 * sqrt(variance) / weights)

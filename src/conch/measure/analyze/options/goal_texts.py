@@ -89,10 +89,10 @@ def joined(name: str, parsed: Sequence[Constraint]) -> tuple[Constraint, ...]:
     joined: dict[str, Constraint] = {}
     for constraint in parsed:
         known = joined.get(constraint.metric, Constraint(constraint.metric))
-        least = max((bound for bound in (known.minimum, constraint.minimum) if bound is not None), default=None)
-        most = min((bound for bound in (known.maximum, constraint.maximum) if bound is not None), default=None)
-        joined[constraint.metric] = Constraint(constraint.metric, least, most)
-        if least is not None and most is not None and least > most:
+        minimum = max((bound for bound in (known.minimum, constraint.minimum) if bound is not None), default=None)
+        maximum = min((bound for bound in (known.maximum, constraint.maximum) if bound is not None), default=None)
+        joined[constraint.metric] = Constraint(constraint.metric, minimum, maximum)
+        if minimum is not None and maximum is not None and minimum > maximum:
             raise _impossible(name, joined[constraint.metric])
     return tuple(joined.values())
 
@@ -102,10 +102,10 @@ def _listed(name: str, key: Any, bounds: Any) -> Constraint:
     figure = named(name, key)
     if not isinstance(bounds, Mapping) or not bounds or not set(bounds) <= {"min", "max"}:
         raise wrong(f"{name}.{key}", bounds, "a bound: it has min, max or both")
-    least, most = (
+    minimum, maximum = (
         positive(f"{name}.{key}.{end}", bounds[end]) * figure.scale if end in bounds else None for end in ("min", "max")
     )
-    return Constraint(figure.name, least, most)
+    return Constraint(figure.name, minimum, maximum)
 
 
 def _written(name: str, text: Any) -> Constraint:
@@ -131,5 +131,5 @@ def _scale(name: str, text: str, figure: Figure, unit: str) -> float:
 def _impossible(name: str, constraint: Constraint) -> ConchError:
     figure = metric(constraint.metric)
     assert figure is not None and constraint.minimum is not None and constraint.maximum is not None
-    least, most = figure.shown(constraint.minimum), figure.shown(constraint.maximum)
-    return invalid(f"{name}: nothing can satisfy {constraint.metric} of at least {least} and at most {most}")
+    minimum, maximum = figure.shown(constraint.minimum), figure.shown(constraint.maximum)
+    return invalid(f"{name}: nothing can satisfy {constraint.metric} of at least {minimum} and at most {maximum}")

@@ -193,11 +193,12 @@ class AnalyzeSettings:
 
     def __post_init__(self) -> None:
         for name in ("instance_count", "model_batch_size", "concurrency", "request_rate"):
-            least = getattr(self, f"run_config_search_min_{name}")
-            most = getattr(self, f"run_config_search_max_{name}")
-            if least > most:
+            minimum = getattr(self, f"run_config_search_min_{name}")
+            maximum = getattr(self, f"run_config_search_max_{name}")
+            if minimum > maximum:
                 raise invalid(
-                    f"run_config_search_min_{name} ({least:g}) is greater than run_config_search_max_{name} ({most:g})"
+                    f"run_config_search_min_{name} ({minimum:g}) is greater than "
+                    f"run_config_search_max_{name} ({maximum:g})"
                 )
         for sizes in (self.batch_sizes, *(model.batch_sizes for model in self.profile_models)):
             if len(sizes) > 1:

@@ -74,7 +74,7 @@ class SearchRun:
         self._loaded_configs: dict[str, Configs] = {}
         self._errors: dict[str, str] = {}
         #: Number of completed measurements, by candidate, load and finalist (in final rounds).
-        self._answered: Counter[tuple[str, float, str]] = Counter()
+        self._completed: Counter[tuple[str, float, str]] = Counter()
         self._loaded: str | None = None
         self._measurement: CandidateMeasurement | None = None
         self._complete = False
@@ -109,7 +109,7 @@ class SearchRun:
 
     def _next_fits(self) -> bool:
         """Return whether the next measurement and those that make it useful fit; True for the first one."""
-        if self._deadline == inf or not self._answered:
+        if self._deadline == inf or not self._completed:
             return True
         return self._costs.of(self._strategy.ahead, self._loaded) <= self._deadline - time.monotonic()
 
@@ -148,8 +148,8 @@ class SearchRun:
         """Measure a trial, or take its result from the journal."""
         models = tuple(self._search.space.configs)
         known = self._journal.points(models, trial.candidate, trial.load, trial.finalist)
-        usable = [point for point in known if self._answers(point, trial)]
-        before = self._answered[_key(trial)]
+        usable = [point for point in known if self._is_usable(point, trial)]
+        before = self._completed[_key(trial)]
         if before < len(usable):
             self._note(trial, usable[before], before=True)
             return
@@ -171,8 +171,8 @@ class SearchRun:
         self._journal.add(models, trial.candidate, point, trial.finalist)
         self._note(trial, point, before=False)
 
-    def _answers(self, point: Point, trial: Trial) -> bool:
-        """Return whether a point in the journal answers a trial: it may have been measured for other goals."""
+    def _is_usable(self, point: Point, trial: Trial) -> bool:
+        """Return whether a point in the journal is usable for a trial: it may have been measured for other goals."""
         if set(point.models) != set(self._search.models):
             return False
         needed = set(self._search.goals.percentiles)
@@ -222,9 +222,9 @@ class SearchRun:
     def _attempt(self, trial: Trial) -> Point:
         try:
             self._serve(trial.candidate)
-            begun = time.monotonic()
+            start = time.monotonic()
             point = self._ask(trial)
-            self._costs.measured(time.monotonic() - begun)
+            self._costs.measured(time.monotonic() - start)
             return point
         except ServerGone:
             raise
@@ -242,11 +242,11 @@ class SearchRun:
         except ServerGone:
             raise
         except ConchError as error:
-            told = self._server.complaints()
+            complaints = self._server.complaints()
             # A model that hangs would delay the next candidate until it can be unloaded.
             self.close()
             self._server.restart()
-            raise ConchError(f"{error.message}\n{told}" if told else error.message, error.code) from error
+            raise ConchError(f"{error.message}\n{complaints}" if complaints else error.message, error.code) from error
 
     def _serve(self, candidate: Candidate) -> None:
         """Load the candidate, and start the processes that send requests."""
@@ -254,10 +254,10 @@ class SearchRun:
             return
         self.close()
         self._loaded = None
-        begun = time.monotonic()
+        start = time.monotonic()
         overrides = changes_of(candidate, self._configs)
         configs = self._server.load(overrides)
-        self._costs.loaded(candidate.name, time.monotonic() - begun)
+        self._costs.loaded(candidate.name, time.monotonic() - start)
         check_in_force(overrides, configs)
         self._journal.loaded(tuple(self._search.space.configs), candidate, configs)
         self._loaded_configs[candidate.name] = configs
@@ -271,7 +271,7 @@ class SearchRun:
     def _note(self, trial: Trial, point: Point, *, before: bool) -> None:
         self._strategy.add(trial, point)
         self._pace.add(time.monotonic(), measured=not before)
-        self._answered[_key(trial)] += 1
+        self._completed[_key(trial)] += 1
         self._observer.measured(trial, point, before=before)
         self._check_known(point)
 

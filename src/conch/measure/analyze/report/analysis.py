@@ -125,13 +125,13 @@ class Placed:
 class Analysis:
     """The result of one search; ``placed`` has every candidate, the best first.
 
-    ``wanted`` are the goals as text, such as ``highest throughput with p99 latency at most 100 ms``. ``latency_limit``
+    ``goal`` describes the goals, such as ``highest throughput with p99 latency at most 100 ms``. ``latency_limit``
     is the maximum p99 latency (None: no limit). ``notes`` are sentences with doubts about the result. ``machine`` and
     ``settings`` are facts by name; ``reproduce`` and ``apply`` are commands.
     """
 
     models: Sequence[str]
-    wanted: str
+    goal: str
     placed: Sequence[Placed]
     load_kind: LoadKind = "concurrency"
     batch_size: int = 1
@@ -216,8 +216,8 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
     ranking = recommendation.ranking
     limits = [
         constraint.maximum
-        for wanted in search.goals.models.values()
-        for constraint in wanted.constraints
+        for model_goals in search.goals.models.values()
+        for constraint in model_goals.constraints
         if constraint.metric == "latency_p99" and constraint.maximum is not None
     ]
     notes = list(ranking.cautions)
@@ -225,7 +225,7 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
         notes.append("The search was interrupted, so that a better configuration may not have been tried.")
     return Analysis(
         models=search.models,
-        wanted=in_words(search.goals),
+        goal=in_words(search.goals),
         placed=_placed(search, ranking),
         load_kind=circumstances.load_kind,
         batch_size=circumstances.batch_sizes.get(search.models[0], 1),

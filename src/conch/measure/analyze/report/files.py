@@ -44,7 +44,7 @@ def json(analysis: Analysis) -> str:
     document = {
         "format": FORMAT,
         "models": list(analysis.models),
-        "wanted": analysis.wanted,
+        "wanted": analysis.goal,
         "load": analysis.load_kind,
         "server": analysis.server,
         "machine": dict(analysis.machine),

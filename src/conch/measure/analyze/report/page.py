@@ -63,7 +63,7 @@ def summary(analysis: Analysis) -> Iterator[Block | Section]:
     """Yield the result for a terminal: the best configurations, the reasons and the doubts."""
     if analysis.measured:
         table = ranking_table(analysis, analysis.measured[:_RANKED])
-        yield replace(table, caption=f"{', '.join(analysis.models)}: {analysis.wanted}")
+        yield replace(table, caption=f"{', '.join(analysis.models)}: {analysis.goal}")
         if (rest := len(analysis.measured) - _RANKED) > 0:
             yield Paragraph(f"and {rest} more")
     blocks: list[Block] = [Bullets(list(reasons(analysis))), *(Note("warning", text) for text in doubts(analysis))]
@@ -83,7 +83,7 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
     yield Section(
         "Ranking",
         [
-            Paragraph(f"Goal: {analysis.wanted}."),
+            Paragraph(f"Goal: {analysis.goal}."),
             replace(table, rows=rows),
             *([Paragraph(text)] if (text := " ".join(_about_grey(analysis))) else []),
         ],
@@ -193,13 +193,13 @@ def _memory(analysis: Analysis) -> Iterator[Chart]:
     order = ("best", "default", "satisfy the constraints", "do not satisfy the constraints")
     where = "GPU memory" if analysis.has_gpus else "memory"
     dots = [dot for group in groups.values() for dot in group]
-    least, most = min(dot.x for dot in dots), max(dot.x for dot in dots)
+    minimum, maximum = min(dot.x for dot in dots), max(dot.x for dot in dots)
     yield line_chart(
         f"Throughput against {where}",
         [Series(kind, groups[kind]) for kind in order if kind in groups],
         Axis(f"{where} at most (MB)", zero=False),
         Axis("throughput (infer/s)"),
-        alt=f"{len(dots)} configurations take {significant(least)} to {significant(most)} MB.",
+        alt=f"{len(dots)} configurations take {significant(minimum)} to {significant(maximum)} MB.",
         caption="Each mark is a configuration at its best load; better is to the left and above.",
         joined=False,
     )
@@ -255,12 +255,12 @@ def _stages(analysis: Analysis, candidate: Placed) -> Iterator[Chart]:
         of = f" of {model}" if len(analysis.models) > 1 else ""
         longest = max(points, key=lambda point: point.load).models[model]
         largest = max(longest.stages, key=lambda stage: longest.stages[stage], default="")
-        most = f" and is mostly {_STAGE_NAMES.get(largest, largest)}" if largest else ""
+        largest_share = f" and is mostly {_STAGE_NAMES.get(largest, largest)}" if largest else ""
         yield bar_chart(
             f"{candidate.name}: where the time goes{of}",
             bars,
             Axis("average time of a request (ms)"),
-            alt=f"At the highest load a request takes {duration(longest.average)} on average{most}.",
+            alt=f"At the highest load a request takes {duration(longest.average)} on average{largest_share}.",
             caption="Network is the part of the latency that the server does not account for.",
             stacked=True,
             group_title="concurrency" if analysis.load_kind == "concurrency" else "requests/s",

@@ -48,12 +48,12 @@ def headline(analysis: Analysis) -> str:
         first = analysis.measured[0]
         if first.disturbed:
             return (
-                f"No configuration of {_names(analysis)} reached the goal ({analysis.wanted}) while other processes"
+                f"No configuration of {_names(analysis)} reached the goal ({analysis.goal}) while other processes"
                 " used the machine."
             )
         violations = f": {'; '.join(first.broken)}" if first.broken else ""
         return (
-            f"No configuration of {_names(analysis)} reaches the goal ({analysis.wanted})."
+            f"No configuration of {_names(analysis)} reaches the goal ({analysis.goal})."
             f" The closest is {first.name}{violations}."
         )
     assert best.point is not None
@@ -145,8 +145,8 @@ def missing(analysis: Analysis) -> Iterator[str]:
             yield f"{candidate.name}: no request succeeded."
         failed = sum(figures.failed for point in candidate.result.points for figures in point.models.values())
         if failed and candidate.point is not None:
-            asked = failed + sum(f.requests for point in candidate.result.points for f in point.models.values())
-            yield f"{candidate.name}: {count(failed)} of {count(asked)} requests failed."
+            total = failed + sum(f.requests for point in candidate.result.points for f in point.models.values())
+            yield f"{candidate.name}: {count(failed)} of {count(total)} requests failed."
     stopped = [
         candidate.name for candidate in analysis.placed if candidate.point is not None and candidate.point.stopped
     ]
@@ -210,21 +210,25 @@ def _effects(analysis: Analysis, best: Placed, default: Placed, model: str, of: 
 
 
 def _compared(now: ModelFigures, then: ModelFigures, stage: str, name: str) -> str:
-    here, there = now.stages.get(stage), then.stages.get(stage)
-    if here is None or there is None or abs(here - there) <= _WORTH * max(there, here):
+    duration_now, duration_then = now.stages.get(stage), then.stages.get(stage)
+    if (
+        duration_now is None
+        or duration_then is None
+        or abs(duration_now - duration_then) <= _WORTH * max(duration_then, duration_now)
+    ):
         return ""
-    return f"{name} for {duration(here)} instead of {duration(there)}"
+    return f"{name} for {duration(duration_now)} instead of {duration(duration_then)}"
 
 
 def _memory(analysis: Analysis, best: Point, default: Point) -> Iterator[str]:
-    here, there = memory_of(best), memory_of(default)
-    if here is None or not there or abs(here / there - 1) <= _WORTH:
+    memory, default_memory = memory_of(best), memory_of(default)
+    if memory is None or not default_memory or abs(memory / default_memory - 1) <= _WORTH:
         return
     where = "of GPU memory" if analysis.has_gpus else "of memory"
-    ratio = here / there
+    ratio = memory / default_memory
     yield (
-        f"It takes {bytes_of(here)} {where}, {times(ratio)}{'' if ratio >= 2 else ' than'} the default's "
-        f"{bytes_of(there)}."
+        f"It takes {bytes_of(memory)} {where}, {times(ratio)}{'' if ratio >= 2 else ' than'} the default's "
+        f"{bytes_of(default_memory)}."
     )
 
 

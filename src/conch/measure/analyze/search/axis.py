@@ -25,9 +25,9 @@ WAITING: Final = ("latency_", "client_wait", "queue")
 class LoadAxis:
     """The range of loads; if the user gave ``loads``, only those are used."""
 
-    def __init__(self, least: float, most: float, loads: Sequence[float] = (), *, rates: bool = False) -> None:
+    def __init__(self, minimum: float, maximum: float, loads: Sequence[float] = (), *, rates: bool = False) -> None:
         """Create the range; ``rates`` is whether loads are requests per second."""
-        self.least, self.most, self.given, self.rates = least, most, tuple(loads), rates
+        self.minimum, self.maximum, self.loads, self.rates = minimum, maximum, tuple(loads), rates
 
     def fitting(self, parallelism: int) -> float:
         """Return the load that keeps a candidate busy; ``parallelism`` is its number of concurrent inferences.
@@ -35,23 +35,23 @@ class LoadAxis:
         It is twice the number of concurrent inferences: while one batch is computed, the next one forms. (Model
         analyzer's quick search uses the same.) For rates, it is the highest rate.
         """
-        return self._allowed(2.0 * parallelism if not self.rates else self.most)
+        return self._allowed(2.0 * parallelism if not self.rates else self.maximum)
 
     def more(self, load: float) -> float | None:
         """Return the next higher load: twice as high, or the next given one; None at the end."""
-        if self.given:
-            return min((allowed for allowed in self.given if allowed > load), default=None)
-        return self.bounded(2 * load) if load < self.most else None
+        if self.loads:
+            return min((allowed for allowed in self.loads if allowed > load), default=None)
+        return self.bounded(2 * load) if load < self.maximum else None
 
     def less(self, load: float) -> float | None:
         """Return the next lower load: half as high, or the next given one; None at the end."""
-        if self.given:
-            return max((allowed for allowed in self.given if allowed < load), default=None)
-        return self._allowed(load / 2) if load > self.least else None
+        if self.loads:
+            return max((allowed for allowed in self.loads if allowed < load), default=None)
+        return self._allowed(load / 2) if load > self.minimum else None
 
     def between(self, low: float, high: float) -> float | None:
         """Return a load between two others; None if they are too close to distinguish."""
-        if self.given or high / low < FINEST:
+        if self.loads or high / low < FINEST:
             return None
         middle = sqrt(low * high) if self.rates else float(round(sqrt(low * high)))
         return middle if low < middle < high else None
@@ -69,27 +69,27 @@ class LoadAxis:
             and violation.value
             and violation.constraint.maximum is not None
         ]
-        if not shares or load <= self.least:
+        if not shares or load <= self.minimum:
             return None
-        wanted = min(0.7 * load, 0.9 * point.throughput) if self.rates else load * min(shares) * _NEAR
-        lower = self._allowed(wanted)
+        target = min(0.7 * load, 0.9 * point.throughput) if self.rates else load * min(shares) * _NEAR
+        lower = self._allowed(target)
         return lower if lower < load else None
 
     def climb(self, highest: float) -> int:
         """Estimate the number of loads of a climb: doubled from the lowest up to ``highest``, and two more."""
-        if self.given:
-            return len(self.given)
-        last = min(4 * self.bounded(highest), self.most)
-        return 1 + ceil(log2(max(1.0, last / self.least)))
+        if self.loads:
+            return len(self.loads)
+        last = min(4 * self.bounded(highest), self.maximum)
+        return 1 + ceil(log2(max(1.0, last / self.minimum)))
 
     def bounded(self, load: float) -> float:
         """Limit a load to the range."""
-        return max(self.least, min(self.most, load))
+        return max(self.minimum, min(self.maximum, load))
 
     def _allowed(self, load: float) -> float:
-        if self.given:
-            below = [allowed for allowed in self.given if allowed <= load]
-            return max(below, default=min(self.given))
+        if self.loads:
+            below = [allowed for allowed in self.loads if allowed <= load]
+            return max(below, default=min(self.loads))
         bounded = self.bounded(load)
         return bounded if self.rates else float(max(1, int(bounded)))
 
@@ -99,8 +99,8 @@ def axis_of(settings: AnalyzeSettings, models: Sequence[str]) -> LoadAxis:
     own = [settings.model(name) for name in models]
     if settings.loads_are_rates or any(model.request_rate for model in own):
         rates = next((model.request_rate for model in own if model.request_rate), settings.request_rate)
-        least, most = settings.run_config_search_min_request_rate, settings.run_config_search_max_request_rate
-        return LoadAxis(least, most, rates, rates=True)
+        minimum, maximum = settings.run_config_search_min_request_rate, settings.run_config_search_max_request_rate
+        return LoadAxis(minimum, maximum, rates, rates=True)
     callers = next((model.concurrency for model in own if model.concurrency), settings.concurrency)
-    least, most = settings.run_config_search_min_concurrency, settings.run_config_search_max_concurrency
-    return LoadAxis(float(least), float(most), tuple(map(float, callers)))
+    minimum, maximum = settings.run_config_search_min_concurrency, settings.run_config_search_max_concurrency
+    return LoadAxis(float(minimum), float(maximum), tuple(map(float, callers)))

@@ -85,14 +85,17 @@ def _kind(dimension: Dimension) -> str:
 
 def _automatic(settings: AnalyzeSettings, facts: ModelFacts) -> Iterator[Dimension]:
     config, name = facts.config, facts.name
-    least, most = settings.run_config_search_min_instance_count, settings.run_config_search_max_instance_count
-    yield _automatic_dimension(name, config, INSTANCES, range(least, most + 1))
+    minimum, maximum = settings.run_config_search_min_instance_count, settings.run_config_search_max_instance_count
+    yield _automatic_dimension(name, config, INSTANCES, range(minimum, maximum + 1))
     decoupled = bool((config.get("model_transaction_policy") or {}).get("decoupled"))
     if int(config.get("max_batch_size", 0)) > 0 and not config.get("sequence_batching") and not decoupled:
-        least, most = settings.run_config_search_min_model_batch_size, settings.run_config_search_max_model_batch_size
+        minimum, maximum = (
+            settings.run_config_search_min_model_batch_size,
+            settings.run_config_search_max_model_batch_size,
+        )
         # A request must fit into a batch.
-        least = max(least, settings.batch_size_of(name))
-        yield _automatic_dimension(name, config, BATCH, doubled(least, max(least, most)))
+        minimum = max(minimum, settings.batch_size_of(name))
+        yield _automatic_dimension(name, config, BATCH, doubled(minimum, max(minimum, maximum)))
         delay = int(at(config, DELAY) or 0) if config.get("dynamic_batching") is not None else OFF
         yield Dimension(name, DELAY, DELAYS, _nearest(DELAYS, delay))
         yield Dimension(name, PREFERRED, PREFERENCES)
@@ -114,10 +117,10 @@ def _unsaid(
     return Dimension(model, path, tuple(tried), _nearest(tried, own), ordered=ordered)
 
 
-def doubled(least: int, most: int) -> list[int]:
+def doubled(minimum: int, maximum: int) -> list[int]:
     """Return ``least``, twice that, and so on, up to ``most``."""
-    powers = [least]
-    while powers[-1] * 2 <= most:
+    powers = [minimum]
+    while powers[-1] * 2 <= maximum:
         powers.append(powers[-1] * 2)
     return powers
 
@@ -176,14 +179,14 @@ def _fields(kind: Descriptor, tree: Any, where: str, path: Path = ()) -> Iterato
         raise wrong(where, tree, "a mapping of fields of a configuration")
     for key, value in tree.items():
         field = _field(kind, key, where)
-        here: Path = (*path, field.name)
+        field_path: Path = (*path, field.name)
         inside = f"{where}.{key}"
         if _is_map(field):
-            yield from _entries(field, value, inside, here)
+            yield from _entries(field, value, inside, field_path)
         elif not _is_list(field) and field.message_type is not None and isinstance(value, Mapping) and value:
-            yield from _fields(field.message_type, value, inside, here)
+            yield from _fields(field.message_type, value, inside, field_path)
         else:
-            yield here, _limited(_alternatives(field, value, inside), inside)
+            yield field_path, _limited(_alternatives(field, value, inside), inside)
 
 
 def _entries(field: FieldDescriptor, tree: Any, where: str, path: Path) -> Iterator[tuple[Path, list[Any]]]:
@@ -196,15 +199,15 @@ def _entries(field: FieldDescriptor, tree: Any, where: str, path: Path) -> Itera
     assert field.message_type is not None
     below = field.message_type.fields_by_name["value"]
     for key, value in tree.items():
-        inside, here = f"{where}.{key}", (*path, str(key))
+        inside, entry_path = f"{where}.{key}", (*path, str(key))
         if below.message_type is None:
-            yield here, _limited(_alternatives(below, value, inside), inside)
+            yield entry_path, _limited(_alternatives(below, value, inside), inside)
         elif isinstance(value, Mapping):
-            yield from _fields(below.message_type, value, inside, here)
+            yield from _fields(below.message_type, value, inside, entry_path)
         else:
             elements = value if isinstance(value, list) else [value]
             texts = [str(element).lower() if isinstance(element, bool) else str(element) for element in elements]
-            yield (*here, "string_value"), _limited(texts, inside)
+            yield (*entry_path, "string_value"), _limited(texts, inside)
 
 
 def _alternatives(field: FieldDescriptor, value: Any, where: str) -> list[Any]:
@@ -300,7 +303,7 @@ def _search(settings: AnalyzeSettings, names: Sequence[str], facts: Mapping[str,
     loads = axis_of(settings, names)
     for name in set(names) - set(used):
         size = settings.batch_size_of(name)
-        waiting = inf if loads.rates else size * max(loads.given, default=loads.most)
+        waiting = inf if loads.rates else size * max(loads.loads, default=loads.maximum)
         tuned[name] = replace(facts[name], request_batch=size, most_waiting=waiting)
     space = SearchSpace("+".join(names), tuple(dimensions), tuned, base)
     return Search(tuple(names), space, settings.goals(names))
@@ -343,6 +346,11 @@ def composing(settings: AnalyzeSettings, name: str, facts: Mapping[str, ModelFac
     if not steps:
         return [model.name for model in settings.bls_composing_models if model.name in facts]
     chosen = {model.name for model in settings.ensemble_composing_models}
-    members = [step["model_name"] for step in steps if not chosen or step["model_name"] in chosen]
-    below = [composed for member in members if member in facts for composed in composing(settings, member, facts)]
-    return [model for model in dict.fromkeys([*members, *below]) if model in facts]
+    step_models = [step["model_name"] for step in steps if not chosen or step["model_name"] in chosen]
+    below = [
+        composed
+        for step_model in step_models
+        if step_model in facts
+        for composed in composing(settings, step_model, facts)
+    ]
+    return [model for model in dict.fromkeys([*step_models, *below]) if model in facts]

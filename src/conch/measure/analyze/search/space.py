@@ -99,10 +99,10 @@ def put(config: dict[str, Any], path: Path, value: Any) -> None:
     holder[path[-1]] = value
 
 
-def difference(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def difference(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overrides that turn ``config`` into ``wanted``."""
-    changes: dict[str, Any] = {name: None for name in config if name not in wanted}
-    for name, value in wanted.items():
+    changes: dict[str, Any] = {name: None for name in config if name not in target}
+    for name, value in target.items():
         before = config.get(name)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             if below := difference(before, value):
@@ -223,20 +223,20 @@ class SearchSpace:
     def _described(self, choice: Choice) -> tuple[str, dict[str, Any]]:
         """Return the key of a choice, and the overrides of its candidate by model."""
         if choice not in self._known:
-            wanted = self._based()
+            configs = self._based()
             for dimension, index in zip(self.dimensions, choice, strict=True):
-                _set(wanted[dimension.model], dimension.path, dimension.values[index])
+                _set(configs[dimension.model], dimension.path, dimension.values[index])
             overrides = {}
             for model, before in self._based().items():
                 batched = "dynamic_batching" in self.configs[model]
-                config = wanted[model]
+                config = configs[model]
                 _settle(config, batched=batched)
                 _keep_groups(config, before)
                 _settle(before, batched=batched)
                 changes = difference(self.configs[model], config) if config != before else self.base.get(model, {})
                 if changes:
                     overrides[model] = changes
-            self._known[choice] = self._key(wanted), overrides
+            self._known[choice] = self._key(configs), overrides
         return self._known[choice]
 
     def _based(self) -> dict[str, dict[str, Any]]:
@@ -283,21 +283,21 @@ def _prefer(config: dict[str, Any], shares: Shares) -> None:
     batching = config.get("dynamic_batching")
     if batching is None:
         return
-    most = int(config.get("max_batch_size", 0))
+    max_batch_size = int(config.get("max_batch_size", 0))
     batching.pop("preferred_batch_size", None)
-    if sizes := sorted({int(most * share) for share in shares} - {0, 1}):
+    if sizes := sorted({int(max_batch_size * share) for share in shares} - {0, 1}):
         batching["preferred_batch_size"] = sizes
 
 
 def _keep_groups(config: dict[str, Any], own: Mapping[str, Any]) -> None:
     """Restore the original instance groups if the new ones are equal to them: servers name and complete groups."""
-    wanted, before = config.get("instance_group") or [], own.get("instance_group") or []
+    groups, before = config.get("instance_group") or [], own.get("instance_group") or []
     if (
-        wanted
-        and len(wanted) == len(before)
+        groups
+        and len(groups) == len(before)
         and all(
             all(old.get(name) == value for name, value in group.items())
-            for group, old in zip(wanted, before, strict=True)
+            for group, old in zip(groups, before, strict=True)
         )
     ):
         config["instance_group"] = before
@@ -309,20 +309,22 @@ def _settle(config: dict[str, Any], *, batched: bool) -> None:
     Without batches, ``dynamic_batching`` stays as it was (``batched``), because servers may require it. The largest
     batch is the default preferred size.
     """
-    most = int(config.get("max_batch_size", 0))
-    if most <= 1 and batched:
+    max_batch_size = int(config.get("max_batch_size", 0))
+    if max_batch_size <= 1 and batched:
         config.setdefault("dynamic_batching", {})
     batching = config.get("dynamic_batching")
     if batching is None:
         return
-    preferred = [size for size in batching.get("preferred_batch_size", ()) if size <= most and most > 1]
-    if preferred and preferred != [most]:
+    preferred = [
+        size for size in batching.get("preferred_batch_size", ()) if size <= max_batch_size and max_batch_size > 1
+    ]
+    if preferred and preferred != [max_batch_size]:
         batching["preferred_batch_size"] = preferred
     else:
         batching.pop("preferred_batch_size", None)
-    if most <= 1 or not int(batching.get("max_queue_delay_microseconds", 0)):
+    if max_batch_size <= 1 or not int(batching.get("max_queue_delay_microseconds", 0)):
         batching.pop("max_queue_delay_microseconds", None)
-    if most <= 1 and not batched and not batching:
+    if max_batch_size <= 1 and not batched and not batching:
         config.pop("dynamic_batching")
 
 

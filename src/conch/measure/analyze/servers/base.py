@@ -109,10 +109,12 @@ class ControlClient:
         for model in models:
             config = self.config(model)
             steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
-            members = [
-                member for member in dict.fromkeys(str(step["model_name"]) for step in steps) if member not in configs
+            step_models = [
+                step_model
+                for step_model in dict.fromkeys(str(step["model_name"]) for step in steps)
+                if step_model not in configs
             ]
-            configs = {**configs, **(self.configs(members) if members else {}), model: config}
+            configs = {**configs, **(self.configs(step_models) if step_models else {}), model: config}
         return configs
 
     def ready(self) -> set[str]:

@@ -51,28 +51,28 @@ def check_in_force(overrides: Overrides, configs: Configs) -> None:
         for name, value in changes.items():
             if value is None and in_force.get(name):
                 raise internal(f"model '{model}' has {name} anyway: the server adds it")
-            for where, wanted, known in _differences(value, in_force.get(name), name):
+            for where, expected, known in _differences(value, in_force.get(name), name):
                 raise internal(
-                    f"model '{model}': {where} should be {wanted} and is {known}, as the server did not take it"
+                    f"model '{model}': {where} should be {expected} and is {known}, as the server did not take it"
                 )
 
 
-def _differences(wanted: Any, in_force: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+def _differences(expected: Any, in_force: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield the values of ``wanted`` that differ ``in_force``, with their paths; lists may have been completed."""
-    if isinstance(wanted, Mapping):
-        for name, value in wanted.items():
+    if isinstance(expected, Mapping):
+        for name, value in expected.items():
             yield from _differences(
                 value, in_force.get(name) if isinstance(in_force, Mapping) else None, f"{where}.{name}"
             )
         if in_force is None:
             yield where, "set", "not set"
-    elif isinstance(wanted, list):
+    elif isinstance(expected, list):
         groups = in_force if isinstance(in_force, list) else []
-        for group, known in zip(wanted, groups, strict=False):
+        for group, known in zip(expected, groups, strict=False):
             if isinstance(group, Mapping):
                 yield from _differences({"count": group["count"]} if "count" in group else {}, known, where)
-    elif wanted is not None and in_force is not None and str(wanted) != str(in_force):
-        yield where, wanted, in_force
+    elif expected is not None and in_force is not None and str(expected) != str(in_force):
+        yield where, expected, in_force
 
 
 def _batch(model: str, overrides: Overrides, configs: Configs) -> int:

@@ -113,8 +113,8 @@ class RemoteServer:
             except ConchError as error:
                 failed[model] = error.message
         if failed:
-            told = "; ".join(f"'{model}': {message}" for model, message in failed.items())
-            raise internal(f"the server at {self._control.where} has not got its models as they were: {told}")
+            failures = "; ".join(f"'{model}': {message}" for model, message in failed.items())
+            raise internal(f"the server at {self._control.where} has not got its models as they were: {failures}")
 
     def _restore(self, model: str) -> None:
         before = self._before.get(model)

@@ -215,7 +215,7 @@ def _of_base64(
 
 def _dims_for(model: ModelSpec, spec: InputSpec, count: int, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the dims of ``count`` values; a single variable dimension follows from the count."""
-    variable = [place for place, dim in enumerate(spec.dims) if dim == -1]
+    variable = [index for index, dim in enumerate(spec.dims) if dim == -1]
     if spec.name in shapes or len(variable) != 1:
         return model.shape_of(shapes, spec.name)
     rest = int(np.prod([dim for dim in spec.dims if dim != -1], dtype=np.int64))

@@ -95,9 +95,9 @@ class TextWriter:
     def _numbered(self, text: str) -> str:
         return f"{self._random.randrange(10**5, 10**6)} {text}"
 
-    def _part(self, most: int) -> str:
+    def _part(self, max_words: int) -> str:
         """A sentence or a passage of at most ``most`` words."""
-        fitting = next((place for place, (words, _) in enumerate(self._parts) if words > most), len(self._parts))
+        fitting = next((index for index, (words, _) in enumerate(self._parts) if words > max_words), len(self._parts))
         return self._parts[max(self._random.randrange(fitting) for _ in range(_TRIES))][1]
 
 
@@ -239,9 +239,9 @@ class _Requests:
 
     def samples(self) -> SampleSet:
         kinds, mix = set(self._kinds.values()), self._mix()
-        most = _LARGE_REQUESTS if kinds & {"picture", "sound"} else _REQUESTS
+        max_requests = _LARGE_REQUESTS if kinds & {"picture", "sound"} else _REQUESTS
         room = min(_MOST_TEXTS // self._texts(), MOST_BYTES // self._bytes_of_numbers())
-        shapes = shapes_of(mix, max(1, min(most, room // max(shape.batch for shape in mix))), self._random)
+        shapes = shapes_of(mix, max(1, min(max_requests, room // max(shape.batch for shape in mix))), self._random)
         samples: list[Sample] = []
         requests: list[Sequence[int]] = []
         for shape in shapes:
@@ -270,10 +270,10 @@ class _Requests:
         """Return the options' mix, or the default mix limited to the model's maximum length."""
         model, chosen = self._model, self._options.mix
         if not chosen:
-            most = int((1 - _FREE) * model.max_length) or max(shape.tokens for shape in DEFAULT_MIX)
+            max_tokens = int((1 - _FREE) * model.max_length) or max(shape.tokens for shape in DEFAULT_MIX)
             mix: dict[Shape, float] = {}
             for shape, share in DEFAULT_MIX.items():
-                shorter = Shape(shape.batch, min(shape.tokens, most))
+                shorter = Shape(shape.batch, min(shape.tokens, max_tokens))
                 mix[shorter] = mix.get(shorter, 0.0) + share
             return mix
         for shape in chosen:
@@ -339,10 +339,10 @@ class _Requests:
         parts = []
         if any(self._tokens):
             low, high = min(self._tokens), max(self._tokens)
-            fewest, most = min(batches), max(batches)
+            min_batch, max_batch = min(batches), max(batches)
             texts = "pairs of texts" if "second text" in kinds else "texts"
-            if most > 1:
-                texts = f"{fewest} to {most} {texts}" if most > fewest else f"{most} {texts}"
+            if max_batch > 1:
+                texts = f"{min_batch} to {max_batch} {texts}" if max_batch > min_batch else f"{max_batch} {texts}"
             parts.append(f"{texts} of {low} to {high} tokens" if high > low else f"{texts} of {low} tokens")
         if "labels" in kinds:
             parts.append(f"{len(_LABELS)} labels")

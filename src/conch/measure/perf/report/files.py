@@ -70,13 +70,13 @@ class OutputFiles:
 class Outputs:
     """Receives the levels as they are measured, and writes the files at the end, even after an error."""
 
-    def __init__(self, wanted: OutputFiles, plan: PerfPlan) -> None:
-        wanted.check()
-        self._wanted = wanted
+    def __init__(self, files: OutputFiles, plan: PerfPlan) -> None:
+        files.check()
+        self._files = files
         #: The plan, which keeps the records if the HTML report needs them.
-        self.plan = replace(plan, keep_records=True) if wanted.html is not None else plan
+        self.plan = replace(plan, keep_records=True) if files.html is not None else plan
         self._distributions: list[LevelDistributions | None] = []
-        self._log = RequestLog(wanted.jsonl) if wanted.jsonl is not None else None
+        self._log = RequestLog(files.jsonl) if files.jsonl is not None else None
 
     def on_collected(self, level: float, collected: Collected) -> None:
         """Log completed requests."""
@@ -104,16 +104,16 @@ class Outputs:
         self, opening: str, command: str, measured: Sequence[Measured]
     ) -> Iterator[tuple[Path, Callable[[], None]]]:
         """Yield the writer of each file; without levels, only the request log is written."""
-        wanted, plan = self._wanted, self.plan
-        if self._log is not None and wanted.jsonl is not None:
-            yield wanted.jsonl, self._log.close
+        files, plan = self._files, self.plan
+        if self._log is not None and files.jsonl is not None:
+            yield files.jsonl, self._log.close
         if not measured:
             return
-        if (csv := wanted.csv) is not None:
-            yield csv, lambda: write_whole(csv, csv_of(plan, measured, verbose=wanted.verbose).encode())
-        if (json := wanted.json) is not None:
+        if (csv := files.csv) is not None:
+            yield csv, lambda: write_whole(csv, csv_of(plan, measured, verbose=files.verbose).encode())
+        if (json := files.json) is not None:
             yield json, lambda: write_whole(json, json_of(plan, measured).encode())
-        if (html := wanted.html) is not None:
+        if (html := files.html) is not None:
             yield html, lambda: write_report(report(plan, opening, command, measured, self._distributions), html)
 
 

@@ -181,11 +181,11 @@ def report(
     distributions: Sequence[LevelDistributions | None],
 ) -> Report:  # fmt: skip
     """Return the report; ``opening`` describes the server, model and requests, ``distributions`` are by level."""
-    answered = [measurement for measurement in measured if measurement.figures.latency is not None]
+    completed = [measurement for measurement in measured if measurement.figures.latency is not None]
     sections = [
-        Section("Figures", [level_table(plan, measured), *_throughput(plan, answered)], "figures"),
+        Section("Figures", [level_table(plan, measured), *_throughput(plan, completed)], "figures"),
         Section("Latency", list(_latency(plan, measured, distributions)), "latency"),
-        Section("Time by stage", list(_stages(plan, answered)), "stages"),
+        Section("Time by stage", list(_stages(plan, completed)), "stages"),
         Section("Tokens", list(_generation(plan, measured, distributions)), "tokens"),
         Section("Over time", list(_over_time(plan, measured)), "time"),
         Section("Server resources", list(_used(plan, measured)), "used"),
@@ -199,9 +199,9 @@ def report(
     ]
     return Report(
         f"{plan.model}, measured",
-        f"{opening.splitlines()[0]}. {_result(plan, answered)}",
+        f"{opening.splitlines()[0]}. {_result(plan, completed)}",
         [section for section in sections if section.blocks],
-        [*_warnings(plan, measured), *_tiles(plan, answered)],
+        [*_warnings(plan, measured), *_tiles(plan, completed)],
         f"Written by conch {__version__}. Latency is from when a request should have started to its last byte.",
     )
 
@@ -227,10 +227,10 @@ def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
                 yield Note(kind, f"{short_level(plan, measurement)}: {warning}.")
 
 
-def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
-    if not answered:
+def _result(plan: PerfPlan, completed: Sequence[Measured]) -> str:
+    if not completed:
         return "No request succeeded."
-    best = max(answered, key=lambda measurement: measurement.figures.throughput)
+    best = max(completed, key=lambda measurement: measurement.figures.throughput)
     latency = best.figures.latency
     assert latency is not None
     if best.disturbed:
@@ -242,11 +242,11 @@ def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
     )
 
 
-def _tiles(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Block]:
-    if not answered:
+def _tiles(plan: PerfPlan, completed: Sequence[Measured]) -> Iterator[Block]:
+    if not completed:
         return
-    best = max(answered, key=lambda measurement: measurement.figures.throughput)
-    first, latency = answered[0].figures.latency, best.figures.latency
+    best = max(completed, key=lambda measurement: measurement.figures.throughput)
+    first, latency = completed[0].figures.latency, best.figures.latency
     assert first is not None and latency is not None
     where = short_level(plan, best)
     sure = best.confidence.throughput if best.confidence is not None else None
@@ -255,9 +255,9 @@ def _tiles(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Block]:
     if best.generation is not None:
         tiles.append(_tile(best, f"{significant(best.generation.tokens)} tokens/s", "in all", where))
     tiles.append(_tile(best, duration(latency.percentiles[99]), "p99 latency", where))
-    if best is not answered[0]:
-        lowest = short_level(plan, answered[0])
-        tiles.append(_tile(answered[0], duration(first.percentiles[50]), "median latency", lowest))
+    if best is not completed[0]:
+        lowest = short_level(plan, completed[0])
+        tiles.append(_tile(completed[0], duration(first.percentiles[50]), "median latency", lowest))
     if best.resources is not None:
         tiles.append(Tile(significant(best.resources.cores), "cores used by the server", where))
         tiles.append(Tile(bytes_of(best.resources.gpu_memory or best.resources.memory),
@@ -272,21 +272,21 @@ def _tile(measured: Measured, value: str, label: str, detail: str) -> Tile:
     return Tile(value, label, detail)
 
 
-def _throughput(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
-    if len(answered) < 2:
+def _throughput(plan: PerfPlan, completed: Sequence[Measured]) -> Iterator[Chart]:
+    if len(completed) < 2:
         return
     numbers = [number for number in plan.percentiles if number in (50, 90, 99, plan.percentile)]
     series = []
     for number in numbers:
         dots = []
-        for measurement in answered:
+        for measurement in completed:
             assert measurement.figures.latency is not None
             known = measurement.confidence.percentiles.get(number) if measurement.confidence is not None else None
             low, high = (1e3 * known.low, 1e3 * known.high) if known is not None else (None, None)
             latency = 1e3 * measurement.figures.latency.percentiles[number]
             dots.append(Dot(measurement.figures.throughput, latency, f"{measurement.level:g}", low, high))
         series.append(Series(f"p{number:g}", dots))
-    best = max(answered, key=lambda measurement: measurement.figures.throughput)
+    best = max(completed, key=lambda measurement: measurement.figures.throughput)
     yield line_chart(
         "Latency against throughput",
         series,
@@ -296,7 +296,7 @@ def _throughput(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]
         caption="Better is to the right and below. Labels are the "
         + ("request rate" if plan.rates is not None else "concurrency")
         + "; bars are 95 % ranges.",
-        labels=len(answered) <= 12,
+        labels=len(completed) <= 12,
     )
 
 
@@ -347,21 +347,21 @@ def _distribution(
     )
 
 
-def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
+def _stages(plan: PerfPlan, completed: Sequence[Measured]) -> Iterator[Chart]:
     bars = [
         Bar(f"{measurement.level:g}", name.replace("_", " "), 1e3 * seconds)
-        for measurement in answered
+        for measurement in completed
         for name, seconds in stages_of(plan, measurement).items()
     ]
     if not bars:
         return
-    stages = stages_of(plan, answered[-1])
+    stages = stages_of(plan, completed[-1])
     largest = max(stages, key=lambda name: stages[name])
     yield bar_chart(
         "Average time of a request by stage",
         bars,
         Axis("time (ms)"),
-        alt=f"At {short_level(plan, answered[-1])} the longest stage is {largest.replace('_', ' ')},"
+        alt=f"At {short_level(plan, completed[-1])} the longest stage is {largest.replace('_', ' ')},"
         f" {duration(stages[largest])}.",
         caption="The client measures send and receive, and the server the stages from queue to compute output; network"
         " is the rest of the client's wait. Streams are received while the server computes.",

@@ -81,17 +81,17 @@ def infer_request(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) 
     binary = {"binary_data_output": True} if form.binary_output and form.memory is None else {}
     document["parameters"] = binary | dict(form.parameters)
     head = json.dumps(document, separators=(",", ":")).encode()
-    place = -1
+    id_offset = -1
     if form.sequence:
         fields = json_fields(0)
         head = head[:-2] + (b"," if document["parameters"] else b"") + fields + b"}}"
-        place = len(head) - 2 - len(fields)
+        id_offset = len(head) - 2 - len(fields)
     lines = {"Host": form.host, "Content-Type": "application/octet-stream" if data else "application/json"}
     if data or binary:
         lines[_JSON_LENGTH] = str(len(head))
     body = b"".join([head, *data])
     request = http_post(f"{_model_path(model, form)}/infer", lines | dict(form.headers), body)
-    return Payload(request, len(batch), len(request) - len(body) + place if form.sequence else -1)
+    return Payload(request, len(batch), len(request) - len(body) + id_offset if form.sequence else -1)
 
 
 def generate_request(model: ModelSpec, sample: Sample, form: RequestForm, endpoint: str) -> Payload:
@@ -159,18 +159,18 @@ _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
 
 def infer_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
     """Return a ``ModelInferRequest`` with its prefix."""
-    encoded, place = _encode(model, batch, form)
+    encoded, id_offset = _encode(model, batch, form)
     if form.encoding:
         encoded = _COMPRESS[form.encoding](encoded)
-    return Payload(_prefixed(encoded, compressed=bool(form.encoding)), len(batch), place)
+    return Payload(_prefixed(encoded, compressed=bool(form.encoding)), len(batch), id_offset)
 
 
 def stream_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
     """Return a stream message, which ends with an id; decoupled models are asked to mark the last response."""
     if model.decoupled:
         form = replace(form, parameters={**form.parameters, "triton_enable_empty_final_response": True})
-    encoded, place = _encode(model, batch, form)
-    return Payload(_prefixed(encoded + _ID_FIELD + b"0" * ID_SIZE), len(batch), place)
+    encoded, id_offset = _encode(model, batch, form)
+    return Payload(_prefixed(encoded + _ID_FIELD + b"0" * ID_SIZE), len(batch), id_offset)
 
 
 def _encode(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> tuple[bytes, int]:

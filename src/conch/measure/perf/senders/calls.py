@@ -52,7 +52,7 @@ class TimedCallOwner(Protocol):
 class Judge(Protocol):
     """A validator that knows the expected responses."""
 
-    def __call__(self, payload: int, answer: bytes, json_size: int = 0) -> str:
+    def __call__(self, payload: int, response: bytes, json_size: int = 0) -> str:
         """Return the difference of a response (body or message) from the expected one of this payload; empty if none.
 
         ``json_size`` is the size of the JSON part of a body, which precedes its tensors; 0 if all of it is JSON.

@@ -157,21 +157,21 @@ class Generators:
         Each process gets a number of requests in proportion to its callers: a process without callers would never send
         its part.
         """
-        begun = 0
+        started = 0
         for number, pipe in enumerate(self._pipes):
             callers = self._share(concurrency, number)
-            part = requests * (begun + callers) // concurrency - requests * begun // concurrency
-            begun += callers
-            self._tell(pipe, "closed", callers, part if requests else None)
+            part = requests * (started + callers) // concurrency - requests * started // concurrency
+            started += callers
+            self._send(pipe, "closed", callers, part if requests else None)
 
-    def run_open(self, schedule: Schedule, start: int, most: int, requests: int = 0) -> None:
+    def run_open(self, schedule: Schedule, start: int, max_calls: int, requests: int = 0) -> None:
         """Start requests at the times of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time.
 
         ``requests`` limits the number of requests in all (0: no limit).
         """
         for number, pipe in enumerate(self._pipes):
-            share = max(1, self._share(most, number))
-            self._tell(pipe, "open", schedule, start, share, self._share(requests, number) if requests else None)
+            share = max(1, self._share(max_calls, number))
+            self._send(pipe, "open", schedule, start, share, self._share(requests, number) if requests else None)
 
     def progress(self) -> int:
         """Return the number of requests completed since :meth:`collect`."""
@@ -183,24 +183,24 @@ class Generators:
     def pause(self) -> None:
         """Start no more requests."""
         for pipe in self._pipes:
-            self._tell(pipe, "pause")
+            self._send(pipe, "pause")
 
     def collect(self) -> Collected:
         """Return the records since the last call; raises INTERNAL if a process has died."""
-        answers = self._query_all("collect")
-        records = [read_records(answer["rows"]) for answer in answers]
-        events = join_events(zip(records, (read_events(answer["events"]) for answer in answers), strict=True))
+        replies = self._query_all("collect")
+        records = [read_records(reply["rows"]) for reply in replies]
+        events = join_events(zip(records, (read_events(reply["events"]) for reply in replies), strict=True))
         errors: Counter[str] = Counter()
-        for answer in answers:
-            errors.update(answer["errors"])
-        left = [part for answer in answers for part in answer["unfinished"]]
+        for reply in replies:
+            errors.update(reply["errors"])
+        left = [part for reply in replies for part in reply["unfinished"]]
         return Collected(
             np.concatenate(records), events,
             Unfinished(
                 sum(part.count for part in left), min((part.first_due for part in left if part.count), default=0)
             ),
             errors,
-            max(answer["busy"] for answer in answers),
+            max(reply["busy"] for reply in replies),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -210,18 +210,18 @@ class Generators:
     def _query_all(self, question: str) -> list[Any]:
         for number, pipe in enumerate(self._pipes):
             self._unread[number] += 1
-            self._tell(pipe, question)
+            self._send(pipe, question)
         return [self._last_reply(number) for number in range(len(self._pipes))]
 
     def _last_reply(self, number: int) -> Any:
         """Return the reply to the last question; Ctrl+C may have left the reply to an earlier one unread."""
-        answer = None
+        reply = None
         while self._unread[number]:
-            answer = self._answer(self._pipes[number])
+            reply = self._receive(self._pipes[number])
             self._unread[number] -= 1
-        return answer
+        return reply
 
-    def _answer(self, pipe: Connection) -> Any:
+    def _receive(self, pipe: Connection) -> Any:
         if not pipe.poll(_TIMEOUT):
             raise internal(f"a process that sends requests has not responded for {_TIMEOUT:g} s")
         try:
@@ -229,7 +229,7 @@ class Generators:
         except (EOFError, OSError):
             raise internal(_DIED) from None
 
-    def _tell(self, pipe: Connection, *what: Any) -> None:
+    def _send(self, pipe: Connection, *what: Any) -> None:
         try:
             pipe.send(what)
         except OSError:
@@ -257,9 +257,9 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int, first: in
     def obey() -> None:
         try:
             while pipe.poll():
-                answer = sender.obey(*pipe.recv())
-                if answer is not None:
-                    pipe.send(answer)
+                reply = sender.obey(*pipe.recv())
+                if reply is not None:
+                    pipe.send(reply)
         except (EOFError, OSError):
             loop.stop()
 
@@ -284,7 +284,7 @@ class _Sender:
         self._sequences = traffic.sequences
         self._closed: ClosedLoad | None = None
         self._open: OpenLoad | None = None
-        self._asked = (monotonic_ns(), process_time())
+        self._last_collection = (monotonic_ns(), process_time())
 
     def obey(self, what: str, *arguments: Any) -> Any:
         """Execute a command of the measuring process; return the reply, None if there is none."""
@@ -294,9 +294,9 @@ class _Sender:
             case "closed":
                 self._closed_load().run(*arguments)
             case "open":
-                schedule, start, most, requests = arguments
+                schedule, start, max_calls, requests = arguments
                 moments = share_of(schedule, start, self._number, self._count)
-                self._open_load(most).run(moments if requests is None else islice(moments, requests))
+                self._open_load(max_calls).run(moments if requests is None else islice(moments, requests))
             case "pause":
                 if self._closed is not None:
                     self._closed.run(0)
@@ -313,9 +313,9 @@ class _Sender:
             self._closed = ClosedLoad(self._sending, self._sequence_source(), self._number * 100_000)
         return self._closed
 
-    def _open_load(self, most: int) -> OpenLoad:
+    def _open_load(self, max_calls: int) -> OpenLoad:
         if self._open is None:
-            self._open = OpenLoad(self._sending, self._sequence_source(), most)
+            self._open = OpenLoad(self._sending, self._sequence_source(), max_calls)
         return self._open
 
     def _sequence_source(self) -> SequenceSource | None:
@@ -331,10 +331,10 @@ class _Sender:
         for load in loads:
             errors.update(load.errors)
             load.errors = {}
-        before, self._asked = self._asked, (monotonic_ns(), process_time())
-        wall = (self._asked[0] - before[0]) / 1e9
+        before, self._last_collection = self._last_collection, (monotonic_ns(), process_time())
+        wall = (self._last_collection[0] - before[0]) / 1e9
         return {
             "rows": rows, "events": events, "errors": errors,
             "unfinished": [load.unfinished() for load in loads],
-            "busy": (self._asked[1] - before[1]) / wall if wall > 0 else 0.0,
+            "busy": (self._last_collection[1] - before[1]) / wall if wall > 0 else 0.0,
         }  # fmt: skip

@@ -140,7 +140,7 @@ class _NullGrpc(_NullConnection):
             if kind == frames.DATA:
                 self._received += word >> 8
                 if flags & frames.END_STREAM:
-                    out.append(self._answer(stream))
+                    out.append(self._response(stream))
             elif kind in (frames.SETTINGS, frames.PING) and not flags & frames.ACK:
                 payload = data[at + 9 : stop] if kind == frames.PING else b""
                 out.append(frames.frame(kind, frames.ACK, 0, payload))
@@ -152,7 +152,7 @@ class _NullGrpc(_NullConnection):
         if out:
             self.transport.write(b"".join(out))
 
-    def _answer(self, stream: int) -> bytes:
+    def _response(self, stream: int) -> bytes:
         head, trailers = self._head, self._trailers
         return b"".join((
             frames.FRAME.pack(len(head) << 8 | frames.HEADERS, frames.END_HEADERS, stream), head,
@@ -195,11 +195,11 @@ class SenderLimit:
         senders.run_closed(concurrency)
         sleep(_WARM_UP)
         senders.collect()
-        begun = monotonic()
+        start = monotonic()
         sleep(_SECONDS)
         records = senders.collect().records
         # The validation may reject an empty response, which is no less work for the sender.
-        rate = int((records["outcome"] != Outcome.CONNECTION_LOST).sum()) / (monotonic() - begun)
+        rate = int((records["outcome"] != Outcome.CONNECTION_LOST).sum()) / (monotonic() - start)
         senders.pause()
         return rate
 

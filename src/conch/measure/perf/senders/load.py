@@ -227,10 +227,10 @@ class OpenLoad(OfferedLoad):
     ``waiting`` has the due times of requests that wait for a free call.
     """
 
-    def __init__(self, sending: Sending, sequences: SequenceSource | None, most: int) -> None:
+    def __init__(self, sending: Sending, sequences: SequenceSource | None, max_calls: int) -> None:
         super().__init__(sending, sequences)
         self.waiting: deque[int] = deque()
-        self._free = deque(TimedCall(slot, self._ended) for slot in range(most))
+        self._free = deque(TimedCall(slot, self._ended) for slot in range(max_calls))
         #: Sequences use the calls in rotation; other requests use the last free call, so that few connections are
         #: needed.
         self._take = self._free.popleft if sequences is not None else self._free.pop

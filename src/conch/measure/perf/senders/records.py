@@ -135,7 +135,7 @@ class Recording:
     def __init__(self, start: int, since: int = 0) -> None:
         self.errors: Counter[str] = Counter()
         self.unfinished = Unfinished()
-        self._start = self._asked = start
+        self._start = self._last_collection = start
         self._since = since
         #: For how long the busiest process computed (ns).
         self._computed = 0.0
@@ -148,10 +148,10 @@ class Recording:
         A process that hands over its records late may include requests from before the last collection.
         """
         ends = collected.records["end"]
-        since = min(self._asked, int(ends.min())) if len(ends) else self._asked
+        since = min(self._last_collection, int(ends.min())) if len(ends) else self._last_collection
         self._parts.append(((since, now), collected))
-        self._computed += collected.busy * (now - self._asked)
-        self._asked = now
+        self._computed += collected.busy * (now - self._last_collection)
+        self._last_collection = now
         self.errors.update(collected.errors)
         self.unfinished = collected.unfinished
         return collected.records[collected.records["due"] >= self._since]
@@ -162,7 +162,7 @@ class Recording:
 
         An average over all collections: between two collections in quick succession, a process does nothing but reply.
         """
-        seen = self._asked - self._start
+        seen = self._last_collection - self._start
         return self._computed / seen if seen > 0 else 0.0
 
     def within(self, spans: Sequence[Span]) -> tuple[Records, NDArray[np.int64]]:

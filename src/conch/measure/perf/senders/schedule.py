@@ -61,6 +61,6 @@ Schedule = Constant | Poisson | Intervals
 
 def share_of(schedule: Schedule, start: int, number: int, count: int) -> Iterator[int]:
     """Yield every ``count``-th due time, beginning with number ``number``: the share of one of ``count`` processes."""
-    for place, moment in enumerate(schedule.moments(start)):
-        if place % count == number:
+    for index, moment in enumerate(schedule.moments(start)):
+        if index % count == number:
             yield moment

@@ -73,7 +73,7 @@ def test_the_default_may_be_the_best() -> None:
 
 def test_when_nothing_keeps_the_constraints_the_closest_is_named() -> None:
     slow = candidate("m_config_1", 1, 1, limit=0.001, broken=["p99 latency is 61 ms and must be at most 1 ms"])
-    text = headline(replace(analysis(), placed=[slow], wanted="highest throughput with p99 latency at most 1 ms"))
+    text = headline(replace(analysis(), placed=[slow], goal="highest throughput with p99 latency at most 1 ms"))
     assert "No configuration of falcon7b reaches the goal (highest throughput with p99 latency at most 1 ms)." in text
     assert "The closest is m_config_1: p99 latency is 61 ms and must be at most 1 ms." in text
 

@@ -99,9 +99,9 @@ class HillClimb:
         ordered = [axis for axis, dimension in enumerate(dimensions) if dimension.ordered]
         for up, down in permutations(ordered, 2):
             higher = self._shifted(self._home, up, 1)
-            place = self._shifted(higher, down, -1) if higher is not None else None
-            if place is not None:
-                yield place
+            neighbour = self._shifted(higher, down, -1) if higher is not None else None
+            if neighbour is not None:
+                yield neighbour
 
     def _round(self) -> Generator[Trial, Point | None, bool]:
         """Climb along each dimension in turn; return whether the result improved."""
@@ -153,28 +153,28 @@ class HillClimb:
         ordered = [axis for axis, dimension in enumerate(self._seen.space.dimensions) if dimension.ordered]
         for up, down in permutations(ordered, 2):
             higher = self._shifted(self._home, up, 1)
-            place = self._shifted(higher, down, -1) if higher is not None else None
-            if (yield from self._move(place)):
+            neighbour = self._shifted(higher, down, -1) if higher is not None else None
+            if (yield from self._move(neighbour)):
                 return True
         return False
 
-    def _move(self, place: Choice | None) -> Generator[Trial, Point | None, bool]:
+    def _move(self, choice: Choice | None) -> Generator[Trial, Point | None, bool]:
         """Evaluate a choice, and move to it if it is better."""
-        if place is None:
+        if choice is None:
             return False
-        worth = yield from self._seen.evaluate(self._seen.space.candidate(place))
+        worth = yield from self._seen.evaluate(self._seen.space.candidate(choice))
         if worth <= self._worth:
             return False
-        self._home, self._worth = place, worth
+        self._home, self._worth = choice, worth
         return True
 
-    def _shifted(self, place: Choice, axis: int, step: int) -> Choice | None:
-        index = place[axis] + step
-        return _at(place, axis, index) if 0 <= index < len(self._seen.space.dimensions[axis].values) else None
+    def _shifted(self, choice: Choice, axis: int, step: int) -> Choice | None:
+        index = choice[axis] + step
+        return _at(choice, axis, index) if 0 <= index < len(self._seen.space.dimensions[axis].values) else None
 
 
-def _at(place: Choice, axis: int, index: int) -> Choice:
-    choice = list(place)
+def _at(origin: Choice, axis: int, index: int) -> Choice:
+    choice = list(origin)
     choice[axis] = index
     return tuple(choice)
 
@@ -191,8 +191,8 @@ _REPEATS: Final = 30
 class TrialLimits:
     """Minimum and maximum number of candidates, and the number without improvement after which the search ends."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     patience: int
 
 
@@ -212,7 +212,7 @@ class ParzenSearch:
         space = self._seen.space
         yield from self._seen.evaluate(space.default)
         best, stale, repeats = self._seen.best_height, 0, 0
-        while self._tried < self._limits.most and repeats < _REPEATS:
+        while self._tried < self._limits.maximum and repeats < _REPEATS:
             trial = study.ask()
             candidate, before = space.candidate(self._suggested(trial)), self._seen.count
             yield from self._seen.evaluate(candidate)
@@ -222,12 +222,12 @@ class ParzenSearch:
                 continue
             self._tried, repeats = self._tried + 1, 0
             best, stale = max(best, self._seen.best_height), 0 if self._seen.best_height > best else stale + 1
-            if self._tried >= self._limits.least and stale >= self._limits.patience:
+            if self._tried >= self._limits.minimum and stale >= self._limits.patience:
                 break
 
     def left(self) -> float:
         """Estimate the remaining trials: up to the middle between the limits."""
-        probable = (max(self._limits.least, self._tried) + self._limits.most) / 2
+        probable = (max(self._limits.minimum, self._tried) + self._limits.maximum) / 2
         return min(probable, self._seen.space.distinct) - self._tried
 
     def _study(self) -> Any:
@@ -271,7 +271,7 @@ def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
 
 def limits_of(settings: AnalyzeSettings, size: int) -> TrialLimits:
     """Return the limits of optuna for a space of this size: fractions of the space, within fixed bounds."""
-    least = max(settings.optuna_min_trials, round(size * settings.optuna_min_percentage_of_search_space / 100))
-    most = min(settings.optuna_max_trials, round(size * settings.optuna_max_percentage_of_search_space / 100))
-    least = min(least, settings.optuna_max_trials)
-    return TrialLimits(least, max(least, most), settings.optuna_early_exit_threshold)
+    minimum = max(settings.optuna_min_trials, round(size * settings.optuna_min_percentage_of_search_space / 100))
+    maximum = min(settings.optuna_max_trials, round(size * settings.optuna_max_percentage_of_search_space / 100))
+    minimum = min(minimum, settings.optuna_max_trials)
+    return TrialLimits(minimum, max(minimum, maximum), settings.optuna_early_exit_threshold)

@@ -113,7 +113,7 @@ class Exploration:
         """
         if candidate.name not in self._evaluated:
             self._evaluated.add(candidate.name)
-            yield from self._rates(candidate) if self.axis.rates and not self.axis.given else self._loads(candidate)
+            yield from self._rates(candidate) if self.axis.rates and not self.axis.loads else self._loads(candidate)
         return self.worth(candidate)
 
     def confirm(self, candidate: Candidate, load: float) -> Generator[Trial, Point | None, None]:
@@ -132,7 +132,7 @@ class Exploration:
         Other processes may have disturbed the first measurement undetected.
         """
         best = self._best_of(candidate)
-        load = self.axis.more(best.load) if best is not None and (self.axis.given or not self.axis.rates) else None
+        load = self.axis.more(best.load) if best is not None and (self.axis.loads or not self.axis.rates) else None
         stale = 0
         while load is not None and stale < FLAT:
             self._repeated.pop((candidate.name, load), None)
@@ -154,7 +154,7 @@ class Exploration:
         breaks a latency bound.
         """
         rival = self.best_point()
-        start = rival.load if rival is not None else min(self.axis.given, default=self.axis.least)
+        start = rival.load if rival is not None else min(self.axis.loads, default=self.axis.minimum)
         best, broken = yield from self._rise(candidate, start, rival)
         if best is None or self._load_matters:
             best, broken = yield from self._fall(candidate, best, broken, rival)
@@ -220,7 +220,7 @@ class Exploration:
     @property
     def _load_matters(self) -> bool:
         """Whether an objective may be better at a load that leaves some instances idle."""
-        objectives = [objective for wanted in self.goals.models.values() for objective in wanted.objectives]
+        objectives = [objective for model_goals in self.goals.models.values() for objective in model_goals.objectives]
         return any(objective.metric.startswith(WAITING) for objective in objectives)
 
     def _too_much(self, point: Point) -> bool:
@@ -244,7 +244,7 @@ class Exploration:
         server cannot follow or breaks a bound, and then bisects.
         """
         rival = self.best_point()
-        rate = self.axis.bounded(rival.load * _FINER if rival is not None else self.axis.least)
+        rate = self.axis.bounded(rival.load * _FINER if rival is not None else self.axis.minimum)
         kept, broken = rival.load if rival is not None else 0.0, inf
         for _ in range(_RATES):
             point = yield from self.measure(candidate, rate)
@@ -257,8 +257,8 @@ class Exploration:
                 broken = rate
             if (rival is not None and kept == rival.load) or (kept and broken / kept < _FINER**2):
                 return
-            wanted = (kept + broken) / 2 if kept and broken < inf else 2 * kept if kept else rate / 2
-            rate = self.axis.bounded(wanted)
+            next_rate = (kept + broken) / 2 if kept and broken < inf else 2 * kept if kept else rate / 2
+            rate = self.axis.bounded(next_rate)
             if rate in self.points[candidate.name]:
                 return
 
@@ -297,7 +297,7 @@ class Exploration:
         """Estimate the number of measurements of a candidate at all loads."""
         best = self.best or self.space.default
         point = self._best_of(best)
-        rate = point.throughput if point is not None else self.axis.least
+        rate = point.throughput if point is not None else self.axis.minimum
         return self.axis.climb(rate if self.axis.rates else 2.0 * self.space.parallelism(best))
 
     def _best_of(self, candidate: Candidate | None) -> Point | None:

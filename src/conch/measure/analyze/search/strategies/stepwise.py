@@ -29,13 +29,13 @@ class FinalSteps:
 
     def __init__(self, exploration: Exploration, rounds: int) -> None:
         self._seen, self._rounds = exploration, rounds
-        self._left = self.most
-        self.found: FinalRounds | None = None
+        self._left = self.expected_count
+        self.result: FinalRounds | None = None
         #: The round that the next measurement begins; empty before the rounds and within a round.
         self.beginning: list[Trial] = []
 
     @property
-    def most(self) -> int:
+    def expected_count(self) -> int:
         """The estimated number of measurements of the rounds."""
         return 3 * self._rounds + _BEFORE if self._rounds else 0
 
@@ -82,8 +82,8 @@ class FinalSteps:
                     return
                 points.append(point)
             winner, *defaults = _turned(points, number)
-            before = self.found.rounds if self.found is not None else ()
-            self.found = FinalRounds(trials[0].candidate.name, (*before, FinalRound(winner, tuple(defaults))))
+            before = self.result.rounds if self.result is not None else ()
+            self.result = FinalRounds(trials[0].candidate.name, (*before, FinalRound(winner, tuple(defaults))))
 
     def _confirm(self) -> Generator[Trial, Point | None, None]:
         """Measure the loads above the default's best, and the winner's point, again.
@@ -140,22 +140,22 @@ class Stepwise:
         self._steps: Steps = search
         self._trial: Trial | None = None
         self._done = 0
-        self._begun = False
+        self._started = False
 
     def next(self) -> Trial | None:
         """Return the current trial, until its result is added; None at the end."""
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             self._advance(None)
         return self._trial
 
     def add(self, trial: Trial, point: Point) -> None:
         """Add the point of the current trial."""
-        self._answer(trial, point)
+        self._record(trial, point)
 
     def fail(self, trial: Trial) -> None:
         """Record that the candidate of the trial cannot be served or measured."""
-        self._answer(trial, None)
+        self._record(trial, None)
 
     @property
     def ahead(self) -> Sequence[Trial]:
@@ -169,7 +169,7 @@ class Stepwise:
 
     def end_phase(self) -> None:
         """End the search, and continue with the final rounds; end those if they have begun."""
-        self._begun = True
+        self._started = True
         self._steps.close()
         if self._steps is self._search:
             self._advance(None)
@@ -180,7 +180,7 @@ class Stepwise:
     def expected(self) -> int:
         """The number of measurements so far, and the estimated number of remaining ones."""
         searching = self._steps is self._search
-        left = max(1, round(self._left())) + self._finals.most if searching else self._finals.left
+        left = max(1, round(self._left())) + self._finals.expected_count if searching else self._finals.left
         return self._done + left
 
     @property
@@ -191,9 +191,9 @@ class Stepwise:
     @property
     def final(self) -> FinalRounds | None:
         """The final rounds so far."""
-        return self._finals.found
+        return self._finals.result
 
-    def _answer(self, trial: Trial, point: Point | None) -> None:
+    def _record(self, trial: Trial, point: Point | None) -> None:
         if trial is not self._trial:
             raise ValueError(f"{trial.candidate.name} at {trial.load:g} was not asked for")
         self._done += 1

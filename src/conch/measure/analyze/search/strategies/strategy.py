@@ -94,8 +94,8 @@ class LoadClimb:
         ``steps`` limits the binary search; ``early_exit`` ends given loads like automatic ones.
         """
         self._axis, self._steps = axis, steps
-        self._all = bool(axis.given) and not early_exit
-        self._rising = list(axis.given) or list(_doubled(axis.least, axis.most))
+        self._all = bool(axis.loads) and not early_exit
+        self._rising = list(axis.loads) or list(_doubled(axis.minimum, axis.maximum))
         self._throughput: dict[float, float] = {}
         self._kept: dict[float, bool] = {}
 
@@ -104,7 +104,7 @@ class LoadClimb:
         done = [load for load in self._rising if load in self._throughput]
         if len(done) < len(self._rising) and (self._all or not self._over(done)):
             return self._rising[len(done)]
-        return None if self._axis.given else self._between()
+        return None if self._axis.loads else self._between()
 
     def add(self, load: float, throughput: float, kept: bool) -> None:
         """Record the throughput at a load (inferences per second), and whether the constraints are satisfied."""
@@ -133,9 +133,9 @@ class LoadClimb:
         return middle
 
 
-def _doubled(least: float, most: float) -> Iterator[float]:
-    load = least
-    while load < most:
+def _doubled(minimum: float, maximum: float) -> Iterator[float]:
+    load = minimum
+    while load < maximum:
         yield load
         load *= 2
-    yield most
+    yield maximum

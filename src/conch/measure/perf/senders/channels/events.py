@@ -56,7 +56,7 @@ class EventChannel(HttpChannel):
         elif complete:
             self._understand(call, self._unread)
 
-    def _answered(self, call: TimedCall) -> None:
+    def _complete(self, call: TimedCall) -> None:
         self._end(call, Outcome.REFUSED if self._error else Outcome.OK, self._error)
 
     def _note(self, call: TimedCall, event: bytes) -> None:

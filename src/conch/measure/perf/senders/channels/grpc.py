@@ -53,12 +53,12 @@ class GrpcChannel(Connecting):
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, address: Address, method: Rpc, judge: Judge | None = None,
-        most: int = SHARED_BY,
+        max_streams: int = SHARED_BY,
     ) -> None:  # fmt: skip
         super().__init__(loop, address)
         self._method = method
         self._judge = judge
-        self._most = most
+        self._max_streams = max_streams
         self._calls: dict[int, TimedCall] = {}
         #: Calls that wait for a connection.
         self._unsent: deque[TimedCall] = deque()
@@ -85,11 +85,11 @@ class GrpcChannel(Connecting):
         #: Remaining send windows of the streams for which they are tracked (bytes).
         self._windows: dict[int, int] = {}
         #: The received parts of responses that are examined.
-        self._answers: dict[int, bytes] = {}
+        self._responses: dict[int, bytes] = {}
 
     @property
     def room(self) -> int:
-        return self._most - len(self._calls) - len(self._unsent)
+        return self._max_streams - len(self._calls) - len(self._unsent)
 
     def send(self, call: TimedCall) -> None:
         call.channel = self
@@ -157,7 +157,7 @@ class GrpcChannel(Connecting):
         call.sent = monotonic_ns()
         self._calls[stream] = call
         if self._judge is not None:
-            self._answers[stream] = b""
+            self._responses[stream] = b""
         self._send_message(stream, call, call.payload.data, frames.END_STREAM)
 
     def _open_stream(self) -> int:
@@ -238,7 +238,7 @@ class GrpcChannel(Connecting):
             kind = word & 0xFF
             if kind == frames.DATA:
                 self._on_data(stream, flags, size, now)
-                if stream in self._answers:
+                if stream in self._responses:
                     part = data[at + 9 : stop]
                     if flags & frames.PADDED:
                         part = frames.without_padding(frames.PADDED, part)
@@ -274,7 +274,7 @@ class GrpcChannel(Connecting):
 
     def _on_response_data(self, stream: int, data: bytes, now: int) -> None:
         """Add a part of a response that is examined."""
-        self._answers[stream] += data
+        self._responses[stream] += data
 
     def _on_block(self, stream: int, flags: int, block: bytes, now: int) -> None:
         end = self._decoder.head(block)
@@ -287,7 +287,7 @@ class GrpcChannel(Connecting):
             return
         if end.grpc == 0:
             call.responses += 1
-            wrong = self._judge(call.number, self._answers[stream][5:]) if self._judge is not None else ""
+            wrong = self._judge(call.number, self._responses[stream][5:]) if self._judge is not None else ""
             self._end(stream, Outcome.WRONG if wrong else Outcome.OK, 0, wrong, now)
         elif end.grpc is not None:
             self._end(stream, Outcome.REFUSED, end.grpc, end.message)
@@ -358,7 +358,7 @@ class GrpcChannel(Connecting):
         """Remove the state of a stream that has ended."""
         self._sending.pop(stream, None)
         self._windows.pop(stream, None)
-        self._answers.pop(stream, None)
+        self._responses.pop(stream, None)
 
     def _fail(self, error: str) -> None:
         calls = list(self._calls.values())

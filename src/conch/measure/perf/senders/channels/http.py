@@ -82,14 +82,14 @@ class HttpChannel(Connecting):
             if not reader.keep_alive:
                 self.close()
             if reader.status < 300:
-                self._answered(call)
+                self._complete(call)
             else:
                 self._end(call, Outcome.REFUSED, error_text(reader.take_body()) or f"HTTP status {reader.status}")
 
     def _arrived(self, call: TimedCall, complete: bool) -> None:
         """Read the next part of a response that is not an error."""
 
-    def _answered(self, call: TimedCall) -> None:
+    def _complete(self, call: TimedCall) -> None:
         """Complete a call whose response is not an error."""
         call.responses += 1
         self._end(call, Outcome.OK, "")
@@ -115,7 +115,7 @@ class JudgedHttpChannel(HttpChannel):
         super().__init__(loop, address)
         self._judge = judge
 
-    def _answered(self, call: TimedCall) -> None:
+    def _complete(self, call: TimedCall) -> None:
         call.responses += 1
         end = monotonic_ns()
         response = self._reader.response()

@@ -34,9 +34,9 @@ class StreamChannel(GrpcChannel):
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, address: Address, method: Rpc, judge: Judge | None = None, *,
-        decoupled: bool, most: int = SHARED_BY,
+        decoupled: bool, max_streams: int = SHARED_BY,
     ) -> None:  # fmt: skip
-        super().__init__(loop, address, method, judge, most)
+        super().__init__(loop, address, method, judge, max_streams)
         self._decoupled = decoupled
         self._next_id = 0
 
@@ -53,7 +53,7 @@ class StreamChannel(GrpcChannel):
         if stream is None:
             stream = self._stream_of[call] = self._open_stream()
             self._windows[stream] = self._stream_window
-            self._answers[stream] = b""
+            self._responses[stream] = b""
             self._received_in[stream] = 0
         identity = f"{self._next_id:0{ID_SIZE}x}"
         self._next_id = (self._next_id + 1) % 16**ID_SIZE
@@ -90,7 +90,7 @@ class StreamChannel(GrpcChannel):
             self._decoder.head(block)
 
     def _on_response_data(self, stream: int, data: bytes, now: int) -> None:
-        held = self._answers[stream]
+        held = self._responses[stream]
         if held:
             data = held + data
         at = 0
@@ -100,34 +100,34 @@ class StreamChannel(GrpcChannel):
                 break
             self._on_response(stream, data[at + _PREFIX : stop], now)
             at = stop
-        if stream in self._answers:
-            self._answers[stream] = data[at:]
+        if stream in self._responses:
+            self._responses[stream] = data[at:]
 
     def _on_response(self, stream: int, message: bytes, now: int) -> None:
         call = self._calls.get(stream)
         if call is None:
             return
         response = service_pb2.ModelStreamInferResponse.FromString(message)
-        answer = response.infer_response
-        if answer.id and answer.id != self._ids[stream]:
+        inference = response.infer_response
+        if inference.id and inference.id != self._ids[stream]:
             return
         if response.error_message:
-            self._answered(stream, Outcome.REFUSED, response.error_message, now)
+            self._complete(stream, Outcome.REFUSED, response.error_message, now)
             return
         last = not self._decoupled or (
-            "triton_final_response" in answer.parameters and answer.parameters["triton_final_response"].bool_param
+            "triton_final_response" in inference.parameters and inference.parameters["triton_final_response"].bool_param
         )
-        if not last or answer.outputs or not self._decoupled:
+        if not last or inference.outputs or not self._decoupled:
             call.responses += 1
             if self._decoupled:
                 call.events.append(now)
         if last:
             wrong = ""
             if self._judge is not None:
-                wrong = self._judge(call.number, answer.SerializeToString())
-            self._answered(stream, Outcome.WRONG if wrong else Outcome.OK, wrong, now)
+                wrong = self._judge(call.number, inference.SerializeToString())
+            self._complete(stream, Outcome.WRONG if wrong else Outcome.OK, wrong, now)
 
-    def _answered(self, stream: int, outcome: Outcome, error: str, now: int) -> None:
+    def _complete(self, stream: int, outcome: Outcome, error: str, now: int) -> None:
         """Complete a request; its stream stays open."""
         finish(self._calls.pop(stream), outcome, 0, error, now)
         if self._going_away:
